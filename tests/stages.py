@@ -19,8 +19,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.ir.choice import Choice, Decided
 from fusec.options import Options
-from fusec.passes.fusion.libraries import Answer
 from fusec.tools.bisect.steps import Step, record_steps
 
 BF16 = torch.bfloat16
@@ -220,6 +220,13 @@ EXAMPLES = {
 }  # fmt: skip
 
 
+def _in_library(library: str, choice: Choice) -> Decided:
+    """Call products in a library; decide everything else by rule."""
+    if choice.kind != "product":
+        return choice.by_rule()
+    return Decided(library, "as told", 1.0)
+
+
 @functools.cache
 def steps(name: str) -> tuple[Step, ...]:
     """Return the runs of stages that changed something while an example was compiled."""
@@ -227,8 +234,7 @@ def steps(name: str) -> tuple[Step, ...]:
     options = Options.from_compile(None, {"verify": True, **example.options})
     context = CompileContext(find_target(example.target), options, Trace("joint"))
     if example.library is not None:
-        answer = Answer(example.library, "as told", 1.0)
-        context = replace(context, choose_library=lambda call: answer)
+        context = replace(context, judge=functools.partial(_in_library, example.library))
     dynamic = None if example.dynamic else False
     return record_steps(
         example.fn, example.tensors(), context, train=example.train, dynamic=dynamic

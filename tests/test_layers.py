@@ -48,7 +48,8 @@ LAYERS: dict[str, set[str]] = {
     "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
     "driver.size_formulas": FOUNDATION | {"frontend", "ir", "runtime", "torch_interior"},
     "driver.pipeline": WHOLE | {"driver.size_formulas"},
-    "driver.race": WHOLE,
+    "driver.race": FOUNDATION | {"ir", "runtime"},
+    "driver.contests": WHOLE | {"driver.race"},
     "driver.verification": FOUNDATION | {"frontend", "runtime", "torch_interior"},
     "driver.reference": FOUNDATION
     | {"frontend", "runtime", "torch_interior", "driver.verification"},
@@ -57,11 +58,12 @@ LAYERS: dict[str, set[str]] = {
     "driver.blame": FOUNDATION | {"ir", "frontend"},
     "driver.build": WHOLE,
     "driver.compiler": WHOLE
-    | {"driver.blame", "driver.build", "driver.dumps", "driver.race", "driver.size_formulas"}
+    | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"}
+    | {"driver.size_formulas"}
     | {"driver.verification"},
-    "driver.calling": FOUNDATION | {"runtime", "torch_interior"},
+    "driver.aot_metadata": FOUNDATION | {"runtime", "torch_interior"},
     "driver.archive": WHOLE | {"driver.compiler", ""},
-    "driver.warm": WHOLE | CACHED | {"driver.calling"},
+    "driver.warm": WHOLE | CACHED | {"driver.aot_metadata"},
     "driver.backend": WHOLE
     | {
         "driver.compiler",

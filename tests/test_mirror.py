@@ -34,6 +34,9 @@ ELSEWHERE = {
     # A bisection is one thing, and each of its parts is read off what it ends with.
     "tools/bisect/finding": "tools/bisect/test_bisect",
     "tools/bisect/hunt": "tools/bisect/test_bisect",
+    "driver/contests": "driver/test_race",
+    "frontend/linears": "docs/test_add_a_candidate",
+    "ir/choice": "driver/test_race",
     "tools/bisect/meaning": "test_planted",
     "tools/bisect/paces": "tools/bisect/test_bisect",
     "tools/bisect/questions": "tools/bisect/test_bisect",

@@ -1,6 +1,6 @@
-"""The targets: one row each. The only place that asks which target code is made for.
+"""The table of targets: the only module that depends on which target is compiled for.
 
-A row says what its machine can do (``passes/machine.py``: for fusion and schedules), and how
+A row describes a target's machine (``passes/machine.py``, for fusion and schedules), and how
 kernels of its language are scheduled and printed. A new target is one printer, one loader in
 ``runtime`` and one row here.
 """
@@ -31,7 +31,7 @@ from fusec.processors import PROCESSORS, target_called
 
 @dataclass(frozen=True, slots=True)
 class Codegen:
-    """How kernels become source in one language, for any machine that it is made for.
+    """How kernels are lowered to source in one language, for any machine that has it.
 
     Attributes:
         language: "cpp" or "triton": the printer, and the loader in ``runtime``.
@@ -39,13 +39,13 @@ class Codegen:
         plans, accepts, split: as of ``Target``, for a machine.
         print_functions: the functions of a graph, their forms by name -> source text by the names
             of programs.
-        form: the stages from a function to what is printed.
-        overwritable: which results of a kernel may lie over which of its operands. None where many
-            threads run a point: one may load what another has stored already.
-        run_bytes: what the kernels of a run may allocate (``Memory.runs``), so little that calls
-            are what takes the time; 0 where there are no runs.
-        multiple: of so many elements are places where an access can be a wide one.
-        async_build: whether another program compiles them all, while this process goes on.
+        form: the stages from a function to the form that is printed.
+        overwritable: kernel -> result -> operands that it may overwrite in place. Empty on GPUs,
+            where a thread may load what another thread has stored already.
+        run_bytes: the most that the kernels of a run may allocate (``Memory.runs``): below it,
+            the time of a kernel is mostly call overhead. 0 where there are no runs.
+        multiple: alignment, in elements, that offsets need for wide loads and stores.
+        async_build: whether a helper process compiles the kernels while this process continues.
     """
 
     language: str
@@ -87,47 +87,44 @@ TRITON = Codegen(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a compile needs to know of a target.
+    """One row of the table: a machine, and the code generator of its language.
 
     Attributes:
         name: as the command line spells it.
-        machine: what it can do.
-        codegen: how its kernels become source.
-        assembly: stages below the source, as the command line calls them -> as the compiler does.
-        libraries: those, beside ATen's own, that may compute products there.
-        formats: whether the library's convolutions gain by channels-last images.
+        machine: rates and sizes of its processor.
+        codegen: how its kernels are lowered to source.
+        assembly: stages below the source: the command line's name -> the compiler's name.
+        libraries: whether libraries beside ATen's own may compute products on it.
+        formats: whether the library's convolutions are faster on channels-last images.
     """
 
     name: str
     machine: Machine
     codegen: Codegen
     assembly: Mapping[str, str] = field(default_factory=dict)
-    libraries: frozenset[str] = frozenset()
+    libraries: bool = False
     formats: bool = False
 
     @property
     def language(self) -> str:
-        """The language of its kernels: "cpp" or "triton"."""
+        """The language of the target's kernels: "cpp" or "triton"."""
         return self.codegen.language
 
     @property
     def device(self) -> str:
-        """Torch's name of its device type."""
+        """Torch's name of the target's device type."""
         return self.codegen.device
 
     def plans(self, kernel: FlatKernel) -> tuple[Plan, ...]:
-        """Return schedules of a kernel, the one by rule first.
-
-        The others are those that a race may prefer.
-        """
+        """Return a kernel's candidate plans, the default by rule first; a race picks among them."""
         return self.codegen.plans(kernel, self.machine)
 
     def accepts(self, kernel: Kernel) -> bool:
-        """Return True if a kernel can be scheduled; fusion asks before it merges."""
+        """Return True if a kernel can be scheduled; fusion checks this before it merges."""
         return self.codegen.accepts(kernel, self.machine)
 
     def split(self, kernel: Kernel) -> tuple[Kernel, Kernel] | None:
-        """Return a kernel as a partial and a final one, where its loop is better split."""
+        """Return a partial and a final kernel where splitting the kernel's loop pays, or None."""
         return self.codegen.split(kernel, self.machine)
 
 
@@ -191,12 +188,10 @@ MI300_MACHINE = replace(
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
 _AMD = {"ttir": "ttir", "ttgir": "ttgir", "llir": "llir", "ptx": "amdgcn", "sass": "amdgcn"}
 
-_CPU_LIBRARIES = frozenset(("oneDNN", "packed oneDNN", "packed MKL"))
-
 TARGETS = {
     target.name: target
     for target in (
-        Target("cpu", CPU_MACHINE, CPP, libraries=_CPU_LIBRARIES, formats=True),
+        Target("cpu", CPU_MACHINE, CPP, libraries=True, formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
         Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),
@@ -216,13 +211,13 @@ def find_target(
     threads: int = 1,
     tf32: bool = False,
 ) -> Target:
-    """Return the row of a target, for a CPU's vectors and with what torch's settings allow.
+    """Return a target's row, adapted to this CPU and to torch's settings.
 
     Args:
         vector_width: f32 lanes of this CPU's vector registers: 16, 8 or 4.
-        tiles: this CPU multiplies tiles of bf16 (AMX).
-        threads: of the CPU.
-        tf32: a GPU's products of f32 may round their operands to 10 bits of mantissa.
+        tiles: whether this CPU multiplies tiles of bf16 (AMX).
+        threads: number of threads of the CPU.
+        tf32: whether f32 products on a GPU may round their operands to 10 bits of mantissa.
     Raises:
         UsageError: if there is no such target.
     """
@@ -248,12 +243,12 @@ def target_of_device(
     threads: int = 1,
     tf32: bool = False,
 ) -> Target:
-    """Return the row for a device found at run time: its own, or that of the nearest older GPU.
+    """Return the row for a device found at run time: its own, or the nearest older GPU's.
 
     Args:
         vector_width, tiles, threads, tf32: as of ``find_target``.
     Raises:
-        UsageError: if there is neither.
+        UsageError: if there is no such row.
     """
     if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
         return find_target(name, vector_width, tiles=tiles, threads=threads, tf32=tf32)

@@ -1,7 +1,7 @@
 """The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
-``compiler.compile_graph``. What is rewritten on the way stands in ``fusec/driver/stages.py``.
+``compiler.compile_graph``. The rewrites on the way are listed in ``fusec/driver/stages.py``.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ def fusec(
 
 
 def splitting(compile_one: Callable[..., Any], context: CompileContext) -> SplittingCompiler:
-    """Return what compiles a graph, cut around operations that AOTAutograd does not trace.
+    """Return a compiler that cuts graphs around operations that AOTAutograd does not trace.
 
     Args:
-        compile_one: what compiles a graph of AOTAutograd's; it gets (graph, inputs, name=...).
+        compile_one: compiles a graph of AOTAutograd's; it gets (graph, inputs, name=...).
     """
 
     def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
@@ -135,7 +135,7 @@ def splitting(compile_one: Callable[..., Any], context: CompileContext) -> Split
 
 
 def tell_kept(split: SplittingCompiler) -> None:
-    """Note the operations that run between compiled parts."""
+    """Log and record the operations that run between compiled parts."""
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
         reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
@@ -151,7 +151,7 @@ def start(
     compile_one: Callable[..., Any],
     context: CompileContext,
 ) -> Callable[..., Any]:
-    """Return what Dynamo calls: from the cache, without AOTAutograd, where that has it."""
+    """Return the callable for Dynamo: from the cache, without AOTAutograd, if possible."""
     if is_shipping():
         whole = Start(gm, "", context.options)
         with without_its_caches():
@@ -199,7 +199,7 @@ def compile_with(
 
 
 def _leading_nowhere(call: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
-    """Return ``call``, some of whose results the program makes under ``no_grad``, as views."""
+    """Return ``call`` with some results made views under ``no_grad``, as in the program."""
 
     def run(*args: Any) -> list[Any]:
         results = list(call(*args))
@@ -216,9 +216,9 @@ def _compile_forward(
 ) -> Any:
     """Compile a forward whose backward may run again (``retain_graph``).
 
-    AOTAutograd makes its wrapper behind this, of the metadata that are mended here. It lists the
-    saved tensors whose memory a backward may overwrite, and once that is compiled refuses to run it
-    with ``retain_graph``. No kernel of fusec overwrites them.
+    AOTAutograd builds its wrapper afterwards, from the metadata that are corrected here. They list
+    the saved tensors whose memory a backward may overwrite, for which the wrapper refuses to run a
+    compiled backward with ``retain_graph``. No kernel of fusec overwrites them.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
@@ -226,7 +226,7 @@ def _compile_forward(
         replay_no_view_twice(metadata)
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
-        donated.clear()  # the list is shared with the metadata that the backward asks
+        donated.clear()  # the list is shared with the metadata that the backward reads
     detach_again(gm)
     return compile_one(gm, inputs, name="forward")
 
@@ -274,11 +274,11 @@ def _reference(
     *,
     drawn: bool = False,
 ) -> Reference | None:
-    """Return what a graph is compared with under ``verify``; None where it draws eager's numbers.
+    """Return the reference of a graph under ``verify``; None if it draws eager's numbers.
 
     Args:
-        names: what the program calls the inputs of Dynamo's graph.
-        drawn: its draws are fusec's own.
+        names: the program's names of the inputs of Dynamo's graph.
+        drawn: whether its draws are fusec's own already.
     """
     options = context.options
     drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
@@ -288,15 +288,13 @@ def _reference(
 
 
 def context_of(inputs: Sequence[Any], options: Options) -> CompileContext:
-    """Return the context of what comes before capture: the target of the inputs' device."""
+    """Return the context of the stages before capture, for the target of the inputs' device."""
     devices = (i.device for i in inputs if isinstance(i, torch.Tensor) and i.device.type != "cpu")
     try:
         target = target_for(next(devices, torch.device("cpu")), options)
     except FusecError:  # graphs on it run as eager kernels
         target, options = find_target("cpu"), replace(options, race="library")
-    return CompileContext(
-        target, options, Trace("joint"), judge_format=format_judge(target, options)
-    )
+    return CompileContext(target, options, Trace("joint"), judge=format_judge(target, options))
 
 
 def compile_one_graph(
@@ -308,7 +306,7 @@ def compile_one_graph(
     recorder: cuda_graphs.Recorder | None = None,
     trace: Trace | None = None,
 ) -> Callable[[list[Any]], Any]:
-    """Return what AOTAutograd calls for a graph of its own; called by ``compile_with``."""
+    """Compile a graph of AOTAutograd's, and return its callable; called by ``compile_with``."""
     trace = trace if trace is not None else Trace(name, phase=compile_phase)
     with settled_heap():  # a backward may be compiled when it is first needed
         call = with_room(compile_graph, graph, name, options, trace)

@@ -26,6 +26,12 @@ from fusec.codegen.host.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.driver.blame import blame
 from fusec.driver.build import BUILDS
+from fusec.driver.contests import (
+    GroupContests,
+    argument_specs,
+    convolution_contest,
+    product_contest,
+)
 from fusec.driver.dumps import process_dump, stage_files
 from fusec.driver.pipeline import (
     Compiled,
@@ -34,7 +40,7 @@ from fusec.driver.pipeline import (
     manifest,
     print_code,
 )
-from fusec.driver.race import DeviceJudge, FormatJudge, LibraryJudge, Races, argument_specs
+from fusec.driver.race import NewContest, RaceJudge, Races
 from fusec.driver.size_formulas import shape_guards
 from fusec.driver.stages import CompileContext
 from fusec.driver.summary import (
@@ -57,14 +63,13 @@ from fusec.errors import (
 )
 from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
-from fusec.frontend.fx_passes.memory_formats import gain_by_rule
 from fusec.frontend.key import graph_key
 from fusec.frontend.origin import model_name
 from fusec.frontend.parts import find_parts, runs_again, traced_strides
+from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import all_launches
 from fusec.ir.text import print_schedule
 from fusec.options import Options
-from fusec.passes.fusion.contract import FuseGraph, Judge
 from fusec.runtime.archive.loading import Stored, load_kernels
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import fingerprint, open_cache
@@ -461,27 +466,29 @@ def _announce_cached(gm: fx.GraphModule, name: str, target: Target, options: Opt
 def context_for(
     gm: fx.GraphModule, target: Target, options: Options, trace: Trace
 ) -> CompileContext:
-    """Return the context of a compile, with judges that time the ways to run a product here.
+    """Return the context of a compile, with a judge that races candidates on this machine.
 
-    With no time for races (``race_budget_s`` 0) they know what earlier ones measured.
+    With no time for races (``race_budget_s`` 0) it knows the verdicts of earlier ones.
     """
     context = CompileContext(target, options, trace)
     device = main_device(gm)
     if not _races(options) or target.device != device.type:
         return context
-    races = _races_of(device, target, options)
-    make_judge = partial(_device_judge, gm, target, options, races)
-    library = LibraryJudge(races) if device.type == "cpu" else None
-    return replace(context, make_judge=make_judge, choose_library=library)
+    contests: dict[str, NewContest] = {
+        "group": _group_contests(gm, target, options, device),
+        "product": partial(product_contest, device),
+    }
+    return replace(context, judge=RaceJudge(_races_of(device, target, options), contests))
 
 
-def format_judge(target: Target, options: Options) -> FormatJudge | None:
-    """Return what times convolutions in both memory formats; None where a rule decides."""
+def format_judge(target: Target, options: Options) -> Judge:
+    """Return the judge of memory formats: it races convolutions, if they may be timed here."""
     if not _races(options) or not target.formats:
-        return None
-    races = _races_of(torch.device(target.device), target, options)
+        return judge_by_rule
+    device = torch.device(target.device)
+    races = _races_of(device, target, options)
     races.keeps_all = races.left_s > 0
-    return FormatJudge(races, partial(gain_by_rule, rates=target.machine))
+    return RaceJudge(races, {"convolution": partial(convolution_contest, device)})
 
 
 def _races_of(device: torch.device, target: Target, options: Options) -> Races:
@@ -491,22 +498,21 @@ def _races_of(device: torch.device, target: Target, options: Options) -> Races:
 
 
 def _races(options: Options) -> bool:
-    """Return True if the ways to run a product are to be timed, on the device that is here."""
+    """Return True if candidates may be timed, on the device of this machine."""
     timed = options.autotune and options.race == "auto" and not options.native
     return timed and options.target is None
 
 
 def _processor(device: torch.device) -> str:
-    """Return what names a device's processor, and how many threads of it there are."""
+    """Return the name of a device's processor, and the number of its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_model()} {cpu_features()} {torch.get_num_threads()} threads"
 
 
-def _device_judge(
-    gm: fx.GraphModule, target: Target, options: Options, races: Races, cut: FuseGraph
-) -> Judge:
-    device = races.device
+def _group_contests(
+    gm: fx.GraphModule, target: Target, options: Options, device: torch.device
+) -> GroupContests:
     build = BUILDS[target.language]
 
     def prepare(compiled: Compiled) -> Callable[[list[Any]], Any]:
@@ -519,7 +525,7 @@ def _device_judge(
         kernels = load_kernels(blobs, rows, device)
         return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
 
-    return DeviceJudge(cut, CompileContext(target, options, Trace("race")), prepare, races)
+    return GroupContests(CompileContext(target, options, Trace("race")), prepare, device)
 
 
 def _dump(trace: Trace, language: str, directory: str) -> None:

@@ -1,12 +1,12 @@
 """The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
 
-Each is a ``Stage``, data. ``fold`` runs a list; after each stage the verifier of the structure runs
-(under ``verify``), and its text is kept (for ``fusec dump --stage NAME``). Whoever needs the list
-reads it here: the fuzzer, the goldens, the command line, the table in docs/design.md.
+Each is a ``Stage``: data. ``fold`` runs a list; after each stage the verifier of the structure runs
+(under ``verify``), and its text is kept (for ``fusec dump --stage NAME``). The fuzzer, the goldens,
+the command line and the table in docs/design.md all read this list.
 
-Two stages have an inner list, ``FUSE``, which makes kernels of a graph: ``contract`` runs it for
-each set of products that it opens, and for each group whose two ways are compared (groups that are
-alike share the comparison); ``loops`` runs it for the body of each loop over rows.
+Two stages have the inner list ``FUSE``, from a graph to kernels: ``contract`` runs it for each set
+of products that it decomposes, and for each group whose two candidates are compared (groups that
+are equal up to names share the comparison); ``loops`` runs it for the body of each loop over rows.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from fusec.frontend.fx_passes.equal_sizes import unite_sizes
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.freezing import freeze
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
-from fusec.frontend.fx_passes.memory_formats import GainJudge as FormatJudge
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.softmax_gradients import sum_gradients_of_outputs
 from fusec.frontend.ops.interpolation import keep_gradients_whole
+from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
-from fusec.passes.fusion.contract import FuseGraph, Judge, cut_with_products, judge_by_model
+from fusec.passes.fusion.contract import cut_with_products
 from fusec.passes.fusion.fuse import Judged, fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
-from fusec.passes.fusion.libraries import Chooser, choose_libraries
+from fusec.passes.fusion.libraries import choose_libraries
 from fusec.passes.fusion.library_bias import library_bias
 from fusec.passes.fusion.library_epilogue import library_epilogue
 from fusec.passes.fusion.split_loop import split_loops
@@ -73,26 +73,22 @@ from fusec.passes.stage import Stage, fold
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """What stages know of a compile beside their structure.
+    """The context of a compile: what stages know beside their structure.
 
     Attributes:
-        trace: where they leave what they made.
-        make_judge: gives the judge between the ways to run a product; by default the cost model.
-        choose_library: says which library computes a product; by default that which it names.
-        judge_format: says what a convolution gains by channels-last images; by default a rule.
-        judged: what fusion found of groups: the next graph that is tried has many of them again.
+        trace: records the output of stages.
+        judge: decides each choice among candidates; by default the cost model and rules do.
+        judged: fusion's memo of groups, shared by the graphs that are tried.
     """
 
     target: Target
     options: Options
     trace: Trace
-    make_judge: Callable[[FuseGraph], Judge] | None = None
-    choose_library: Chooser | None = None
-    judge_format: FormatJudge | None = None
+    judge: Judge = judge_by_rule
     judged: Judged = field(default_factory=Judged, compare=False)
 
     def apply(self, stage: Stage, structure: Any) -> Any:
-        """Return what a stage makes of a structure, verified and kept as the options say.
+        """Run a stage on a structure; verify and record the output as the options say.
 
         Raises:
             InvalidIR: naming the stage.
@@ -115,7 +111,7 @@ class CompileContext:
         return made
 
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a stage makes of each of some structures; see ``apply``."""
+        """Run a stage on each of some structures; see ``apply``."""
 
         def run(given: Mapping[str, Any], context: CompileContext) -> Mapping[str, Any]:
             return {name: stage.run(one, context) for name, one in given.items()}
@@ -128,7 +124,7 @@ class CompileContext:
         return made
 
     def quiet(self) -> CompileContext:
-        """Return the context of a run that is only tried: it leaves no record."""
+        """Return the context of a trial run, which leaves no record."""
         return replace(self, trace=Trace(self.trace.name))
 
 
@@ -144,7 +140,7 @@ def _fuses(context: CompileContext) -> bool:
 
 
 def _fuses_horizontally(context: CompileContext) -> bool:
-    # A recording, and a function in C, launch at no cost.
+    # In a CUDA graph, and in C, launches cost nothing.
     options = context.options
     return options.fusion and not options.cudagraphs and not options.native
 
@@ -166,12 +162,12 @@ def _fuses_products(context: CompileContext) -> bool:
 
 
 def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the run of a stage that knows its structure alone."""
+    """Return the ``run`` of a stage that needs its structure alone."""
     return lambda structure, context: function(structure)
 
 
 def _changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
-    """Return the run of a stage that changes an FX graph where it is."""
+    """Return the ``run`` of a stage that changes an FX graph in place."""
 
     def run(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
         rewrite(gm)
@@ -223,7 +219,7 @@ def _formats(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     drawn = context.options.fallback_random
     if _freezes(context) and context.target.libraries:
         mark_packed(gm)
-    choose_formats(gm, context.target.machine, context.judge_format, eager_draws=drawn)
+    choose_formats(gm, context.target.machine, context.judge, eager_draws=drawn)
     return gm
 
 
@@ -234,7 +230,7 @@ def _freezes(context: CompileContext) -> bool:
 def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     target = context.target
     skinny_rows = target.machine.skinny_rows if _fuses_products(context) else 0
-    freeze(gm, packs=bool(target.libraries), skinny_rows=skinny_rows)
+    freeze(gm, packs=target.libraries, skinny_rows=skinny_rows)
     return gm
 
 
@@ -421,11 +417,11 @@ FUSE = (
         needs=("library_bias", "store_parts"),
     ),
 )
-"""What makes kernels of a graph; run for each graph that ``contract`` and ``loops`` consider."""
+"""From a graph to kernels; run for each graph that ``contract`` and ``loops`` consider."""
 
 _BEFORE_CHUNK = ("simplify", "dead_code", "share", "inline", "unread")
 CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
-"""What ``chunk`` runs first: then views, casts and biases do not hide who reads a row."""
+"""Run by ``chunk`` first: without it views, casts and biases hide the consumers of a row."""
 
 
 def _chunk(graph: Graph, context: CompileContext) -> Graph:
@@ -436,7 +432,7 @@ def _chunk(graph: Graph, context: CompileContext) -> Graph:
 def _libraries(schedule: Schedule, context: CompileContext) -> Schedule:
     target = context.target
     small = target.machine.tuning.raced_product
-    return choose_libraries(schedule, target.libraries, small, context.choose_library)
+    return choose_libraries(schedule, small, context.judge)
 
 
 def _contract(graph: Graph, context: CompileContext) -> Schedule:
@@ -447,9 +443,8 @@ def _contract(graph: Graph, context: CompileContext) -> Schedule:
     if context.options.native:
         return cut_with_products(graph, cut, None, context.target.machine, alone=True)
     tried = partial(fold, FUSE, context=context.quiet())
-    make = context.make_judge or partial(judge_by_model, machine=context.target.machine)
-    judge = None if context.options.race == "fused" else make(tried)
-    return cut_with_products(graph, cut, judge, context.target.machine)
+    judge = None if context.options.race == "fused" else context.judge
+    return cut_with_products(graph, cut, judge, context.target.machine, tried=tried)
 
 
 PASSES = (
@@ -486,7 +481,7 @@ PASSES = (
         "libraries",
         "choose the fastest library for each product, by race or by rule (CPU)",
         _libraries,
-        only=lambda context: bool(context.target.libraries),
+        only=lambda context: context.target.libraries,
         needs=("contract", "loops"),
     ),
     _on_schedule(
@@ -524,7 +519,7 @@ MEMORY = Stage(
 
 
 def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]:
-    """Return the plans of a kernel that the options leave, the first by rule."""
+    """Return the plans of a kernel that the options allow; the first is the rule's."""
     offered = context.target.plans(flat)
     if context.options.descriptors != "auto":
         wanted = context.options.descriptors == "always"
@@ -564,10 +559,10 @@ KERNEL = (
         "Kernel",
         "FlatKernel",
         needs=("unroll_rows",),
-        check=verify_flat,  # to Python it is a kernel like any other
+        check=verify_flat,  # at run time its type is ``Kernel``
     ),
 )
-"""A kernel as schedules take it."""
+"""From a kernel of a schedule to the flat kernel that is planned."""
 
 LOWER = (
     Stage(
@@ -587,14 +582,14 @@ LOWER = (
         needs=("plan",),
     ),
 )
-"""A kernel as schedules take it, as a program."""
+"""From a flat kernel to its program."""
 
 
 def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
-    """Yield every stage in order, those that an inner list runs before the stage that has it.
+    """Yield every stage in order; ``contract`` comes behind the stages of its inner list.
 
     Args:
-        form: the last ones, which a target's printer wants; by default those of all printers.
+        form: the last ones, of a target's printer; by default those of all printers.
     """
     before = dict.fromkeys((*INFERENCE, *JOINT))
     programs = (*KERNEL, *LOWER, *FUNCTIONS, *form)

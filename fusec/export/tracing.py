@@ -1,4 +1,4 @@
-"""A model's one graph, traced on fake tensors and compiled for a file."""
+"""Trace a model's one graph on fake tensors, and compile it for a file."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _PLACES = {
     torch.ops.aten.select.int: 1,
     torch.ops.aten.select_scatter.default: 2,
 }
-"""Operations at a place of an axis, and which of their arguments the axis is; the place is next."""
+"""Operations at a place of an axis -> the axis's position in their arguments; the place is next."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What was compiled, and with what it was called.
+    """What was compiled, and the call that was traced.
 
     Attributes:
         traced: the graph's arguments, with sizes as symbols.
-        given, returned: its arguments and results, of the call that was traced.
-        recipe: how what was frozen is computed, which are its last arguments.
-        unread: the positions of arguments that nothing reads any more.
-        conditions: what has to hold of sizes so that no tensor of the graph is empty.
+        given, returned: its arguments and results in the call that was traced.
+        recipe: how its last arguments, the frozen constants, are computed.
+        unread: the positions of arguments without consumers.
+        conditions: the conditions under which no tensor of the graph is empty.
     """
 
     convention: Convention | None = None
@@ -72,10 +72,10 @@ class Seen:
 
 @contextmanager
 def tracing(mode: FakeTensorMode, train: bool) -> Iterator[None]:
-    """Trace in a mode; a size that a call chooses is not taken for another than 1.
+    """Trace in a mode that does not assume that a dynamic size is other than 0 or 1.
 
-    ``compile_graph`` asks for what this leaves unasked: no tensor is empty. NNPACK, which torch
-    takes for 16 images and up, would make a condition of that.
+    ``compile_graph`` adds what is not guarded then: no tensor is empty. NNPACK is off, because
+    torch takes it for 16 images and up, which would become a condition.
     """
     with (
         sizes_of_any_value(),
@@ -91,13 +91,13 @@ def tracing(mode: FakeTensorMode, train: bool) -> Iterator[None]:
 def compile_graph(
     seen: Seen, options: Options, gm: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """Compile Dynamo's graph, and return what runs it on fake tensors."""
+    """Compile Dynamo's graph, and return a callable that runs it on fake tensors."""
 
     context = context_of(inputs, options)
     if options.target is not None:
         context = CompileContext(find_target(options.target), options, Trace("joint"))
-    # What is packed for a library has no elements that a file could hold.
-    context = replace(context, target=replace(context.target, libraries=frozenset()))
+    # Weights packed for a library are opaque, and no file could hold them.
+    context = replace(context, target=replace(context.target, libraries=False))
 
     def compile_one(graph: fx.GraphModule, _: Sequence[Any], *, name: str, trace: Trace) -> Any:
         _move_graph(graph, torch.device(context.target.device))
@@ -127,7 +127,7 @@ def compile_graph(
 
 
 def _guard_places(gm: fx.GraphModule) -> None:
-    """Guard that what is not squeezed has not one element, and that places are on their axes.
+    """Guard that axes kept by ``squeeze`` have not one element, and that places are on their axes.
 
     A trace for sizes of any value guesses: ``x[:, -3:]`` begins at ``T - 3``.
     """
@@ -146,21 +146,21 @@ def _guard_places(gm: fx.GraphModule) -> None:
 
 
 def _is_unread(node: fx.Node) -> bool:
-    """Return True for a tensor that nothing reads. (Shapes speak of sizes without reading them.)"""
+    """Return True for a tensor without consumers. (Shapes use sizes without consuming them.)"""
     return not node.users and isinstance(node.meta["val"], torch.Tensor)
 
 
 def _traced(nodes: Any) -> tuple[Any, ...]:
-    """Return what Dynamo traced in some nodes, nested or not."""
+    """Return the values that Dynamo traced for some nodes, nested or not."""
     leaves = pytree.tree_leaves(nodes)
     return tuple(node.meta.get("example_value") for node in leaves if isinstance(node, fx.Node))
 
 
 def _move_graph(gm: fx.GraphModule, device: torch.device) -> None:
-    """Make a graph that was traced without a GPU one of a GPU's tensors.
+    """Move a graph that was traced without a GPU to a GPU.
 
     Raises:
-        UsageError: for a kernel of CPUs, which tracing on a GPU would not have chosen.
+        UsageError: for an operation of CPUs alone, which a trace on a GPU would not contain.
     """
     here = torch.device("cpu")
     if device == here:
@@ -194,7 +194,7 @@ def _not_here(name: str) -> BoxedCall:
 def faked(
     tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, moved: dict[int, Any]
 ) -> torch.Tensor:
-    """Return a tensor without memory on a device: one for each."""
+    """Return a tensor's fake copy on a device; always the same one."""
     found = moved.get(id(tensor))
     if found is not None:
         made: torch.Tensor = found[1]
@@ -206,7 +206,7 @@ def faked(
             other = torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=device)
         parameter = isinstance(tensor, nn.Parameter)
         fake = nn.Parameter(other, tensor.requires_grad) if parameter else other
-    moved[id(tensor)] = tensor, fake  # which keeps the id
+    moved[id(tensor)] = tensor, fake  # kept alive, so that no other tensor gets its id
     return fake
 
 
@@ -243,11 +243,11 @@ def mapped(move: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
 def name_sizes(
     seen: Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_fix: bool
 ) -> dict[str, str]:
-    """Give the symbols of a trace the names that the extents of its inputs have, and return these.
+    """Rename the symbols of a trace to the names of its inputs' extents; return the new names.
 
     Args:
-        sizes: names by the identity of a tensor that was given.
-        may_fix: as of ``Call``.
+        sizes: names of extents by the identity of a given tensor.
+        may_fix: as in ``Call``.
     Raises:
         UsageError: for a name whose extent the model fixes.
     """
@@ -264,12 +264,12 @@ def name_sizes(
 
 
 def _named(part: Packed, is_first: bool, seen: Seen, names: Mapping[str, str]) -> Packed:
-    """Return a graph with names for its sizes.
+    """Return a graph with its sizes renamed.
 
-    A backward has those that it takes. What is asked of others was, when its forward was called.
+    A backward keeps the conditions on sizes that it takes: its forward has checked the others.
 
     Raises:
-        Unsupported: as of ``renamed``.
+        Unsupported: as ``renamed`` does.
     """
     unread = seen.unread if is_first else ()
     arguments = tuple(

@@ -1,7 +1,7 @@
-"""What passes may know of an eager kernel beyond its arguments: what it multiplies, copies, writes.
+"""The effects of eager kernels, as passes see them: products, copies, scatters, views.
 
-``effect_of`` is the one place where this is read off an operation's name and signature. A row of a
-table more, and a pass treats another operation alike; what no table names is ``Unknown``.
+Only ``effect_of`` derives an ``Effect`` from an operation's name and signature. A row in a table
+below lets the passes handle one more operation; a call that no table lists is ``Unknown``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fusec.frontend.fx_passes.packing import PACKED_MKL, PACKED_ONEDNN, PANELS, has_onednn
+from fusec.frontend.fx_passes.packing import PANELS
+from fusec.frontend.linears import linears
 from fusec.frontend.origin import extern_name
 from fusec.ir.argument import Argument, SizeValue, View
-from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.extern import (
     Alias,
     Constant,
@@ -23,7 +23,6 @@ from fusec.ir.extern import (
     CopyInto,
     Effect,
     Fresh,
-    Linear,
     Pending,
     Product,
     Scatter,
@@ -51,24 +50,20 @@ UPDATES = {
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.embedding_renorm.default: aten.embedding_renorm_.default,
 }
-"""Calls that return their first argument changed in places, and those that change it."""
-ONEDNN = "mkldnn._linear_pointwise.default"
-"""oneDNN's product, under the name that it once had, and torch still calls it by."""
-MKL = "mkl._mkl_linear.default"
+"""Functional updates of elements of their first argument -> the in-place overloads."""
 CONVOLUTION = "mkldnn._convolution_pointwise.default"
 _ACTIVATIONS: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("silu", ("swish", (), "")),
     ("sigmoid", ("sigmoid", (), "")),
     ("hardswish", ("hardswish", (), "")),
 )
-"""What oneDNN applies within a convolution, by name: the call's last arguments then.
+"""Activations that oneDNN fuses into a convolution: name, and the call's last arguments for it.
 
-Those alone whose results are eager's for NaN and infinities: of a NaN its ReLU and hardsigmoid make
-a number, and of infinity its GELU a NaN.
+Only those that agree with eager on NaN and infinities: oneDNN's ReLU and hardsigmoid turn a NaN
+into a number, and its GELU turns an infinity into NaN.
 """
-_LINEAR_TYPES = (F32, BF16, F16)
 _COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
-"""What another rank sends is in a collective's result once it was waited for, and not before."""
+"""A collective's result holds what other ranks send only after ``wait_tensor``."""
 
 Args = tuple[Argument, ...]
 
@@ -79,11 +74,10 @@ def effect_of(
     kwargs: tuple[tuple[str, Argument], ...],
     packed: Mapping[str, Constant] = MappingProxyType({}),
 ) -> Effect:
-    """Return what is known of a call of ``target`` with these arguments.
+    """Return the effect of a call of ``target`` with these arguments.
 
     Args:
-        packed: of a product, the second factor, transposed and packed, by the library that it is
-            packed for.
+        packed: library -> the second operand of a product, transposed and packed for that library.
     """
     if target in UPDATES and args and isinstance(args[0], View):
         return Scatter(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
@@ -92,10 +86,12 @@ def effect_of(
     if target is aten.copy_.default and _are_views(args[:2], 2):
         return CopyInto()
     if target is aten.mm.default and _are_views(args, 2):
+        a, w = args
+        assert isinstance(a, View) and isinstance(w, View)
         return Product(
             extern_name(aten.addmm.default),
             extern_name(aten.addmm_.default),
-            _linear(args, packed),
+            linears(a, w, packed),
             packed.get(PANELS),
         )
     if extern_name(target) == CONVOLUTION:
@@ -110,25 +106,6 @@ def effect_of(
 
 def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
-
-
-def _linear(args: Args, packed: Mapping[str, Constant]) -> tuple[Linear, ...]:
-    """Return the calls of other libraries that multiply two matrices, those that torch has here.
-
-    oneDNN has no kernel for a second factor with gaps: its reference takes 700 times as long as
-    ATen's (32 x 256 by 256 x 512, ``f32`` and ``bf16``, torch 2.13, 2026-11).
-    """
-    same = {view.buffer.dtype for view in args if isinstance(view, View)}
-    if not has_onednn() or len(same) != 1 or not same.issubset(_LINEAR_TYPES):
-        return ()
-    rest = ("none", (), "")
-    weight = args[1]
-    made = [Linear("oneDNN", ONEDNN, rest)] if isinstance(weight, View) and weight.is_dense else []
-    if PACKED_ONEDNN in packed:
-        made.append(Linear(PACKED_ONEDNN, ONEDNN, rest, packed[PACKED_ONEDNN]))
-    if PACKED_MKL in packed:
-        made.append(Linear(PACKED_MKL, MKL, (), packed[PACKED_MKL], sized=True))
-    return tuple(made)
 
 
 def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:
@@ -153,11 +130,11 @@ def _integer(arg: Argument, default: int) -> Index:
 
 
 def _moved(target: Any, args: Args, named: dict[str, Argument]) -> Index:
-    """Return how many elements of its first argument a call writes, and reads to add to them."""
+    """Return how many elements of its first argument a call writes, plus those it loads first."""
     name = extern_name(UPDATES[target]).split(".")[1].rstrip("_")
     whole = args[0]
     assert isinstance(whole, View)
-    if name == "embedding_renorm":  # rows, each with its norm
+    if name == "embedding_renorm":  # loads each row for its norm, and writes it
         rows = args[1].shape if isinstance(args[1], View) else whole.shape[:1]
         return product((*rows, *whole.shape[1:])) * 2
     if name != "index_put":

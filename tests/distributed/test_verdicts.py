@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fusec.driver.race import LIBRARY, DeviceJudge
+from fusec.driver.race import Contest
+from fusec.passes.fusion.contract import LIBRARY
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.ranks import Ranks, find_ranks
 from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
@@ -24,17 +25,12 @@ FUSED, SEPARATE = ["kernel"], ["aten.mm.default", "kernel"]
 
 def judge_of(
     seen: Observed, path: Path, store: Any, winner: str, left_s: float = 20.0
-) -> tuple[Any, type[Ruled]]:
-    """Return what makes the judge of a rank whose races are won by ``winner``, and its class."""
-    kind = type("Rank", (Ruled,), {"winner": winner, "races": 0})
-    base = make_judge(seen, Cache(path, limit_bytes=1 << 20), kind)
-
-    def make(cut: Any) -> DeviceJudge:
-        judge = base(cut)
-        judge.races.ranks, judge.races.left_s = Ranks(store), left_s
-        return judge
-
-    return make, kind
+) -> tuple[Ruled, type[Ruled]]:
+    """Return the judge of a rank whose races are won by ``winner``, and its class."""
+    kind = type("Rank", (Ruled,), {"winner": winner, "races_run": 0})
+    judge = make_judge(seen, Cache(path, limit_bytes=1 << 20), kind)
+    judge.races.ranks, judge.races.left_s = Ranks(store), left_s
+    return judge, kind
 
 
 @pytest.mark.parametrize("first, second", [(LIBRARY, "fused #0"), ("fused #0", LIBRARY)])
@@ -44,7 +40,7 @@ def test_the_first_rank_s_verdict_holds_for_the_second(observed, tmp_path, first
     two, kind = judge_of(observed, tmp_path / "2", store, second)
     wanted = SEPARATE if first == LIBRARY else FUSED
     assert kinds(compiled(observed, one)) == kinds(compiled(observed, two)) == wanted
-    assert kind.races == 0
+    assert kind.races_run == 0
 
 
 def test_ranks_that_race_at_the_same_time_take_what_was_published_first(observed, tmp_path):
@@ -52,13 +48,13 @@ def test_ranks_that_race_at_the_same_time_take_what_was_published_first(observed
     one, _ = judge_of(observed, tmp_path / "1", store, LIBRARY)
     two, kind = judge_of(observed, tmp_path / "2", store, "fused #0")
 
-    def meanwhile(self: Ruled, group: Any, budget_s: float) -> Verdict:
+    def meanwhile(self: Ruled, contest: Contest, reference: str, budget_s: float) -> Verdict:
         compiled(observed, one)
-        return Ruled.race(self, group, budget_s)
+        return Ruled.race(self, contest, reference, budget_s)
 
     kind.race = meanwhile
     assert kinds(compiled(observed, two)) == SEPARATE
-    assert kind.races == 1
+    assert kind.races_run == 1
 
 
 def test_a_verdict_of_the_cache_yields_to_a_published_one(observed, tmp_path):
@@ -77,7 +73,7 @@ def test_a_rank_without_time_leaves_all_of_them_to_the_model(observed, tmp_path)
     for judge in (one, two):
         made = compiled(observed, judge)
         assert any("modelled" in d.reason for d in made.decisions)
-    assert kind.races == 0
+    assert kind.races_run == 0
     assert not all_verdicts(Cache(tmp_path / "1", limit_bytes=1 << 20))
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,38 +19,34 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
 
 from fusec.codegen.targets import find_target
 from fusec.driver import compiler
-from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.race import (
-    ATEN,
-    LIBRARY,
-    DeviceJudge,
-    FormatJudge,
-    LibraryJudge,
-    Races,
+from fusec.driver.contests import (
+    GroupContests,
     _fewer,
-    _lock,
+    convolution_contest,
+    product_contest,
     timed_batch,
 )
+from fusec.driver.pipeline import Compiled, compile_to_source
+from fusec.driver.race import Contest, RaceJudge, Races, _lock
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import KernelFault
 from fusec.frontend.fx_passes.channels_last import IMAGES
-from fusec.frontend.fx_passes.memory_formats import Gain
+from fusec.frontend.fx_passes.memory_formats import format_choice
 from fusec.frontend.fx_passes.packing import has_onednn
+from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.ir.graph import Extern, Kernel
 from fusec.options import Options
-from fusec.passes.fusion.contract import Choice, FuseGraph
-from fusec.passes.fusion.libraries import multiply_adds
+from fusec.passes.fusion.contract import FUSED, LIBRARY
+from fusec.passes.fusion.libraries import ATEN, library_choice, multiply_adds
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
-from fusec.runtime.race.autotune import Candidate
 from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report import explain
 from fusec.tools.report.observe import Observed, observe
@@ -70,49 +67,47 @@ def observed() -> Observed:
     return seen
 
 
-def compiled(
-    seen: Observed, judge: Callable[[FuseGraph], DeviceJudge] | None, **more: Any
-) -> Compiled:
+def compiled(seen: Observed, judge: Judge = judge_by_rule, **more: Any) -> Compiled:
     options = Options.from_compile(None, {"strict": True, "cache": False, **more})
     context = CompileContext(find_target("sm_90"), options, Trace("g"), judge)
     return compile_to_source(seen.graph, context)
 
 
 def make_judge(
-    seen: Observed, cache: Cache, kind: type[DeviceJudge] = DeviceJudge, **chosen: str
-) -> Callable[[FuseGraph], DeviceJudge]:
+    seen: Observed, cache: Cache, kind: type[RaceJudge] = RaceJudge, **chosen: str
+) -> RaceJudge:
+    """Return the judge of one compile: it races groups, fused kernels in an interpreter."""
+
     def prepare(made: Compiled) -> Callable[[list[Any]], Any]:
         kernels = {name: InterpretedKernel(p) for name, p in made.programs.items()}
         return executable.bind(made.wrapper, kernels, of_graph(seen.graph), CPU)
 
-    def make(cut: FuseGraph) -> DeviceJudge:
-        options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
-        context = CompileContext(find_target("sm_90"), options, Trace("race"))
-        races = Races(CPU, options.race_seconds("cuda"), "salt", cache)
-        return kind(cut, context, prepare, races)
-
-    return make
+    options = Options.from_compile(None, {"race_budget_s": 20.0, **chosen})
+    context = CompileContext(find_target("sm_90"), options, Trace("race"))
+    contests = Open(context, prepare, CPU)
+    return kind(Races(CPU, options.race_seconds("cuda"), "salt", cache), {"group": contests})
 
 
-class Ruled(DeviceJudge):
-    """A judge whose races end as it is told."""
+class Open(GroupContests):
+    """Contests of all groups, as on a GPU: also where the model says which candidate is faster."""
+
+    def _is_open(self, choice: Choice) -> bool:
+        return True
+
+
+class Ruled(RaceJudge):
+    """A judge whose races are won by a given candidate."""
 
     winner = LIBRARY
-    races = 0
+    races_run = 0
 
-    def race(self, group: Any, budget_s: float) -> Verdict:
-        type(self).races += 1
+    def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
+        type(self).races_run += 1
         laps = tuple(
-            CandidateTime(w.name, 10.0 if w.name == self.winner else 20.0) for w in self.ways(group)
+            CandidateTime(c.name, 10.0 if c.name == self.winner else 20.0)
+            for c in contest.candidates()
         )
-        return Verdict(self.winner, laps)
-
-
-class Sized(Ruled):
-    """One whose verdicts have sizes."""
-
-    def race(self, group: Any, budget_s: float) -> Verdict:
-        return replace(super().race(group, budget_s), sizes=tuple(s.hint for s in group.sizes))
+        return Verdict(self.winner, laps, sizes=contest.sizes)
 
 
 def kinds(made: Compiled) -> list[str]:
@@ -122,9 +117,9 @@ def kinds(made: Compiled) -> list[str]:
 def test_a_race_runs_both_ways_and_each_computes_the_same(observed: Observed, tmp_path: Path):
     seen: list[Verdict] = []
 
-    class Kept(DeviceJudge):
-        def race(self, group: Any, budget_s: float) -> Verdict:
-            seen.append(super().race(group, budget_s))
+    class Kept(RaceJudge):
+        def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
+            seen.append(super().race(contest, reference, budget_s))
             return seen[-1]
 
     compiled(observed, make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), Kept))
@@ -137,20 +132,20 @@ def test_a_race_runs_both_ways_and_each_computes_the_same(observed: Observed, tm
 def test_a_verdict_on_kernels_is_that_of_the_sources_which_make_them(
     observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    kind, cache = type("Once", (Ruled,), {"races": 0}), Cache(tmp_path, limit_bytes=1 << 20)
+    kind, cache = type("Once", (Ruled,), {"races_run": 0}), Cache(tmp_path, limit_bytes=1 << 20)
     for version, races in (("this", 1), ("this", 1), ("next", 2)):
-        monkeypatch.setattr("fusec.driver.race.fingerprint", lambda version=version: version)
+        monkeypatch.setattr("fusec.driver.contests.fingerprint", lambda version=version: version)
         compiled(observed, make_judge(observed, cache, kind))
-        assert kind.races == races
+        assert kind.races_run == races
 
 
 @pytest.mark.parametrize("winner", (LIBRARY, "fused #0", "fused #2"))
 def test_the_winner_is_compiled_and_said_with_its_times(
     observed: Observed, tmp_path: Path, winner: str
 ):
-    kind = type("Once", (Ruled,), {"winner": winner, "races": 0})
-    judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
-    made = compiled(observed, judge)
+    kind = type("Once", (Ruled,), {"winner": winner, "races_run": 0})
+    cache = Cache(tmp_path, limit_bytes=1 << 20)
+    made = compiled(observed, make_judge(observed, cache, kind))
     library = any(isinstance(s, Extern) for s in made.schedule.steps)
     assert library is (winner == LIBRARY), kinds(made)
     (said,) = [d for d in made.decisions if d.reason.startswith("measured")]
@@ -165,8 +160,8 @@ def test_the_winner_is_compiled_and_said_with_its_times(
         expected = target.plans(coalesce(online_softmax(step)))[number]
         assert made.plans[name].warps == expected.warps
         assert [b.tile for b in made.plans[name].bindings] == [b.tile for b in expected.bindings]
-    compiled(observed, judge)
-    assert kind.races == 1, "the second compile takes the verdict from the cache"
+    compiled(observed, make_judge(observed, cache, kind))
+    assert kind.races_run == 1, "the second compile takes the verdict from the cache"
 
 
 def test_a_raced_configuration_reaches_a_product_that_writes_an_input(tmp_path: Path):
@@ -175,7 +170,7 @@ def test_a_raced_configuration_reaches_a_product_that_writes_an_input(tmp_path: 
 
     inputs = (torch.randn(256, 64), torch.randn(64, 256), torch.randn(256, 256))
     (seen,) = observe(update, tuple(i.bfloat16() for i in inputs), train=False, dynamic=False)
-    kind = type("Third", (Ruled,), {"winner": "fused #2", "races": 0})
+    kind = type("Third", (Ruled,), {"winner": "fused #2", "races_run": 0})
     made = compiled(seen, make_judge(seen, Cache(tmp_path, limit_bytes=1 << 20), kind))
     (step,) = made.schedule.steps
     assert isinstance(step, Kernel) and step.stores[0].buffer in made.schedule.graph.inputs
@@ -187,16 +182,11 @@ def test_a_raced_configuration_reaches_a_product_that_writes_an_input(tmp_path: 
 
 
 def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_path: Path):
-    kind = type("Spent", (Ruled,), {"races": 0})
-    base = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
-
-    def spent(cut: FuseGraph) -> DeviceJudge:
-        judge = base(cut)
-        judge.races.left_s = 0.0
-        return judge
-
-    made = compiled(observed, spent)
-    assert kind.races == 0
+    kind = type("Spent", (Ruled,), {"races_run": 0})
+    judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
+    judge.races.left_s = 0.0
+    made = compiled(observed, judge)
+    assert kind.races_run == 0
     assert any("modelled" in d.reason for d in made.decisions)
 
 
@@ -204,53 +194,49 @@ def test_a_spent_budget_leaves_the_choice_to_the_model(observed: Observed, tmp_p
 def test_a_race_without_time_to_compare_leaves_no_verdict(
     observed: Observed, tmp_path: Path, us: float | None
 ):
-    class Late(Ruled):
-        races = 0
+    class Late(RaceJudge):
+        races_run = 0
 
-        def race(self, group: Any, budget_s: float) -> Verdict:
-            type(self).races += 1
-            first, *others = (way.name for way in self.ways(group))
+        def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
+            type(self).races_run += 1
+            first, *others = (candidate.name for candidate in contest.candidates())
             late = tuple(CandidateTime(name, dropped="no time left") for name in others)
             return Verdict(LIBRARY, (CandidateTime(first, us, us, us), *late), exhausted=True)
 
     cache = Cache(tmp_path, limit_bytes=1 << 20)
-    judge = make_judge(observed, cache, Late)
-    made = compiled(observed, judge)
+    made = compiled(observed, make_judge(observed, cache, Late))
     assert any("modelled" in d.reason for d in made.decisions)
     assert not all_verdicts(cache)
-    compiled(observed, judge)
-    assert Late.races == 2, "a later compile may have the time"
+    compiled(observed, make_judge(observed, cache, Late))
+    assert Late.races_run == 2, "a later compile may have the time"
 
 
 def test_forced_ways_are_never_raced(observed: Observed, tmp_path: Path):
-    kind = type("Never", (Ruled,), {"races": 0})
+    kind = type("Never", (Ruled,), {"races_run": 0})
     judge = make_judge(observed, Cache(tmp_path, limit_bytes=1 << 20), kind)
     assert kinds(compiled(observed, judge, race="fused")) == ["kernel"]
     assert "aten.mm.default" in kinds(compiled(observed, judge, race="library"))
-    assert kind.races == 0
+    assert kind.races_run == 0
 
 
 def test_configurations_that_options_leave_out_have_verdicts_of_their_own(
     observed: Observed, tmp_path: Path
 ):
-    kind = type("Counted", (Ruled,), {"winner": "fused #0", "races": 0})
+    kind = type("Counted", (Ruled,), {"winner": "fused #0", "races_run": 0})
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     for way in ("always", "never", "always"):
         compiled(observed, make_judge(observed, cache, kind, descriptors=way), descriptors=way)
-    assert kind.races == 2
+    assert kind.races_run == 2
 
 
-def test_a_cpu_races_for_what_the_model_leaves_open(observed: Observed, monkeypatch):
-    kind = type("Once", (Ruled,), {"winner": "fused #0", "races": 0})
-    context = CompileContext(find_target("sm_90"), Options(), Trace("race"))
-    judge = kind(lambda graph: None, context, lambda made: None, races())
-    ways = [Candidate(LIBRARY, list), Candidate("fused #0", list)]
-    for ratio, raced in ((5.0, 0), (0.2, 0), (1.5, 1)):
-        monkeypatch.setattr(judge, "by_model", lambda group, r=ratio: Choice(r > 1, 0, "", 1.0, r))
-        monkeypatch.setattr(judge, "ways", lambda group: ways)
-        kind.races = 0
-        choice = judge(SimpleNamespace(signature=f"{ratio}", sizes=()))
-        assert kind.races == raced and choice.fused is (ratio > 1)
+@pytest.mark.parametrize(("ratio", "raced"), [(5.0, False), (0.2, False), (1.5, True)])
+def test_a_cpu_races_for_groups_whose_modelled_times_are_close(ratio: float, raced: bool):
+    context = CompileContext(find_target("cpu"), Options(), Trace("race"))
+    contests = GroupContests(context, lambda made: list, CPU)
+    modelled = Decided(f"{FUSED}0" if ratio > 1 else LIBRARY, "", 10.0 - 10.0 / ratio, 10.0)
+    group = SimpleNamespace(signature=f"{ratio}", sizes=())
+    choice = Choice("group", lambda: "g", group, (LIBRARY,), lambda: modelled, FUSED)
+    assert (contests(choice) is not None) is raced
 
 
 def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -264,51 +250,63 @@ def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: bool, monkeypatch):
     """One that beats ATen may still lose to oneDNN."""
     verdicts: list[Verdict] = []
+    decisions: list[Decided] = []
+    race, decide = RaceJudge.race, RaceJudge.__call__
 
-    def told(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
-        verdicts.append(race(self, group, 60.0))
+    def told(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
+        if reference == ATEN:
+            return Verdict(ATEN, ())
+        verdicts.append(race(self, contest, reference, 60.0))
         times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
         return Verdict(winner, tuple(CandidateTime(name, us, us, us) for name, us in times.items()))
 
-    race = DeviceJudge.race
-    monkeypatch.setattr(DeviceJudge, "race", told)
-    monkeypatch.setattr("fusec.driver.race.CLEAR", float("inf"))
+    def kept(self: RaceJudge, choice: Choice) -> Decided:
+        decided = decide(self, choice)
+        decisions.extend([decided] if choice.kind == "group" else [])
+        return decided
+
+    monkeypatch.setattr(RaceJudge, "race", told)
+    monkeypatch.setattr(RaceJudge, "__call__", kept)
+    monkeypatch.setattr("fusec.driver.contests.CLEAR", float("inf"))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     torch._dynamo.reset()
-    choices: list[Choice] = []
-    choose = DeviceJudge.choice
-    monkeypatch.setattr(
-        DeviceJudge, "choice", lambda *given: (choices.append(choose(*given)), choices[-1])[1]
-    )
     with torch.no_grad():
         torch.compile(gated, backend="fusec", options={"strict": True})(
             torch.randn(4, 256), torch.randn(1024, 256)
         )
-    (verdict,), (choice,) = verdicts, choices
+    (verdict,), (decided,) = verdicts, decisions
     assert set(verdict.times) == {LIBRARY, "oneDNN", "fused #0"}, verdict
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
-    assert choice.fused is fused
-    assert choice.saved_us == (10.0 if fused else -15.0)
+    assert decided.candidate.startswith(FUSED) is fused
+    assert decided.saved_us == (10.0 if fused else -15.0)
 
 
 # -- libraries -------------------------------------------------------------------------------------
 
 
-class Measured(LibraryJudge):
-    """A judge of libraries whose races measure what they are told."""
+class Measured(RaceJudge):
+    """A judge of products whose races return given times."""
 
     def __init__(self, races: Races, onednn: float, spread: float = 0.0) -> None:
-        super().__init__(races)
+        super().__init__(races, PRODUCTS)
         self.onednn, self.spread, self.raced = onednn, spread, 0
 
-    def race(self, call: Extern, budget_s: float) -> Verdict:
+    def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
         self.raced += 1
         laps = (
             CandidateTime(ATEN, 10.0, 10.0 - self.spread, 10.0 + self.spread),
             CandidateTime("oneDNN", self.onednn, self.onednn, self.onednn),
         )
         return Verdict(min(laps, key=lambda lap: lap.us or 0.0).name, laps)
+
+
+PRODUCTS = {"product": partial(product_contest, CPU)}
+
+
+def race_libraries(call: Extern) -> Verdict:
+    contest = product_contest(CPU, library_choice(call))
+    return RaceJudge(races(), PRODUCTS).race(contest, ATEN, 20.0)
 
 
 def linear_call(m: int = 64, k: int = 128, n: int = 256) -> Extern:
@@ -322,27 +320,29 @@ def races(cache: Cache | None = None, left_s: float = 20.0) -> Races:
     return Races(CPU, left_s, "salt", cache)
 
 
-@pytest.mark.parametrize(("onednn", "winner"), [(5.0, "oneDNN"), (20.0, None)])
-def test_the_faster_library_is_named_with_both_times(onednn: float, winner: str | None):
-    answer = Measured(races(), onednn)(linear_call())
-    assert answer.library == winner
-    assert answer.saved_us == 10.0 - onednn
-    assert "ATen 10.0 us" in answer.reason and "oneDNN" in answer.reason
+@pytest.mark.parametrize(("onednn", "winner"), [(5.0, "oneDNN"), (20.0, ATEN)])
+def test_the_faster_library_is_named_with_both_times(onednn: float, winner: str):
+    decided = Measured(races(), onednn)(library_choice(linear_call()))
+    assert decided.candidate == winner
+    assert decided.saved_us == 10.0 - onednn
+    assert "ATen 10.0 us" in decided.reason and "oneDNN" in decided.reason
 
 
 @pytest.mark.parametrize(("spread", "raced"), [(0.1, 1), (3.0, 2)])
 def test_a_verdict_is_kept_if_its_reference_ran_steadily(tmp_path: Path, spread, raced):
-    judge = Measured(races(Cache(tmp_path, limit_bytes=1 << 20)), 5.0, spread)
+    cache, count = Cache(tmp_path, limit_bytes=1 << 20), 0
     for _ in range(2):
-        assert judge(linear_call()).library == "oneDNN"
-    assert judge.raced == raced
+        judge = Measured(races(cache), 5.0, spread)
+        assert judge(library_choice(linear_call())).candidate == "oneDNN"
+        count += judge.raced
+    assert count == raced
 
 
 def test_a_product_that_is_not_raced_goes_by_rule():
     judge = Measured(races(left_s=0.0), 5.0)
-    answer = judge(linear_call())
-    assert judge.raced == 0 and answer.library is None
-    assert answer.reason == "by rule: no time for a race"
+    decided = judge(library_choice(linear_call()))
+    assert judge.raced == 0 and decided.candidate == ATEN
+    assert decided.reason == "by rule: nothing is timed (no time for a race)"
 
 
 def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -358,11 +358,11 @@ def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
     judge = Measured(races(left_s=0.2), 5.0)
-    assert judge(linear_call()).library is None
+    assert judge(library_choice(linear_call())).candidate == ATEN
     assert judge.raced == 0 and judge.races.left_s <= 0
     other.communicate()
     judge = Measured(races(left_s=20.0), 5.0)
-    assert judge(linear_call()).library == "oneDNN"
+    assert judge(library_choice(linear_call())).candidate == "oneDNN"
 
 
 def times(weight: torch.Tensor, rows: int = 64) -> Extern:
@@ -378,14 +378,14 @@ def times(weight: torch.Tensor, rows: int = 64) -> Extern:
 def test_a_race_of_libraries_times_a_part_of_a_long_product(
     transposed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fusec.driver.race.TIMED_PRODUCT", 1 << 19)
+    monkeypatch.setattr("fusec.driver.contests.TIMED_PRODUCT", 1 << 19)
     call = times(torch.randn(256, 128).t() if transposed else torch.randn(128, 256))
     timed = _fewer(call)
     *_, a, b = timed.views
     assert multiply_adds(timed) <= 1 << 19 < multiply_adds(call)
     assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
     assert a.is_dense and b.is_dense
-    verdict = LibraryJudge(races()).race(call, 20.0)
+    verdict = race_libraries(call)
     assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
     assert all(lap.us is not None for lap in verdict.laps), verdict
@@ -398,20 +398,20 @@ def test_a_library_that_gives_other_numbers_never_wins(
     doubled = replace(call, kwargs=(("alpha", 2.0),))
     monkeypatch.setattr(Extern, "others", property(lambda self: {"oneDNN": doubled}))
     with caplog.at_level("WARNING", logger="fusec.race"):
-        verdict = LibraryJudge(races()).race(call, 20.0)
+        verdict = race_libraries(call)
     assert verdict.winner == ATEN
 
 
 def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def told(self: LibraryJudge, call: Extern, budget_s: float) -> Verdict:
+    def told(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
         return Verdict(
             "oneDNN",
             (CandidateTime(ATEN, 20.0, 20.0, 20.0), CandidateTime("oneDNN", 10.0, 10.0, 10.0)),
         )
 
-    monkeypatch.setattr(LibraryJudge, "race", told)
+    monkeypatch.setattr(RaceJudge, "race", told)
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "20")
     layer, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
@@ -441,62 +441,68 @@ def symbolic_call(rows: int) -> Extern:
 
 
 def test_a_product_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
-    judge = LibraryJudge(races(Cache(tmp_path, limit_bytes=1 << 20)))
+    judge = RaceJudge(races(Cache(tmp_path, limit_bytes=1 << 20)), PRODUCTS)
     judge.races.keeps_all = True
     for rows, timed, kept in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
-        answer = judge(symbolic_call(rows))
-        assert answer.reason.startswith(f"measured at {timed} x 128 x 256: "), answer
+        decided = judge(library_choice(symbolic_call(rows)))
+        assert decided.reason.startswith(f"measured at {timed} x 128 x 256: "), decided
         keys = list(all_verdicts(judge.races.cache))
         assert len(keys) == kept
         assert not any(str(rows) in key for key in keys)
 
 
 def test_a_group_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_path: Path):
-    kind = type("Once", (Sized,), {"races": 0})
+    kind = type("Once", (Ruled,), {"races_run": 0})
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     for rows, timed, raced in ((100, 100, 1), (120, 100, 1), (300, 300, 2)):
         seen = observed_rows(rows)
         made = compiled(seen, make_judge(seen, cache, kind))
         (said,) = [d for d in made.decisions if d.reason.startswith("measured")]
         assert re.match(rf"measured at \w+={timed}: ", said.reason), said
-        assert kind.races == raced
+        assert kind.races_run == raced
 
 
 # -- memory formats --------------------------------------------------------------------------------
 
 
+KEPT = Decided("contiguous", "not now", -1.0)
+RULED = Decided("channels-last", "by rule", 7.0)
+UNTIMED = replace(RULED, reason="by rule (no time for a race)")
+
+
 def formats(
     cache: Cache, budget_s: float, *, train: bool = False
-) -> tuple[FormatJudge, list[fx.Node]]:
-    """Return a judge, and the convolutions of a graph of which two are alike."""
+) -> tuple[RaceJudge, list[Choice]]:
+    """Return a judge, and the choices of the convolutions of a graph, two of which are equal."""
     races = Races(CPU, budget_s, "salt", cache, keeps_all=budget_s > 0)
-    judge = FormatJudge(races, lambda node: Gain(7.0, "by rule"))
+    judge = RaceJudge(races, {"convolution": partial(convolution_contest, CPU)})
     x, w = torch.randn(4, 8, 16, 16), torch.randn(8, 1, 3, 3, requires_grad=train)
 
     def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = F.conv2d(x, w, padding=1, groups=8)
         return F.conv2d(F.conv2d(y, w, padding=1, groups=8), w, stride=2, groups=8)
 
-    found = rewritten(convolve, x, w, train=train, judge=lambda node: Gain(-1.0, "not now"))
-    return judge, [n for gm in found for n in gm.graph.nodes if n.target in IMAGES]
+    found = rewritten(convolve, x, w, train=train, judge=lambda choice: KEPT)
+    nodes = [n for gm in found for n in gm.graph.nodes if n.target in IMAGES]
+    return judge, [format_choice(node, RULED) for node in nodes]
 
 
 @pytest.mark.parametrize("train", (False, True))
 def test_a_convolution_is_timed_in_both_formats(tmp_path: Path, train: bool):
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge, convolutions = formats(cache, 60.0, train=train)
-    gains = [judge(node) for node in convolutions]
+    gains = [judge(choice) for choice in convolutions]
     assert all("contiguous" in gain.reason and "channels-last" in gain.reason for gain in gains)
     assert gains[0] == gains[1]  # alike
     assert len(list(all_verdicts(cache))) == (5 if train else 2)  # x has no gradient
     again, convolutions = formats(cache, 0.0, train=train)
-    assert [again(node) for node in convolutions] == gains
+    assert [again(choice) for choice in convolutions] == gains
 
 
 def test_formats_go_by_rule_where_there_is_no_time(tmp_path: Path):
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge, convolutions = formats(cache, 0.0)
-    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    assert [judge(choice) for choice in convolutions] == [UNTIMED] * 3
     assert not list(all_verdicts(cache))
 
 
@@ -504,9 +510,9 @@ def test_what_there_was_no_time_for_is_not_raced_at_the_next_start(tmp_path: Pat
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge, convolutions = formats(cache, 60.0)
     judge.races.left_s = 0.0
-    assert [judge(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    assert [judge(choice) for choice in convolutions] == [UNTIMED] * 3
     again, convolutions = formats(cache, 60.0)
-    assert [again(node) for node in convolutions] == [Gain(7.0, "by rule")] * 3
+    assert [again(choice) for choice in convolutions] == [UNTIMED] * 3
 
 
 def test_a_long_convolution_is_timed_with_fewer_images():
@@ -542,9 +548,9 @@ def test_kernels_for_a_gpu_run_first_in_another_process(
         monkeypatch.setattr(compiler, "load_kernels", lambda *_: done.append("loaded") or {})
         monkeypatch.setattr(compiler, "rehearse", rehearse)
         options = Options.from_compile(None, {"cache": False})
-        races = Races(torch.device("cuda", 0), 20.0, "salt", None)
-        make = compiler._device_judge(observed.graph, find_target("sm_90"), options, races, None)
-        made = compiled(observed, None, race=race)
+        device = torch.device("cuda", 0)
+        make = compiler._group_contests(observed.graph, find_target("sm_90"), options, device)
+        made = compiled(observed, race=race)
         if race == "fused" and blobs:
             with pytest.raises(KernelFault):
                 make.prepare(made)

@@ -25,6 +25,7 @@ from fusec.driver.stages import FUSE, PASSES, CompileContext, all_stages
 from fusec.driver.structures import Placed, Planned
 from fusec.driver.trace import Trace
 from fusec.errors import InvalidIR
+from fusec.ir.choice import Choice, Decided
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Load, Var
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Store
@@ -32,7 +33,6 @@ from fusec.ir.index import Axis, index
 from fusec.ir.memory import Memory
 from fusec.ir.program import Program, Put
 from fusec.options import Options
-from fusec.passes.fusion.contract import Choice, FuseGraph, Judge
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
 from fusec.tools.report.observe import observe
@@ -64,8 +64,7 @@ ELSEWHERE = {
         "fusec/driver/pipeline.py",
         "by_pointers",
     ): "the second kernel of one program, for other addresses",
-    ("fusec/driver/race.py", "open_calls"): "the two ways of a group",
-    ("fusec/driver/race.py", "choose_libraries"): "another way of a group",
+    ("fusec/driver/contests.py", "choose_libraries"): "another library as a candidate of a group",
     ("fusec/tools/report/widths.py", "sink"): "a report on printed accesses, which changes nothing",
     ("fusec/tools/bisect/meaning.py", "lower"): "a planned kernel computes what its program does",
 }
@@ -250,15 +249,12 @@ def judged(count: int) -> int:
     """Return how many groups of a model's layers are judged."""
     groups = []
 
-    def make(cut: FuseGraph) -> Judge:
-        def judge(group: Any) -> Choice:
-            groups.append(group)
-            return Choice(True, 0, "said", 1.0)
-
-        return judge
+    def judge(choice: Choice) -> Decided:
+        groups.append(choice.subject)
+        return Decided("fused #0", "said", 1.0)
 
     (seen,) = observe(Layers(count), (torch.randn(1024, 1024),), target=find_target("sm_90"))
-    one = replace(context("sm_90", verify=False), make_judge=make)
+    one = replace(context("sm_90", verify=False), judge=judge)
     captured, _ = STAGES["capture"].run(seen.graph, one)
     schedule = fold(PASSES, captured, one)
     products = [d for d in schedule.decisions if d.reason == "said"]

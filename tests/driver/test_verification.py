@@ -173,7 +173,7 @@ def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch
     def won(*_: object) -> Verdict:
         return Verdict("oneDNN", (CandidateTime("ATen", 2.0), CandidateTime("oneDNN", 1.0)))
 
-    monkeypatch.setattr("fusec.driver.race.LibraryJudge.race", won)
+    monkeypatch.setattr("fusec.driver.race.RaceJudge.race", won)
     tune(monkeypatch, raced_product=1)
     call = compiled(strict=True, race_budget_s=20.0, cache=False)
     with pytest.raises(WrongKernel, match=r"kernel oneDNN .* is off in mm"):

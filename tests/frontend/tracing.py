@@ -26,7 +26,7 @@ from fusec.driver.stages import DYNAMO, CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.capture import capture
-from fusec.ir.graph import Call, Def, Extern, Graph, NodeConstant
+from fusec.ir.graph import CallStep, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
 from fusec.ir.interp.graph import run_graph
 from fusec.ir.text import print_graph
@@ -81,7 +81,7 @@ class Captured:
         return compile_graph
 
     @property
-    def externs(self) -> list[Call]:
+    def externs(self) -> list[CallStep]:
         return [n for g in self.graphs for n in g.nodes if not isinstance(n, Def)]
 
     @property

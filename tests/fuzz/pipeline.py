@@ -30,7 +30,7 @@ from fusec.passes.stage import Stage, fold, fold_each
 SMALL = Tuning(
     split_elements=16,
     least_part_rows=2,
-    shared_bytes=1,
+    min_reused_input_bytes=1,
     resident_row=16,
     row_tile=16,
     point_elements=64,

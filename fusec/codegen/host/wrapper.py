@@ -1,10 +1,10 @@
 """The wrapper printer: the graph's ``call(args)`` as readable Python.
 
-The names it uses are few, and ``runtime.executable`` binds them: ``empty`` (shape, strides, dtype),
+``runtime.executable`` binds the few names that it uses: ``empty`` (shape, strides, dtype),
 ``window`` (a strided view; ``strided`` where a call only reads it), ``restride`` (an eager kernel's
 result with the traced strides), ``constant`` (an argument that only the FX graph has), the kernels
-by name, and ``extern_<node>`` for eager kernels. When memory is allocated, written again and freed,
-a plan says (``passes/memory/buffers.py``).
+by name, and ``extern_<node>`` for eager kernels. The memory plan decides where memory is allocated,
+reused and freed (``passes/memory/buffers.py``).
 
 Worked example::
 
@@ -16,10 +16,10 @@ Worked example::
         k0(mm, b, y)
         return (y,)
 
-Where a program is verified (``fusec/driver/verification.py``), each launch is followed by a line
-that says which values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text
-is for profilers (``runtime/calls/ranges.py``): its launches have names, ``named("k3", k0, mm, b,
-y)``. Neither has runs (``codegen/host/runs.py``), one call for several kernels.
+If a program is verified (``fusec/driver/verification.py``), each launch is followed by a line that
+reports the values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text is
+for profilers (``runtime/calls/ranges.py``): its launches have names, ``named("k3", k0, mm, b, y)``.
+Neither form has runs (``codegen/host/runs.py``), one call for several kernels.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from fusec.ir.program import Program
 Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
-    "mkldnn", "float", "watch", "named", "min", "_",
+    "mkldnn", "ops", "float", "watch", "named", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -95,7 +95,7 @@ class _Wrapper:
         self.last_write = self._last_writes()
 
     def _last_writes(self) -> dict[Buffer, int]:
-        """Return the last step that writes an input: whole, or a part of it."""
+        """Return buffer -> position of the last step that writes it, entirely or in part."""
         last: dict[Buffer, int] = {}
         for position, step in enumerate(self.schedule.steps):
             match step:
@@ -170,7 +170,7 @@ class _Wrapper:
         self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
 
     def _run(self, run: NativeRun, code: RunCode) -> None:
-        """Print the one call of a run, around it what its kernels allocate and free."""
+        """Print the call of a run, with its kernels' allocations before and frees after it."""
         memory = self.memory.of_run(run)
         for allocation in memory.allocated:
             self._lay(allocation)
@@ -180,11 +180,11 @@ class _Wrapper:
         self._free(dict.fromkeys([*over, *memory.freed]))
 
     def _launch(self, name: str, called: str) -> str:
-        """Return what stands before a launch's arguments."""
+        """Return the text of a launch up to its first argument."""
         return f"named({name!r}, {called}, " if self.named else f"{called}("
 
     def _foreach(self, foreach: ForeachKernel) -> None:
-        """Print one launch for all rows: their tensors, then their sizes."""
+        """Print the launch of a foreach kernel: a tuple of tensors for each row, then the sizes."""
         program = self.programs[foreach.name]
         buffers = [foreach.buffers.index(b) for b in program.buffers]
         sizes = [foreach.extents.index(s) for s in program.sizes]
@@ -195,7 +195,7 @@ class _Wrapper:
         self.lines.append(f"), {values!r})")
 
     def _allocate(self, memory: StepMemory) -> None:
-        """Print where the buffers lie that a launch makes."""
+        """Print the allocations of a launch's results."""
         for allocation in memory.allocated:
             self._lay(allocation)
             over = allocation.over
@@ -210,7 +210,7 @@ class _Wrapper:
             self.lines.append(f"{name} = {self._placed(allocation.buffer, over)}  # memory reused")
 
     def _placed(self, buffer: Buffer, over: Buffer) -> str:
-        """Return the tensor that lies where another did, which may have had another shape."""
+        """Return ``over``'s tensor, restrided if needed, as the memory of ``buffer``."""
         if (buffer.shape, buffer.strides) == (over.shape, over.strides):
             return self.names(over)
         shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
@@ -221,14 +221,14 @@ class _Wrapper:
         return f"{shape}, {strides}, {buffer.dtype}"
 
     def _free(self, buffers: Iterable[Buffer]) -> None:
-        """Print what lets go of buffers; those that have no name were never held."""
+        """Print ``del`` for buffers that have a name; others have never been bound."""
         self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
 
     def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
         reader = "window" if extern.may_alias or extern.written is not None else "strided"
         args = [self._argument(a, reader) for a in extern.args]
         if extern.written is not None:
-            args[0] += ".data"  # a version counter of its own: AOTAutograd counts the write
+            args[0] += ".data"  # has its own version counter: AOTAutograd counts the write itself
         args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
         made = extern.outputs
         launch = self._launch(extern.node, callee(extern)) if extern.is_launch else ""
@@ -255,7 +255,7 @@ class _Wrapper:
             self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
     def _sized(self, extern: Extern, call: str) -> None:
-        """Print a call whose results have sizes that are known only now."""
+        """Print a call with data-dependent result sizes, and bind these sizes."""
         results = [f"{self.names(b)}" if b is not None else "_" for b in extern.outputs] or ["_"]
         for bound in extern.gives:
             if bound.axis is None:
@@ -270,7 +270,7 @@ class _Wrapper:
                 self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
     def _row_loop(self, loop: RowLoop) -> None:
-        """Print a loop over rows: windows go in, results go to their rows, sums are added up."""
+        """Print a loop over chunks of rows: pass windows, copy results to their rows, add sums."""
         for buffer in loop.writes:
             maker = "empty" if buffer in loop.results else "zeros"
             self.lines.append(f"{self.names(buffer)} = {maker}({self._layout(buffer)})")
@@ -297,7 +297,7 @@ class _Wrapper:
         self.lines.append("    del part")
 
     def _rows_of(self, view: View, count: str) -> str:
-        """Return the window of a chunk's rows: those from ``start`` on, ``count`` of them."""
+        """Return the window of a chunk's rows: ``count`` rows from ``start`` on."""
         sizes = [count, *(print_size(extent, self.names) for extent in view.shape[1:])]
         step = view.strides[0]
         first = (
@@ -311,10 +311,10 @@ class _Wrapper:
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
     def _watch(self, position: int, step: Step, watched: Watched) -> None:
-        """Print which values a step has stored; an eager kernel's have no kernel's name, but those
-        of another library than eager's have its name.
+        """Print a ``watch`` of the values that a step has stored, under its kernel's name; an
+        extern's name is its library, None for eager's own.
 
-        An input that is written in several places holds its value after the last.
+        An input that several steps write is watched after the last.
         """
         name: str | None = None
         match step:
@@ -335,7 +335,7 @@ class _Wrapper:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
     def _return(self, graph: Graph) -> None:
-        """Print what is returned: equal results are one object, which then has a name."""
+        """Print the return statement; equal results are returned as one object, bound to a name."""
         made = (o for o in graph.outputs if isinstance(o, OwnTensor) or _is_window(o))
         twice = {o: self.names.new("result") for o, count in Counter(made).items() if count > 1}
         self.lines += [f"{name} = {self._argument(o)}" for o, name in twice.items()]
@@ -387,17 +387,17 @@ def _is_window(argument: Argument) -> bool:
 
 
 def callee(extern: Extern) -> str:
-    """Return what an extern is called by: its name if a library has it, or a bound name."""
+    """Return the callee of an extern: the library's name if it has one, or a bound name."""
     if extern.target.startswith(("aten.", "mkl.", "mkldnn.")):
         return extern.target
-    return f"{_EXTERN}{extern.node}"
+    return f"ops.{extern.target}" if extern.library else f"{_EXTERN}{extern.node}"
 
 
 def taken(schedule: Schedule) -> dict[str, list[Any]]:
-    """Return what a schedule's wrapper takes of the FX graph.
+    """Return the parts of the FX graph that a schedule's wrapper refers to.
 
     Returns:
-        "calls": nodes whose callables it calls; "constants": nodes, and paths among arguments.
+        "calls": nodes whose callables it calls; "constants": nodes, with paths in their arguments.
     """
     calls: list[str] = []
     constants: list[tuple[str, tuple[str | int, ...]]] = []
@@ -470,10 +470,10 @@ def print_wrapper(
     """Return the source of ``call(args)`` for a scheduled graph.
 
     Args:
-        memory: where its buffers lie.
-        programs: by kernel name.
+        memory: the plan of its buffers' allocations.
+        programs: kernel name -> program.
         code: kernel name -> name of the kernel whose code it runs.
-        watched: which node's value a buffer holds; given, each step is followed by a ``watch``.
-        named: print the form for profilers.
+        watched: buffer -> node whose value it holds; if given, a ``watch`` follows each step.
+        named: whether to print the form for profilers.
     """
     return _Wrapper(schedule, memory, programs, code, watched, named=named).print()

@@ -1,23 +1,24 @@
 """Decide which convolutions of an FX graph run channels-last.
 
 Convolutions whose images are joined by operations on images are a *component*: in it one format
-flows (``channels_last.py``), so it is decided for all of them together. Channels-last saves what
-each convolution gains (by a race on this machine, or by rule), and costs what is converted: inputs,
-results, saved tensors and gradients, and images before and after a reshape that mixes channels with
-places, as the groups of a GroupNorm do. What is converted is no estimate: the images flow in a copy
-of the graph. Images stay as eager has them unless the gains are clear of the costs (``CLEAR``).
+flows (``channels_last.py``), so it is decided for all of them together. Channels-last saves the
+gains of the convolutions, each of which is a choice (``ir/choice.py``), and costs the conversions:
+of inputs, results, saved tensors and gradients, and of images before and after a reshape that mixes
+channels with positions, such as the groups of a GroupNorm. The conversions are counted, not
+estimated, in a copy of the graph. Images stay contiguous unless gains exceed costs clearly
+(``CLEAR``).
 
-Which convolutions are timed does not depend on how long that takes: those of which the rule expects
-most, ``TIMED`` of all that it expects. The others gain in proportion.
+The judge sees the convolutions with the largest gains by rule, up to ``TIMED`` of their sum, so the
+convolutions that are timed do not depend on how long that takes. The others gain in proportion.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -31,6 +32,8 @@ from fusec.frontend.fx_passes.channels_last import (
     is_last,
 )
 from fusec.frontend.fx_passes.fx_nodes import count_bytes, fakes_of
+from fusec.frontend.origin import op_name
+from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
 
 aten = torch.ops.aten
@@ -38,31 +41,16 @@ aten = torch.ops.aten
 DECISION = "format"
 """Key of a node's ``meta`` with what was decided about its component."""
 
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
+
 TIMED = 0.75
 """Share of the expected gains whose convolutions are timed."""
 CLEAR = 1.5
 """How many times the conversions the gains must be: a kernel that reads or writes across the order
 of memory may take several times what its bytes say (GroupNorm of 32 x 32 images: 3.3, 2026-11)."""
 LEAST_SHARE = 0.03
-"""Share of what the timed convolutions take that is to be saved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What one convolution gains by images that are channels-last.
-
-    Attributes:
-        us: microseconds saved; negative where it loses.
-        reason: how that is known.
-        of_us: what it takes with contiguous images; 0 where nobody knows.
-    """
-
-    us: float
-    reason: str
-    of_us: float = 0.0
-
-
-GainJudge: TypeAlias = Callable[[fx.Node], Gain]
+"""Share of the timed convolutions' time that must be saved."""
+_CERTAIN_US = 1e9
 
 
 class MachineRates(Protocol):
@@ -76,13 +64,13 @@ class MachineRates(Protocol):
 
 
 def choose_formats(
-    gm: fx.GraphModule, rates: MachineRates, judge: GainJudge | None, *, eager_draws: bool
+    gm: fx.GraphModule, rates: MachineRates, judge: Judge, *, eager_draws: bool
 ) -> None:
-    """Let the images of convolutions be channels-last where that saves time, in place.
+    """Make the images of convolutions channels-last where that saves time, in place.
 
     Args:
-        judge: says what a convolution gains; None: the rule does.
-        eager_draws: random numbers are those of eager, whose order is that of memory.
+        judge: decides what each convolution gains.
+        eager_draws: random numbers are eager's, whose order is that of memory.
     """
     convolutions = [node for node in gm.graph.nodes if _may_convert(node)]
     if not convolutions:
@@ -164,7 +152,7 @@ def _is_weight_gradient(node: fx.Node) -> bool:
 def _decide(
     images: list[fx.Node],
     rates: MachineRates,
-    judge: GainJudge | None,
+    judge: Judge,
     convert: Callable[[], list[torch.Tensor]],
 ) -> bool:
     """Return True if a component is to be channels-last; each convolution knows why.
@@ -177,8 +165,8 @@ def _decide(
     if not convolutions:
         return False
     gains = _gains(convolutions, rates, judge)
-    gained_us = sum(gain.us for gain in gains.values())
-    least_us = LEAST_SHARE * sum(gain.of_us for gain in gains.values())
+    gained_us = sum(map(_gained_us, gains.values()))
+    least_us = LEAST_SHARE * sum(gain.reference_us for gain in gains.values())
     costs = f"; all {len(gains)} that share images gain {gained_us:.0f} us"
     taken = gained_us > least_us
     if taken:
@@ -189,50 +177,81 @@ def _decide(
         costs += f", and conversions of {moved} bytes in {len(converted)} places cost {cost_us:.0f}"
     for node, gain in gains.items():
         node.meta[DECISION] = Decision(
-            node.name, "channels-last", taken, gain.reason + costs, gain.us, "contiguous"
+            node.name, CHANNELS_LAST, taken, gain.reason + costs, _gained_us(gain), CONTIGUOUS
         )
     return taken
 
 
 def _gains(
-    convolutions: list[fx.Node], rates: MachineRates, judge: GainJudge | None
-) -> dict[fx.Node, Gain]:
-    """Return what each convolution gains: those that matter most are judged."""
+    convolutions: list[fx.Node], rates: MachineRates, judge: Judge
+) -> dict[fx.Node, Decided]:
+    """Return what is decided of each convolution alone: the judge sees those that matter most."""
     ruled = {node: gain_by_rule(node, rates) for node in convolutions}
-    if judge is None:
-        return ruled
-    gains: dict[fx.Node, Gain] = {}
-    expected, left = 0.0, TIMED * sum(gain.us for gain in ruled.values())
-    for node in sorted(ruled, key=lambda node: -ruled[node].us):
+    gains: dict[fx.Node, Decided] = {}
+    expected, left = 0.0, TIMED * sum(map(_gained_us, ruled.values()))
+    for node in sorted(ruled, key=lambda node: -_gained_us(ruled[node])):
         if gains and expected >= left:
             break
-        gains[node] = judge(node)
-        expected += ruled[node].us
-    rate = sum(gain.us for gain in gains.values()) / expected if expected else 0.0
+        gains[node] = judge(format_choice(node, ruled[node]))
+        expected += _gained_us(ruled[node])
+    if gains.items() <= ruled.items():
+        return ruled
+    rate = sum(map(_gained_us, gains.values())) / expected if expected else 0.0
     for node, gain in ruled.items():
         if node not in gains:
-            gains[node] = Gain(rate * gain.us, f"{rate:.2f} times as much as {gain.reason}")
+            reason = f"{rate:.2f} times as much as {gain.reason}"
+            gains[node] = replace(gain, saved_us=rate * _gained_us(gain), reason=reason)
     return gains
+
+
+def format_choice(convolution: fx.Node, ruled: Decided) -> Choice:
+    """Return the choice between the memory formats of a convolution's images."""
+    describe = partial(describe_convolution, convolution)
+    candidates = CONTIGUOUS, CHANNELS_LAST
+    return Choice("convolution", describe, convolution, candidates, lambda: ruled)
+
+
+def describe_convolution(convolution: fx.Node) -> str:
+    """Return the arguments on which a convolution's time depends as one line."""
+
+    def described(value: Any) -> str:
+        if not isinstance(value, fx.Node):
+            return str(value).replace(" ", "")
+        tensor = value.meta["val"]
+        shape = ",".join(str(extent) for extent in tensor.shape)
+        return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"
+
+    arguments = " ".join(map(described, convolution.args))
+    return f"convolution {op_name(convolution.target)} {arguments}"
+
+
+def _gained_us(decided: Decided) -> float:
+    """Return the microseconds that channels-last images save; pinned, more than any conversion."""
+    if decided.pinned:
+        return _CERTAIN_US if decided.candidate == CHANNELS_LAST else -_CERTAIN_US
+    return decided.saved_us or 0.0
 
 
 def _is_last_already(convolution: fx.Node) -> bool:
     return all(is_last(image.meta["val"]) for image in images_of(convolution))
 
 
-def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Gain:
-    """Return what is gained where nothing is measured.
+def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Decided:
+    """Return what a convolution gains where nothing is measured.
 
-    oneDNN computes in a format of its own if images are contiguous, and converts them, and what it
-    returns, at each call. A product of channels (1 x 1) needs none. Measured 2026-11, batches of 4
-    with AVX-512, f32, one thread: within a factor of two for depthwise and dense kernels of 3 to 7.
+    oneDNN computes in a format of its own if images are contiguous, and converts images and results
+    at each call. A 1 x 1 convolution, a product over channels, needs no conversion. Measured
+    2026-11, batches of 4, AVX-512, f32, one thread: within a factor of two for depthwise and dense
+    kernels of 3 to 7.
     """
     weight: Any = convolution.args[len(images_of(convolution))]
     if all(extent == 1 for extent in weight.meta["val"].shape[2:]):
-        return Gain(0.0, "by rule: a product of channels is as fast in both formats")
+        return Decided(CONTIGUOUS, "by rule: a 1 x 1 kernel is as fast in both formats", 0.0)
     results = convolution.meta["val"]
     made = results[0] if isinstance(results, tuple | list) else results
     moved = sum(map(_bytes, images_of(convolution))) + (0 if made is None else count_bytes(made))
-    return Gain(2 * moved / rates.bytes_per_us, "by rule: the library converts contiguous images")
+    reason = "by rule: the library converts contiguous images"
+    return Decided(CHANNELS_LAST, reason, 2 * moved / rates.bytes_per_us)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -1,25 +1,27 @@
 """Choose which products of matrices fusec computes itself.
 
-A library call whose meaning index notation can say (``Extern.decomposition``) may be *opened*: its
-definitions take its place, and fuse with what stands around them. All are opened first. A product
-that shares its kernel with nothing gains nothing, and is closed again. Kernels with opened calls,
-those that share a call together, are a *group* that could run in two ways: these kernels, or the
-library's calls with fused kernels around them. A judge (modelled time, or a race on the device)
-says which, and the calls of a lost group are closed. What is left is cut again, until every group
-has won.
+A library call that index notation can express has a decomposition (``Extern.decomposition``): its
+definitions replace the call, and fuse with their neighbours. All such calls are decomposed first. A
+product that shares its kernel with no other definition gains nothing, and is kept as a call.
+Kernels with decomposed calls, those of one call together, are a *group*. For each group there is a
+choice: these kernels, or the library's calls with fused kernels around them. The calls of a group
+that loses are kept. The rest is fused again, until every group has won.
 
-Worked example: ``gelu(x @ w + b)`` is opened to one kernel. The library's product and a kernel of
-its own for the bias and GELU take 1521 us by the model, one kernel 1639 us: the call is closed.
+Worked example: ``gelu(x @ w + b)`` is decomposed to one kernel. The library's product and a kernel
+for the bias and GELU take 1521 us by the model, one kernel 1639 us: the call is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TypeAlias
 
 from fusec.ir.atoms import size_class
 from fusec.ir.canonical import Canonical, canonical
+from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.contraction import factors, vector_factors
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads, postorder, reach
@@ -36,11 +38,15 @@ from fusec.ir.graph import (
     View,
 )
 from fusec.ir.index import Size, index
+from fusec.ir.names import operation_words
 from fusec.ir.streamed import streamed
 from fusec.passes.fusion.cost import price, price_call
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.unroll_rows import worthwhile
 from fusec.passes.machine import Machine
+
+LIBRARY, FUSED = "library", "fused #"
+"""Candidates of a group: its calls kept, and one kernel in each of its configurations."""
 
 FuseGraph: TypeAlias = Callable[[Graph], Schedule]
 """The passes from a graph to kernels."""
@@ -48,23 +54,25 @@ FuseGraph: TypeAlias = Callable[[Graph], Schedule]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What some kernels with opened calls compute, as a graph of its own.
+    """The part of a graph that some kernels with decomposed calls compute.
 
     Attributes:
-        graph: the calls closed, as captured.
-        opened: FX nodes of the calls that are opened in the kernels.
-        kernels: all of it, fused.
+        graph: that part as captured, with its calls kept.
+        decomposed: FX nodes of the calls that are decomposed in the kernels.
+        kernels: the part, fused.
+        cut: the passes that fused it.
     """
 
     graph: Graph
     decomposed: frozenset[str]
     kernels: tuple[Kernel, ...]
+    cut: FuseGraph = field(compare=False)
 
     @property
     def signature(self) -> str:
-        """The graph's form as text, the same in every process: equal for layers that are alike.
+        """The graph's canonical form as text, the same in every process; equal layers share it.
 
-        Symbolic sizes are known by the classes of their hints.
+        Symbolic sizes are represented by the classes of their hints.
         """
         known = self._canonical()
         classes = [size_class(size.hint) for size in known.of_kind(Size)]
@@ -75,6 +83,22 @@ class Group:
         """Its symbolic sizes, in an order that groups of one signature share."""
         return self._canonical().of_kind(Size)
 
+    def describe(self) -> str:
+        """Return a digest of the signature and the operations: the same in every process."""
+        digest = hashlib.sha256(self.signature.encode()).hexdigest()[:16]
+        origins = [line.origin for line in self.graph.externs]
+        origins += [line.origin for line in self.graph.defs]
+        ops = operation_words(op for origin in origins for op in origin.ops)
+        return f"group {digest} {' + '.join(ops)}"
+
+    def separate(self) -> Schedule:
+        """Return it with its calls kept."""
+        return self.cut(self.graph)
+
+    def fused(self) -> Schedule:
+        """Return it with its calls decomposed."""
+        return self.cut(decompose_calls(self.graph, self.decomposed))
+
     def _canonical(self) -> Canonical:
         buffers = [b for b in self.graph.inputs if isinstance(b, Buffer)]
         buffers += [b for n in self.graph.nodes for b in n.writes]
@@ -82,63 +106,50 @@ class Group:
         return canonical(self.graph, layouts)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which way a group runs.
-
-    Attributes:
-        fused: in kernels that compute the products themselves.
-        configuration: which of the schedule's configurations, 0 being its own choice.
-        reason: what was modelled or measured, for the decision log.
-        saved_us: time that the fused kernel saves.
-        ratio: the library's time over the fused kernel's; 1 where that is not known.
-    """
-
-    fused: bool
-    configuration: int
-    reason: str
-    saved_us: float
-    ratio: float = 1.0
-
-
-Judge: TypeAlias = Callable[[Group], Choice]
-
-
 def cut_with_products(
-    graph: Graph, cut: FuseGraph, judge: Judge | None, machine: Machine, *, alone: bool = False
+    graph: Graph,
+    cut: FuseGraph,
+    judge: Judge | None,
+    machine: Machine,
+    *,
+    tried: FuseGraph | None = None,
+    alone: bool = False,
 ) -> Schedule:
-    """Return the graph cut into kernels, with every product fused where that is the better way.
+    """Return the graph cut into kernels, with every product fused where that is faster.
 
     A kernel that won has the configuration that won.
 
     Args:
         cut: the passes from a graph to kernels.
-        judge: chooses between the ways of a group; None fuses all that can be.
-        machine: says what is opened at all; products of few rows are, with nothing beside them.
-        alone: whether those of many rows are, too.
+        judge: decides each group's choice; None fuses all that can be.
+        tried: the passes as the judge runs them, which record nothing; default: ``cut``.
+        machine: limits which calls are decomposed; skinny products are also on their own.
+        alone: whether products of many rows are decomposed on their own, too.
     """
     few = _skinny_products(graph, machine)
     # A window's gradient by one core is the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.cache_bytes)
     if judge is not None and not machine.rates.alone:
         decomposed &= _attending(graph) | few
-    verdicts: dict[str, Choice] = {}
+    known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
         schedule = cut(decompose_calls(graph, decomposed))
         kept = set() if alone else (_lonely(graph, schedule) - few) & decomposed
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
-            group = slice_group(graph, kernels, calls)
-            choice = _LOST
+            group = slice_group(graph, kernels, calls, tried or cut)
+            decided = _LOST
             if group is not None and judge is not None:
                 signature = group.signature
-                choice = verdicts.get(signature) or judge(group)
-                verdicts[signature] = choice
+                decided = known.get(signature) or judge(_choice(group, machine))
+                known[signature] = decided
             name = _name(kernels)
-            log[name] = _decision(graph, calls, name, choice)
-            configured.update((k, replace(k, configuration=choice.configuration)) for k in kernels)
-            if not choice.fused:
+            log[name] = _decision(graph, calls, name, decided)
+            if decided.candidate.startswith(FUSED):
+                number = int(decided.candidate.removeprefix(FUSED))
+                configured.update((k, replace(k, configuration=number)) for k in kernels)
+            else:
                 kept |= calls
         if not kept:
             steps = tuple(configured.get(step, step) for step in schedule.steps)
@@ -148,19 +159,20 @@ def cut_with_products(
     return replace(schedule, decisions=(*schedule.decisions, *log.values()))
 
 
-_LOST = Choice(False, 0, "other calls stand between its kernels", 0.0)
+_LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
 
 
-def judge_by_model(cut: FuseGraph, machine: Machine) -> Judge:
-    """Return the judge that compares modelled times."""
+def _choice(group: Group, machine: Machine) -> Choice:
+    by_model = cache(partial(_by_model, group, machine))
+    return Choice("group", group.describe, group, (LIBRARY,), by_model, FUSED)
 
-    def judge(group: Group) -> Choice:
-        fused = sum(price(k, machine).us for k in group.kernels)
-        separate = modelled_us(cut(group.graph), machine)
-        reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
-        return Choice(fused < separate, 0, reason, separate - fused, separate / fused)
 
-    return judge
+def _by_model(group: Group, machine: Machine) -> Decided:
+    fused = sum(price(k, machine).us for k in group.kernels)
+    separate = modelled_us(group.separate(), machine)
+    reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
+    winner = f"{FUSED}0" if fused < separate else LIBRARY
+    return Decided(winner, reason, separate - fused, separate)
 
 
 def modelled_us(schedule: Schedule, machine: Machine) -> float:
@@ -181,20 +193,21 @@ def _name(kernels: tuple[Kernel, ...]) -> str:
     return "+".join(s.buffer.name for k in kernels for s in k.stores)
 
 
-def _decision(graph: Graph, decomposed: frozenset[str], name: str, choice: Choice) -> Decision:
+def _decision(graph: Graph, decomposed: frozenset[str], name: str, decided: Decided) -> Decision:
     calls = "+".join(
         call.title.removesuffix(".default") for call in graph.externs if call.node in decomposed
     )
-    return Decision(calls, name, choice.fused, choice.reason, choice.saved_us, "the library")
+    taken = decided.candidate.startswith(FUSED)
+    return Decision(calls, name, taken, decided.reason, decided.saved_us, "the library")
 
 
-# -- opening ---------------------------------------------------------------------------------------
+# -- decomposition ---------------------------------------------------------------------------------
 
 
 def decompose_calls(graph: Graph, decomposed: set[str] | frozenset[str]) -> Graph:
-    """Return the graph with the meaning of some calls, by FX node, in their places.
+    """Return the graph with some calls, named by FX node, replaced by their decompositions.
 
-    What holds a weight as a meaning reads it stands before the first of these.
+    The definition that packs a weight for them comes before the first of these.
     """
     nodes: list[Line] = []
     known = {b for line in graph.nodes for b in line.writes}.union(graph.inputs)
@@ -212,10 +225,10 @@ def decompose_calls(graph: Graph, decomposed: set[str] | frozenset[str]) -> Grap
 
 
 def _decomposable(graph: Graph, *, others: bool) -> set[str]:
-    """Return the calls whose meaning covers every result that anybody reads.
+    """Return the calls whose decomposition covers every result that is read.
 
     Args:
-        others: whether those that multiply no matrices count.
+        others: whether calls that multiply no matrices count.
     """
     read = graph.returned.union(*(node.reads for node in graph.nodes))
     return {
@@ -251,7 +264,7 @@ def _attending(graph: Graph) -> set[str]:
 
 
 def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
-    """Return the calls that stream weights for few rows."""
+    """Return the calls of products with so few rows that streaming their weights pays."""
 
     def streams(line: Def) -> bool:
         products = (streamed(n, machine.skinny_rows) for n in postorder((line.expr,)))
@@ -282,9 +295,9 @@ def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
 def _groups(
     graph: Graph, schedule: Schedule, decomposed: set[str]
 ) -> list[tuple[tuple[Kernel, ...], frozenset[str]]]:
-    """Return the kernels that hold definitions of opened calls, those that share one together.
+    """Return the kernels that hold definitions of decomposed calls, those of one call together.
 
-    A sum in parts, of which the captured graph knows nothing, stays in one group with its parts.
+    A split reduction, which the captured graph does not have, is in one group with its parts.
     """
     call_of = {
         line.buffer: call.node
@@ -310,12 +323,14 @@ def _groups(
     return [g for g in groups if g[1]]
 
 
-def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]) -> Group | None:
-    """Return what some kernels compute as a graph with its calls closed, or None if there is none.
+def slice_group(
+    graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str], cut: FuseGraph
+) -> Group | None:
+    """Return the part of a graph that some kernels compute, with its calls kept.
 
-    The lines between what the kernels store and what they load, as captured. Parts of sums, which
-    the captured graph does not know, are internal. There is none where other calls stand between.
-    A weight in panels is an input, and so is what the call reads in its place.
+    It has the lines between the kernels' loads and their stores, as captured; partial sums, which
+    the captured graph does not have, are internal. None if other calls stand between its lines. A
+    weight in panels is an input, and so is the weight that the call reads in its place.
     """
     decomposed = [call for call in graph.externs if call.node in calls]
     producer = {buffer: node for node in graph.nodes for buffer in node.writes}
@@ -337,4 +352,4 @@ def slice_group(graph: Graph, kernels: tuple[Kernel, ...], calls: frozenset[str]
         return None
     sizes = graph.sizes
     outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)
-    return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels)
+    return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels, cut)

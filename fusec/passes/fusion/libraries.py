@@ -1,12 +1,11 @@
 """Call each product in the library that computes it fastest.
 
-Spec: ``schedule -> schedule``. A product that stayed a call may be made by other libraries as well
-(``Extern.others``): which is faster depends on the processor, so a *chooser* says it, by a race on
-this machine (``race.py``) or from what an earlier one found. Calls that are alike share an answer.
-Those that multiply most all together are asked for first: the time for races is spent where it
-gains most. Products below ``Tuning.raced_product``, and those that all together are less than
-``LEAST_SHARE`` of what the graph multiplies, go by rule, to the library that they name. So what is
-raced does not depend on how long races take.
+Spec: ``schedule -> schedule``. A product that is kept as a call may be computed by other libraries
+as well (``Extern.others``). Which is fastest depends on the processor: a choice (``ir/choice.py``),
+one for all calls of equal types, shapes and strides. Those with the most multiply-adds in all come
+first: the time for races is spent where it gains most. Products below ``Tuning.raced_product``, and
+those that have less than ``LEAST_SHARE`` of the graph's multiply-adds, go by rule to the library
+that they name. So the products that are raced do not depend on how long races take.
 
 Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` of 512 x 768 by
 768 x 3072 becomes ``mkldnn._linear_pointwise(x, w, None, "none", [], "")``: 12.8 ms, not 20.6.
@@ -15,80 +14,72 @@ Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from fusec.ir.atoms import size_class
+from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index
 
 ATEN = "ATen"
+"""The library that a call names."""
 
 LEAST_SHARE = 0.03
-"""Share of a graph's multiply-adds from which alike products are raced: others decide nothing."""
+"""Share of a graph's multiply-adds from which equal products are raced: others decide nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Which library a call goes to.
-
-    Attributes:
-        library: one of ``call.others``; None for that which the call names.
-        reason: what was measured, for the decision log.
-        saved_us: time of one call that the choice saves, or would lose.
-    """
-
-    library: str | None
-    reason: str
-    saved_us: float | None = None
-
-
-Chooser: TypeAlias = Callable[[Extern], Answer]
-
-
-def choose_libraries(
-    schedule: Schedule, libraries: frozenset[str], small: int, choose: Chooser | None
-) -> Schedule:
-    """Return the schedule with each product called in the library that its chooser names.
+def choose_libraries(schedule: Schedule, small: int, judge: Judge) -> Schedule:
+    """Return the schedule with each product called in the library that the judge decides for.
 
     Args:
-        libraries: those that the target has.
         small: multiply-adds below which a product goes by rule.
-        choose: None where nothing can be timed.
     """
-    alike: dict[str, list[Extern]] = {}
+    equal: dict[str, list[Extern]] = {}
     for call in _calls(schedule):
-        if libraries.intersection(call.others):
-            alike.setdefault(describe_call(call), []).append(call)
-    answers: dict[str, Answer] = {}
-    least = LEAST_SHARE * sum(map(_work, alike.values()))
-    for key, calls in sorted(alike.items(), key=lambda row: -_work(row[1])):
+        if call.others:
+            equal.setdefault(describe_call(call), []).append(call)
+    decided: dict[str, Decided] = {}
+    least = LEAST_SHARE * sum(map(_work, equal.values()))
+    for key, calls in sorted(equal.items(), key=lambda row: -_work(row[1])):
         if multiply_adds(calls[0]) < small:
-            answers[key] = Answer(None, "by rule: small products go to the library that they name")
+            decided[key] = _by_rule("small products go to the library that they name")
         elif _work(calls) < least:
-            answers[key] = Answer(None, "by rule: too small a part of the graph's products")
-        elif choose is None:
-            answers[key] = Answer(None, "by rule: nothing is timed")
+            decided[key] = _by_rule("too small a part of the graph's products")
         else:
-            answers[key] = choose(calls[0])
+            decided[key] = judge(library_choice(calls[0]))
     log = tuple(
         Decision(
             call.title,
-            answer.library or " or ".join(call.others),
-            answer.library is not None,
-            answer.reason,
-            answer.saved_us,
+            " or ".join(call.others) if made.candidate == ATEN else made.candidate,
+            made.candidate != ATEN,
+            made.reason,
+            made.saved_us,
             ATEN,
         )
-        for key, answer in answers.items()
-        for call in alike[key]
+        for key, made in decided.items()
+        for call in equal[key]
     )
-    chosen = {key: answer.library for key, answer in answers.items() if answer.library is not None}
+    chosen = {key: made.candidate for key, made in decided.items() if made.candidate != ATEN}
     taken = _take(schedule, chosen) if chosen else schedule
     return replace(taken, decisions=(*taken.decisions, *log)) if log else taken
+
+
+def library_choice(call: Extern) -> Choice:
+    """Return the choice between the libraries that have a product."""
+    by_rule = partial(_by_rule, "nothing is timed")
+    return Choice("product", partial(_label, call), call, (ATEN, *call.others), by_rule)
+
+
+def _by_rule(why: str) -> Decided:
+    return Decided(ATEN, f"by rule: {why}")
+
+
+def _label(call: Extern) -> str:
+    return f"product {describe_call(call)}"
 
 
 def _take(schedule: Schedule, chosen: dict[str, str]) -> Schedule:

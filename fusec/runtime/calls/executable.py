@@ -1,4 +1,4 @@
-"""A compiled graph, ready to run: binds the names that a printed wrapper uses and calls it."""
+"""Bind the names that a printed wrapper uses, and return its ``call``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
-"""Takes the arguments in one list, which it empties, so that memory is free as soon as may be."""
+"""Takes the arguments in one list, which it empties, so that memory is freed early."""
 
 DTYPES = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
@@ -48,7 +48,7 @@ def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 class _Operators:
-    """A namespace of operators, such as ``torch.ops.aten``, without the Python around each.
+    """A namespace of operators, such as ``torch.ops.aten``, without torch's Python wrappers.
 
     A product costs 1.9 us to call as ``torch.mm`` and 2.7 as ``torch.ops.aten.mm.default``, a
     biased one 3.0 and 4.1 (2026-11).
@@ -90,8 +90,8 @@ def bind(
         kernels: launchers by kernel name.
         outside: the eager callables and constants of its FX graph.
         watch: what a verified wrapper calls after each launch.
-        ranges: names the call and what it launches where a profiler runs.
-        clock: times both, by the names of ``ranges``, if somebody watches.
+        ranges: the names of the call and of its launches under a profiler.
+        clock: times both, by the names of ``ranges``; None outside of ``fusec.watch``.
     """
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -114,6 +114,7 @@ def bind(
         "aten": _Operators(torch.ops.aten),
         "mkl": _Operators(torch.ops.mkl),
         "mkldnn": _Operators(torch.ops.mkldnn),
+        "ops": _Operators(torch.ops),
         **DTYPES,
         **outside.names(),
         **kernels,
@@ -124,7 +125,7 @@ def bind(
 def _watched(
     source: str, namespace: Mapping[str, Any], ranges: Ranges | None, clock: GraphClock | None
 ) -> BoxedCall:
-    """Return the ``call`` of a source, seen by what watches it."""
+    """Return the ``call`` of a source, with its ranges and times if these are wanted."""
     if ranges is None:
         return _define(source, namespace)
     if clock is None:
@@ -143,7 +144,7 @@ def _define_named(
 def _define_timed(
     namespace: Mapping[str, Any], clock: GraphClock, source: str, named: Callable[..., Any]
 ) -> BoxedCall:
-    """Return the same, each launch timed within what ``named`` does."""
+    """Return the same, each launch timed inside the range that ``named`` opens."""
 
     def timed(name: str, *call: Any, **kwargs: Any) -> Any:
         return named(name, clock.named, name, *call, **kwargs)
@@ -152,7 +153,7 @@ def _define_timed(
 
 
 def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
-    """Return the ``call`` of a source, which defines its functions in a namespace of its own."""
+    """Execute a source in a copy of a namespace, and return its ``call``."""
     own = dict(namespace)
     exec(compile(source, "<fusec wrapper>", "exec"), own)
     call: BoxedCall = own["call"]

@@ -1,24 +1,24 @@
-"""The race: ways to compute the same tensors are timed on the device, and the winner is kept.
+"""The race: candidates that compute the same tensors are timed on the device.
 
     verdict = race(
-        [Way("library", bind_library), Way("fused 128x128x64 w8 s3", bind_fused)],
+        [Candidate("library", bind_library), Candidate("fused 128x128x64 w8 s3", bind_fused)],
         make_inputs, reference="library", budget_s=20.0, device=torch.device("cuda", 0),
     )
     verdict.winner                      # "fused 128x128x64 w8 s3"
 
 A race does no harm:
 
-- A way may win only if its outputs agree with the reference way's (`agreement.py`), and it has left
-  its inputs as they were. A wrong one is dropped with a warning.
+- A candidate may win only if its outputs agree with the reference's (`agreement.py`) and it leaves
+  its inputs unchanged. A wrong one is dropped with a warning.
 - It has to beat the reference by `MARGIN`, and in `STEADY` of the rounds that both ran, so that
   noise decides nothing. Where it does not, the reference wins.
-- A way that fails to build or to run is dropped with a debug line. Nothing that a way raises leaves
+- A candidate that fails to build or to run is dropped with a debug line. No exception of one leaves
   the race. On a GPU, what is no exception (an access out of bounds, a hang) does not reach this
   process: kernels that it has not seen run first in another one (`rehearsal.py`).
 - Random numbers, autocast and grad mode are after it as they were before, and it may run inside of
   a compile, where tensors are fake.
 
-Rounds are interleaved (A B C, B C A, ...), so that a slow second of the machine hits all ways.
+Rounds are interleaved (A B C, B C A, ...): a slow second of the machine affects all candidates.
 After each of `STAGES` those clearly behind leave, and at most half of many stay; where the winner
 is `CLOSE` to the reference, more rounds are run. What one call takes is for `stopwatch.py` to say.
 When the time budget is spent, the best so far wins. It is there for machines that are busy: what is
@@ -53,7 +53,7 @@ __all__ = ["Candidate", "CandidateTime", "Verdict", "race"]
 logger = logging.getLogger("fusec.race")
 
 MARGIN = 1.03
-"""How many times faster than the reference a way must be."""
+"""How many times faster than the reference a candidate must be."""
 
 SAMPLE_US = 1000.0
 """What the calls of one sample should take together; short ones run on several sets of inputs."""
@@ -62,11 +62,11 @@ STEADY = 0.8
 """In which share of the rounds it must be the faster one, unless it is so clearly."""
 
 CLEARLY = 1.3
-"""How many times slower than the best a way may be after the first stage, and the reference after
+"""How many times slower than the best a candidate may be after the first stage, the reference after
 any; also the margin where time ran out before a stage was complete."""
 
 STAGES = ((3, CLEARLY), (7, 1.1))
-"""Rounds run by the end of each stage, and how far behind the best a way may then be."""
+"""Rounds run by the end of each stage, and how far behind the best a candidate may then be."""
 
 ROUNDS = 15
 """Rounds of those that stay to the end, which comes sooner where the reference leads."""
@@ -75,10 +75,10 @@ CLOSE, CLOSE_ROUNDS = 1.08, 31
 """How many times faster than the reference the best may be to have so many rounds."""
 
 KEPT = 4
-"""A stage that ends keeps half of the ways, or this many."""
+"""A stage that ends keeps half of the candidates, or this many."""
 
 BUILD_SHARE = 0.7
-"""Share of the budget after which no further way is built: the others are to be timed."""
+"""Share of the budget after which no further candidate is built, so that the others are timed."""
 
 BEHIND = "behind after {} rounds"
 
@@ -88,7 +88,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to compute a group.
+    """One implementation, with how it is built.
 
     Attributes:
         name: what reports call it: "fused 128x128x64 w8 s3", "library", "separate".
@@ -114,17 +114,17 @@ def race(
     quiet: bool = False,
     rounds: int | None = None,
 ) -> Verdict:
-    """Time the ways and return which won, with what was measured of each, in the order given.
+    """Time the candidates; return the winner, and the measurements in the order given.
 
     Args:
         inputs: makes one set of inputs, of other values each time.
-        reference: name of the way that is right, and that wins where none is better.
+        reference: name of the candidate that is correct, and that wins if none is better.
         budget_s: seconds for all of it, building included; one build or call may exceed it.
-        expected: from a set of inputs, the outputs in fp64: decides where ways are not close.
+        expected: computes the outputs in fp64: decides if two candidates disagree.
         progress: gets each step as a line; default: a line on stderr if that is a terminal.
         clock, timer: in place of the real ones.
         quiet: a race that runs out of time says so in the log alone.
-        rounds: each way runs so many, and none leaves sooner: all times count, not who wins.
+        rounds: run so many, and drop no candidate early: the times count, not the winner.
     """
     names = [candidate.name for candidate in candidates]
     if reference not in names or len(set(names)) < len(names):
@@ -147,7 +147,7 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(slots=True)
 class _Entrant:
-    """A way in the race.
+    """A candidate in the race.
 
     Attributes:
         times: microseconds by round.
@@ -171,7 +171,7 @@ class _Entrant:
         """Leave because of an error."""
         lines = str(error).strip().splitlines() or [""]
         self.dropped = f"failed to {stage}: {type(error).__name__}: {lines[0]}"
-        logger.debug("way %r %s", self.candidate.name, self.dropped, exc_info=error)
+        logger.debug("candidate %r %s", self.candidate.name, self.dropped, exc_info=error)
 
     def drop_wrong(self, what: str) -> None:
         """Leave because of what it computes."""
@@ -242,7 +242,7 @@ class _Course:
         expected: Callable[[list[Any]], Sequence[Tensor]] | None,
         deadline: float,
     ) -> None:
-        """Build each way, run it once, and drop it if its outputs are not right."""
+        """Build each candidate, run it once, and drop it if its outputs are not right."""
         if self.clock() >= deadline:
             return self._no_time(self.racing)
         try:
@@ -256,7 +256,7 @@ class _Course:
         outputs = self._trial(self.reference, intact)
         if outputs is None:
             for entrant in self.racing:
-                entrant.dropped = "not checked: the reference way does not work"
+                entrant.dropped = "not checked: the reference candidate does not work"
             return
         exact = None if expected is None else functools.cache(lambda: expected(list(given)))
         for entrant in self.entrants:
@@ -269,9 +269,9 @@ class _Course:
                 entrant.compare(got, outputs, exact, given)
 
     def _trial(self, entrant: _Entrant, intact: _Intact) -> Sequence[Tensor] | None:
-        """Return a way's outputs of the first set; None if it was dropped for how it got there."""
+        """Return a candidate's outputs for the first set; None if it was dropped while it ran."""
         number = self.entrants.index(entrant) + 1
-        self.say(f"building way {number} of {len(self.entrants)}: {entrant.candidate.name}")
+        self.say(f"building candidate {number} of {len(self.entrants)}: {entrant.candidate.name}")
         try:
             call = entrant.candidate.prepare()
         except Exception as error:
@@ -296,7 +296,7 @@ class _Course:
         return outputs
 
     def run(self, inputs: Callable[[], list[Any]], rounds: int | None) -> None:
-        """Time the ways that are left, in rounds."""
+        """Time the remaining candidates, in rounds."""
         try:
             self.timer = self.timer or stopwatch(self.device)
         except RuntimeError as error:  # no memory for the buffer that flushes caches
@@ -321,7 +321,7 @@ class _Course:
             self._rounds(CLOSE_ROUNDS)
 
     def _lead(self) -> float:
-        """Return how many times faster than the reference the best way is."""
+        """Return how many times faster than the reference the best candidate is."""
         if not self.reference.times:
             return math.inf
         best = min(entrant.median for entrant in self.racing)
@@ -345,7 +345,7 @@ class _Course:
             racing = self.racing
             if len(racing) < 2:
                 return False
-            self.say(f"round {self.finished + 1}, {len(racing)} ways, {self._leader()}")
+            self.say(f"round {self.finished + 1}, {len(racing)} candidates, {self._leader()}")
             turn = self.finished % len(racing)
             for entrant in racing[turn:] + racing[:turn]:
                 if self.clock() >= self.deadline:
@@ -389,7 +389,7 @@ class _Course:
             entrant.dropped = NO_TIME
 
     def verdict(self) -> Verdict:
-        """Return the fastest way that beats the reference, or the reference."""
+        """Return the fastest candidate that beats the reference, or the reference."""
         better = [e for e in self.racing if e is not self.reference and e.beats(self.reference)]
         winner = min(better, key=lambda entrant: entrant.median, default=self.reference)
         laps = tuple(entrant.lap() for entrant in self.entrants)
@@ -397,7 +397,7 @@ class _Course:
 
 
 class _Intact:
-    """The bytes of some inputs, to see whether a way wrote to them."""
+    """The bytes of some inputs, to detect a candidate that writes to them."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._seen: list[tuple[int, Tensor, Tensor]] = []
@@ -421,7 +421,7 @@ def _report(verdict: Verdict, *, quiet: bool) -> None:
     for lap in verdict.laps:
         if lap.dropped is not None and lap.dropped.startswith("wrong: "):
             logger.warning(
-                "the way %r to run a group is %s. It is not used; please report it.",
+                "the candidate %r is %s. It is not used; please report it.",
                 lap.name,
                 lap.dropped,
             )

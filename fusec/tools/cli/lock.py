@@ -1,16 +1,16 @@
-"""Write down what the compiler makes of a model, and say later what changed.
+"""Record what the compiler makes of a model, and report later what changed.
 
   fusec lock model.py:Block --input bf16[8,128,768] --train -o model.lock
   fusec lock --check model.lock
 
 The file is text for a review: kernels with what they compute and your lines, the order of sums,
 eager kernels with reasons and libraries, launches, bytes and peak memory. It has no timings. Where
-there are several ways to run a product, it has the one that races here have measured before, else
-the one that the model of costs prefers.
+a product has several candidates, it has the one that an earlier race here chose, else the one that
+the cost model prefers.
 
 With --check the model is compiled as the file says, from the same directory, and nothing is timed:
-the ways are those of the file. Exit code 1 if something changed, which is said in words, with the
-line of your program and the decision that is the cause. No GPU is needed, whatever the target.
+candidates are those of the file. Exit code 1 if something changed: it prints each change, with
+the line of your program and the decision that is the cause. No GPU is needed, whatever the target.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELP = "write down what a model compiles to, or check that it is as it was: --ch
 CHANGED = 1
 """The exit code where something changed."""
 _FIRST = "fusec lock"
-"""How each file begins; what follows is read by ``tools/report/lock_text.py``."""
+"""The first words of each file, which ``tools/report/lock_text.py`` parses."""
 _FORCED = ("race", "descriptors", "roles")
 
 
@@ -87,7 +87,7 @@ def _check(arguments: argparse.Namespace) -> int:
     given = _arguments(old.asked, arguments)
     check_model_line(given)
     new, breaks = _locked(
-        given, old.asked, Pinned(dict(old.ways)), lambda _: read_target(old.target)
+        given, old.asked, Pinned(dict(old.choices)), lambda _: read_target(old.target)
     )
     versions = (old.made_by, new.made_by) if old.made_by != new.made_by else None
     again = shlex.join(["fusec", "lock", *_words(old), "-o", str(arguments.check)])
@@ -102,7 +102,7 @@ def _locked(
     record: Record,
     choose: Callable[[str | None], Target] | None = None,
 ) -> tuple[Lock, tuple[Break, ...]]:
-    """Return what the model compiles to now, and where Dynamo ends graphs."""
+    """Compile the model; return its record and the graph breaks."""
     # Local: as above.
     import torch
 
@@ -119,12 +119,12 @@ def _locked(
         )
     target = staged[0].target if staged else (choose or choose_target)(arguments.target)
     made_by = f"fusec {__version__}, torch {torch.__version__}"
-    lock = make_lock(made_by, asked, target, staged, record.ways.items())
+    lock = make_lock(made_by, asked, target, staged, record.candidates.items())
     return lock, watched.seen.breaks
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:
-    """Return what a command line asks for, as a file keeps it."""
+    """Return a command line's model, inputs and options, as a file keeps them."""
     from fusec.tools.report.lock import Asked  # local, as above
     from fusec.tools.report.lock_text import FLAGS
 
@@ -135,7 +135,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 
 
 def _arguments(asked: Asked, given: argparse.Namespace) -> argparse.Namespace:
-    """Return the command line that a file keeps, with this one's own switches."""
+    """Return the command line that a file keeps, with the other switches of this one."""
     named = argparse.Namespace(**vars(given))
     named.model, named.input, named.option = asked.model, [*asked.inputs], [*asked.options]
     named.train, named.dynamic, named.run = (f in asked.flags for f in ("train", "dynamic", "run"))
@@ -144,7 +144,7 @@ def _arguments(asked: Asked, given: argparse.Namespace) -> argparse.Namespace:
 
 
 def _words(lock: Lock) -> list[str]:
-    """Return the command line that writes a file anew, behind ``fusec lock``."""
+    """Return the arguments of ``fusec lock`` that write a file anew."""
     from fusec.tools.report.stages import this_machine  # local, as above
 
     asked, target = lock.asked, lock.target.partition(",")[0]
@@ -160,7 +160,7 @@ def _words(lock: Lock) -> list[str]:
 def _read(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-        if not text.lstrip().startswith(_FIRST):  # said before torch is imported
+        if not text.lstrip().startswith(_FIRST):  # reported before torch is imported
             raise UsageError(
                 f"{str(path)!r} is no file of `fusec lock`, which begin with {_FIRST!r}."
             )

@@ -1,9 +1,9 @@
-"""What a compile promises: the record that ``fusec lock`` writes and ``fusec lock --check`` reads.
+"""The contract of a compile: the record that ``fusec lock`` writes and ``--check`` reads.
 
-It has no timings, and names no machine but for the width of its vectors, which kernels depend on.
-Kernels and eager kernels of alike layers stand once, with their number; they are told by what they
-compute and by the user's lines, never by a number. ``lock_text.py`` has the form of the file, and
-``lock_changes.py`` what changed between two of them, in words.
+It has no timings, and of the machine only the width of its vectors, which kernels depend on.
+Kernels and eager kernels of repeated layers are one entry, with their number; they are identified
+by what they compute and by the user's lines, never by a number. ``lock_text.py`` has the format of
+the file, and ``lock_changes.py`` describes what changed between two of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches
 from fusec.ir.memory import peak_bytes
+from fusec.passes.fusion.libraries import ATEN
 from fusec.passes.memory.buffers import plan_memory
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
-from fusec.tools.report.candidates import NAMED
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
 from fusec.tools.report.stages import Staged
@@ -34,15 +34,15 @@ _Entry = TypeVar("_Entry", "LockedKernel", "LockedCall")
 
 @dataclass(frozen=True, slots=True)
 class LockedKernel:
-    """One kernel, or several that are alike.
+    """One kernel, or several equal ones.
 
     Attributes:
         parts: what it computes.
-        bytes: what one of them reads and writes.
-        sums: how what it sums up is ordered: axes and parts, "768 as lanes(1024), warps 1".
-        members: how many alike kernels one launch runs.
-        times: how many of them there are.
-        buffers: what it makes, for the decisions about it; no part of the file.
+        bytes: that one of them reads and writes.
+        sums: the order of its sums: axes and parts, "768 as lanes(1024), warps 1".
+        members: how many kernels of one form a launch runs.
+        times: how many equal kernels there are.
+        buffers: that it defines, to find the decisions about it; not in the file.
     """
 
     parts: tuple[Part, ...]
@@ -59,11 +59,11 @@ class LockedKernel:
 
 @dataclass(frozen=True, slots=True)
 class LockedCall:
-    """One eager kernel, or several that are alike.
+    """One eager kernel, or several equal ones.
 
     Attributes:
-        op: what is called, "sort.stable".
-        library: which computes it.
+        op: the operation that is called, "sort.stable".
+        library: that computes it.
         reason: why it is not lowered.
     """
 
@@ -89,9 +89,9 @@ class LockedGraph:
     """One compiled graph.
 
     Attributes:
-        peak: the most bytes that what it makes takes at once; its inputs are not counted.
+        peak: the most bytes that it has allocated at once, without its inputs.
         loops: its loops over rows, "4096 rows by 512".
-        decisions: merges that were rejected; no part of the file.
+        decisions: merges that were rejected; not in the file.
     """
 
     name: str
@@ -111,10 +111,10 @@ class LockedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was compiled, as the command line says it.
+    """The model, inputs and options of a compile, as on the command line.
 
     Attributes:
-        flags: of "train", "dynamic" and "run", those that were given.
+        flags: those of "train", "dynamic" and "run" that were given.
     """
 
     model: str
@@ -128,17 +128,16 @@ class Lock:
     """The whole file.
 
     Attributes:
-        made_by: versions of fusec and torch, which explain a difference, and are none.
-        target: as of ``describe_target``.
-        ways: which way was taken where there are several (``tools/report/candidates.py``), in
-        order.
+        made_by: versions of fusec and torch, which explain a difference, but count as none.
+        target: as by ``describe_target``.
+        choices: each choice and the candidate it took (``tools/report/candidates.py``), in order.
     """
 
     made_by: str
     asked: Asked
     target: str
     graphs: tuple[LockedGraph, ...]
-    ways: tuple[tuple[str, str], ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 def make_lock(
@@ -146,11 +145,11 @@ def make_lock(
     asked: Asked,
     target: Target,
     staged: Sequence[Staged],
-    ways: Iterable[tuple[str, str]],
+    choices: Iterable[tuple[str, str]],
 ) -> Lock:
     """Return the record of a compile."""
     graphs = tuple(map(lock_graph, staged))
-    return Lock(made_by, asked, describe_target(target), graphs, tuple(ways))
+    return Lock(made_by, asked, describe_target(target), graphs, tuple(choices))
 
 
 def describe_target(target: Target) -> str:
@@ -166,10 +165,10 @@ def describe_target(target: Target) -> str:
 
 
 def read_target(described: str) -> Target:
-    """Return the target that a text describes; of TF32, what torch's settings say now.
+    """Return the target that a text describes; TF32 is by torch's current settings.
 
     Raises:
-        UsageError: if there is no such target, or it has no such facts.
+        UsageError: if there is no such target, or it does not have these facts.
     """
     name, *facts = described.split(", ")
     widths = [width for width in _WIDTHS if f"{width} lanes" in facts]
@@ -192,7 +191,7 @@ _WIDTHS = (16, 8, 4)
 
 
 def lock_graph(staged: Staged) -> LockedGraph:
-    """Return what is promised of one graph.
+    """Return the record of one graph.
 
     Raises:
         Exception: what stopped its compile.
@@ -222,7 +221,7 @@ def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:
     """Return the calls of a graph of which nothing was lowered."""
     return _folded(
         [
-            LockedCall(e.op, Part(e.op, without_layer(e.module)), NAMED, e.reason, e.bytes)
+            LockedCall(e.op, Part(e.op, without_layer(e.module)), ATEN, e.reason, e.bytes)
             for e in report.externs
         ]
     )
@@ -238,11 +237,11 @@ def _kernel(launch: Kernel | ForeachKernel, program: Program, staged: Staged) ->
 
 
 def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: bool) -> str:
-    """Return how the axes run that are no grid's, and by how many warps; "" where none is reduced.
+    """Return how the axes outside of the grid run, and the warps; "" if no axis is reduced.
 
-    A symbolic extent is "any": what it is called depends on names in the program.
+    A symbolic extent is "any": its name depends on names in the program.
 
-    Lanes, tiles and parts are what the order of a sum's terms depends on.
+    The order of a sum's terms depends on lanes, tiles and parts.
     """
     values = [store.expr for kernel in launch.kernels for store in kernel.stores]
     if not any(isinstance(node, Reduce) for node in postorder(values)):
@@ -256,11 +255,11 @@ def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: boo
 def _call(call: Extern, program: Program) -> LockedCall:
     op = call.title.removesuffix(".default")
     part, made = program.part(call.node, op), frozenset(b.name for b in call.writes)
-    return LockedCall(op, part, call.library or NAMED, call.reason, step_bytes(call), buffers=made)
+    return LockedCall(op, part, call.library or ATEN, call.reason, step_bytes(call), buffers=made)
 
 
 def _folded(entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
-    """Return entries that are equal as one with their number, in order."""
+    """Return equal entries as one with their number, in order."""
     found: dict[_Entry, list[_Entry]] = {}
     for entry in entries:
         found.setdefault(entry, []).append(entry)

@@ -1,13 +1,13 @@
-"""What changed between a lock and what the compile makes now, in words.
+"""Describe the changes between a lock and the current compile, in words.
 
 Kernels are matched by what they compute: first by operations, modules and lines (their numbers
-aside), then by operations and modules, then by operations alone. So a line that moved, was written
-anew or belongs to another module by name is no change. What is left is a change of fusion: a kernel
-whose operations are in several ones now was split, and the decision between these, or what stands
-between them, says why; several whose operations are in one were merged.
+aside), then by operations and modules, then by operations alone. So a line that was moved or
+rewritten, or a module that was renamed, is no change. The rest are changes of fusion: a kernel
+whose operations are in several ones now was split, and the decision between these, or a new launch
+between them, is the reason; several kernels whose operations are in one were merged.
 
-A change names the line that the lock does not have, if there is one: what was written anew is most
-likely at fault. Else it names the first line of the part that was lost.
+A change names the line that the lock does not have, if there is one: a new line is most likely the
+cause. Else it names the first line of the part that was lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Kind = TypeVar("_Kind", LockedKernel, LockedCall)
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         found: each change as a sentence.
@@ -58,10 +58,10 @@ class Changes:
 
 
 def compare_locks(old: Lock, new: Lock, breaks: Sequence[Break] = ()) -> tuple[str, ...]:
-    """Return what changed, the causes first.
+    """Return the changes, the causes first.
 
     Args:
-        breaks: where Dynamo ends graphs now.
+        breaks: the current graph breaks.
     """
     found: list[str] = []
     if old.target != new.target:
@@ -75,17 +75,17 @@ def compare_locks(old: Lock, new: Lock, breaks: Sequence[Break] = ()) -> tuple[s
     for name, graph in now.items():
         if name in before:
             found += (f"{name}: {change}" for change in _graph_changes(before[name], graph))
-    ways = dict(new.ways)
+    choices = dict(new.choices)
     found += (
-        f"{asked}: {ways[asked]}, was {way}"
-        for asked, way in old.ways
-        if ways.get(asked, way) != way
+        f"{choice}: {choices[choice]}, was {name}"
+        for choice, name in old.choices
+        if choices.get(choice, name) != name
     )
     return tuple(found)
 
 
 def _graph_changes(old: LockedGraph, new: LockedGraph) -> Iterator[str]:
-    """Yield what changed in one graph."""
+    """Yield the changes in one graph."""
     yield from _counted(_Compared(old, new).changes())
     if old.loops != new.loops:
         yield f"loops: {'; '.join(new.loops) or 'none'}; were {'; '.join(old.loops) or 'none'}"
@@ -116,11 +116,11 @@ class _Piece:
 
 
 class _Compared:
-    """The launches of one graph, before and now, those that are the same put aside.
+    """The launches of one graph, before and now, with those that match set apart.
 
     Attributes:
-        lost, gained: kernels, one by one, that there are not any more, and that are new.
-        gone, come: the same of eager kernels.
+        lost, gained: kernels, one by one, that are gone, and that are new.
+        gone, come: eager kernels, likewise.
         known: the code of all lines that the lock has.
     """
 
@@ -135,7 +135,7 @@ class _Compared:
         self.lost, self.gained, self.gone, self.come = lost, gained, gone, come
 
     def changes(self) -> Iterator[str]:
-        """Yield what changed: eager kernels that are new, what became of kernels, then details."""
+        """Yield the changes: new eager kernels, then merges and splits of kernels, then details."""
         for call in self.come:
             yield f"`{call.title}` is an eager kernel now: {call.reason}{_at(call.parts)}"
         yield from self._merged()
@@ -148,7 +148,7 @@ class _Compared:
             yield from _details(before, now)
 
     def _merged(self) -> Iterator[str]:
-        """Yield which kernels became one, and put them aside."""
+        """Yield which kernels became one, and take them out of the lists."""
         for whole in list(self.gained):
             parts = _places(whole)
             inside = [k for k in self.lost if _places(k) <= parts]
@@ -168,7 +168,7 @@ class _Compared:
             yield from self._became(kernel, pieces)
 
     def _pieces(self, kernel: Entry) -> list[_Piece]:
-        """Return the new kernels that compute what one did, those first that compute most of it."""
+        """Return the new kernels that compute a former one's parts, in the order of the program."""
         missing, pieces = list(kernel.parts), list[_Piece]()
         free = list(self.gained)
         while missing and free:
@@ -222,7 +222,7 @@ class _Compared:
 
 
 def decision_between(decisions: Iterable[Decision], first: Entry, second: Entry) -> Decision | None:
-    """Return what was decided of two kernels that are apart; None if nobody asked."""
+    """Return the decision about two separate kernels, or None if fusion never considered them."""
     for decision in decisions:
         a, b = ({*names.split("+")} for names in (decision.a, decision.b))
         for one, other in ((first, second), (second, first)):
@@ -232,7 +232,7 @@ def decision_between(decisions: Iterable[Decision], first: Entry, second: Entry)
 
 
 def reason_of(decision: Decision | None) -> str:
-    """Return why two kernels are apart."""
+    """Return why two kernels are separate."""
     if decision is None:
         return "the one reads nothing that the other makes or reads"
     if decision.saved_us is None:
@@ -269,7 +269,7 @@ def _take_equal(
 
 
 def _details(old: Entry, new: Entry) -> Iterator[str]:
-    """Yield what changed in a launch that computes what it did."""
+    """Yield the changes in a launch that computes the same as before."""
     name = f"`{new.title}`"
     match old, new:
         case LockedCall(), LockedCall():
@@ -295,7 +295,7 @@ def _covers(entries: Iterable[Entry], places: frozenset[tuple[str, str]]) -> boo
 
 
 def _names(pieces: Sequence[Sequence[Part]]) -> list[str]:
-    """Return what parts of one kernel are called beside each other: by module, if that tells."""
+    """Return names of the pieces of a kernel: their modules, if these differ, or operations."""
     modules = [_innermost({part.module for part in parts} - {""}) for parts in pieces]
     told = sum(map(len, modules)) == len({name for found in modules for name in found})
     if told and all(1 <= len(found) <= 2 for found in modules):
@@ -309,7 +309,7 @@ def _innermost(modules: set[str]) -> list[str]:
 
 
 def _at(parts: Sequence[Part]) -> str:
-    """Return the first line of some parts that is known, as the end of a sentence."""
+    """Return the first known line of some parts, as the end of a sentence."""
     line = next((part.line for part in parts if part.line), "")
     return f", at {line}" if line else ""
 

@@ -1,6 +1,6 @@
 """The file of ``fusec lock``: text for a review, one fact a line, in the order of the program.
 
-Grammar, schema 1; what stands behind ``#`` at the start of a line is a comment::
+Grammar, schema 1; a line that begins with ``#`` is a comment::
 
     file   ::= 'fusec lock 1'  'made by' versions  'model' TARGET ('input' SPEC)*
                ('train' | 'dynamic' | 'run')* ('option' NAME=VALUE)*  'target' name (',' fact)*
@@ -13,8 +13,8 @@ Grammar, schema 1; what stands behind ``#`` at the start of a line is a comment:
                'bytes' n
     part   ::= operation ['of' module] ['at' line]
 
-A file is read as strictly as it is written: what would not be written so is an error that names its
-line. A file of another schema is an error, too.
+A file is read as strictly as it is written: a line that would be written otherwise is an error,
+which names it. A file of another schema is an error, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fusec.errors import UsageError
-from fusec.tools.report.candidates import is_way
+from fusec.tools.report.candidates import is_candidate
 from fusec.tools.report.lock import Asked, Lock, LockedCall, LockedGraph, LockedKernel
 from fusec.tools.report.parts import Part
 
@@ -37,7 +37,7 @@ _TIMES = re.compile(r"(.*?)(?:, (\d+) times)?")
 _LAST = "end"
 _ARROW = " -> "
 MOST_DIGITS = 20
-"""Digits that no number of bytes has."""
+"""More digits than a number of bytes has."""
 
 
 def print_lock(lock: Lock) -> str:
@@ -61,9 +61,9 @@ def _lines(lock: Lock) -> Iterator[str]:
             yield from ("", *_kernel_lines(kernel))
         for call in graph.calls:
             yield from ("", *_call_lines(call))
-    if lock.ways:
+    if lock.choices:
         yield ""
-    yield from (f"way {asked}{_ARROW}{way}" for asked, way in lock.ways)
+    yield from (f"way {choice}{_ARROW}{name}" for choice, name in lock.choices)
     yield from ("", _LAST)
 
 
@@ -97,12 +97,12 @@ def _part_line(part: Part) -> str:
 
 
 def parse_lock(text: str, name: str) -> Lock:
-    """Return what a file says.
+    """Parse a file.
 
     Args:
         name: of the file, for messages.
     Raises:
-        UsageError: if it is none of ``print_lock``, with the line at fault.
+        UsageError: if ``print_lock`` would not write it, with the line at fault.
     """
     numbered = enumerate(text.splitlines(), 1)
     lines = _Lines(name, [(k, line) for k, line in numbered if line.strip() and line[0] != "#"])
@@ -118,7 +118,7 @@ def parse_lock(text: str, name: str) -> Lock:
 
 @dataclass(slots=True)
 class _Lines:
-    """The lines of a file with their numbers, no comments and no empty ones, and the next one.
+    """A cursor over the numbered lines of a file, without comments and empty lines.
 
     Attributes:
         name: of the file.
@@ -144,39 +144,39 @@ class _Lines:
         )
 
     def take(self, word: str) -> str:
-        """Return what stands behind a word on the next line."""
+        """Return the text after a word, with which the next line has to begin."""
         found = self.may(word)
         if found is None:
             raise self.wrong(f"{word.strip()!r} belongs here")
         return found
 
     def may(self, word: str) -> str | None:
-        """Return what stands behind a word, if that is what the next line begins with."""
+        """Return the text after a word, if the next line begins with that; else None."""
         if self.ended or not f"{self.rows[self.at][1]} ".startswith(f"{word} "):
             return None
         self.at += 1
         return self.rows[self.at - 1][1][len(word) + 1 :]
 
     def several(self, word: str) -> tuple[str, ...]:
-        """Return what stands behind a word on all lines from here on that begin with it."""
+        """Return the texts after a word on all lines from here on that begin with it."""
         found = []
         while (text := self.may(word)) is not None:
             found.append(text)
         return tuple(found)
 
     def number(self, word: str) -> int:
-        """Return the number behind a word."""
+        """Return the number after a word."""
         return self.whole(self.take(word))
 
     def whole(self, text: str) -> int:
-        """Return the number that a text of the last line is."""
+        """Parse a number on the last line."""
         digits = text.replace(",", "")
         if not (digits.isascii() and digits.isdigit() and len(digits) < MOST_DIGITS):
             raise self.wrong(f"{text!r} is no number", self.at - 1)
         return int(digits)
 
     def check(self, written: Sequence[str]) -> None:
-        """Raise UsageError at the first line that would be written in another way."""
+        """Raise UsageError at the first line that would be written otherwise."""
         for at, right in enumerate([FIRST, *(line for line in written if line)]):
             if self.rows[at][1] != right:
                 raise self.wrong(f"it would be written {right.strip()!r}", at)
@@ -191,7 +191,7 @@ def _read(lines: _Lines) -> Lock:
     graphs = []
     while (name := lines.may("graph")) is not None:
         graphs.append(_graph(lines, name))
-    return Lock(made_by, asked, target, tuple(graphs), tuple(_ways(lines)))
+    return Lock(made_by, asked, target, tuple(graphs), tuple(_choices(lines)))
 
 
 def _graph(lines: _Lines, name: str) -> LockedGraph:
@@ -236,9 +236,9 @@ def _part(lines: _Lines, text: str) -> Part:
     return Part(found["op"], found["module"] or "", found["line"] or "")
 
 
-def _ways(lines: _Lines) -> Iterator[tuple[str, str]]:
+def _choices(lines: _Lines) -> Iterator[tuple[str, str]]:
     while (text := lines.may("way")) is not None:
-        asked, _, way = text.rpartition(_ARROW)
-        if not is_way(asked, way):
-            raise lines.wrong("it says no way that there is", lines.at - 1)
-        yield asked, way
+        choice, _, name = text.rpartition(_ARROW)
+        if not is_candidate(choice, name):
+            raise lines.wrong("it names no candidate that exists", lines.at - 1)
+        yield choice, name

@@ -1,12 +1,12 @@
-"""Which graphs a call compiles to, seen without computing anything.
+"""Find the graphs that a call compiles to, without computing anything.
 
-The callable runs on fake tensors under ``torch.compile`` with a backend that keeps the graphs that
-AOTAutograd hands over. A module is copied without its weights' memory, so that its size does not
-matter, and neither its state nor its gradients change.
+The callable runs on fake tensors under ``torch.compile`` with a backend that keeps the graphs from
+AOTAutograd. A module is copied without its weights' memory, so that its size does not matter, and
+neither its state nor its gradients change.
 
-Where the model asks for the values of its tensors (behind a graph break, say), fake tensors end:
-what follows is not seen, and torch's trace is told where (``UNSEEN``). ``observe_run`` sees all of
-it, on real tensors. Graph breaks and their reasons are in torch's trace, too: ``report.watching``.
+Where the model reads the values of its tensors (after a graph break, say), fake tensors do not
+suffice: the rest is not seen, and torch's trace gets the place (``UNSEEN``). ``observe_run`` sees
+all, on real tensors. Graph breaks and their reasons are in torch's trace, too: ``report.watching``.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ NEEDS_VALUES = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
-"""What a fake tensor raises where a program asks for its value."""
+"""The errors of a fake tensor whose value a program reads."""
 UNSEEN = "fusec_unseen"
-"""The artifact of torch's trace that says where an observation on fake tensors ended."""
+"""The artifact of torch's trace with the place where an observation on fake tensors ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Observed:
         name: "forward", "backward" or "inference"; the second of a kind is "forward_1", a branch
             or body of a higher-order operation "forward.true_graph_0".
         graph: functional ATen, as the compiler gets it.
-        eager: what the same part of the model costs eager execution.
-        rewrites: what the stages before capture made; the forward's and the backward's are one.
-        names: placeholder -> what the program calls it: "net.1.running_mean", "x".
+        eager: the eager cost of the same part of the model.
+        rewrites: the record of the stages before capture, shared by forward and backward.
+        names: placeholder -> its name in the program: "net.1.running_mean", "x".
         compile: Dynamo's number of the compile, "0/1".
-        called: the module that is compiled by itself, behind a graph break: "h.3 (Block)", or "".
+        called: the module that is compiled by itself, after a graph break: "h.3 (Block)", or "".
     """
 
     name: str
@@ -107,7 +107,7 @@ class _Observer:
         called = calling()
         part = called if "(" in called else ""
         plain = [i.node.hint if isinstance(i, torch.SymInt) else self.fake(i) for i in inputs]
-        # Without its context branches were traced with fake tensors of Dynamo's mode.
+        # In Dynamo's context, branches would be traced with fake tensors of its mode.
         with tracing(None), self.counting():
             forward, backward = count_eager(gm, plain)
 
@@ -130,16 +130,16 @@ class _Observer:
             call = split.compile(gm, inputs)
             tell_kept(split)
             return call
-        except DynamicOutputShapeException as error:  # Dynamo would take the call apart, unsaid
+        except DynamicOutputShapeException as error:  # Dynamo would silently break the graph
             self.untraced.append(error)
             return gm.forward
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Let fake tensors make symbols of all sizes that depend on data: what eager runs has any.
+        """Let fake tensors make symbols for all sizes that depend on data: eager may run any.
 
-        In training, eager's gradient of ``h[mask] = token`` asks where the mask is true. A tensor
-        remembers how many of its elements are true, but in its own epoch alone.
+        In training, eager's gradient of ``h[mask] = token`` needs the places where the mask is
+        true. A fake tensor caches how many of its elements are true, but only for one epoch.
         """
         symbols, self.mode.shape_env = self.mode.shape_env, ShapeEnv()
         self.mode.epoch += 1
@@ -150,7 +150,7 @@ class _Observer:
             self.mode.epoch += 1
 
     def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
-        """Keep what higher-order operations of a graph call: graphs that are compiled, too."""
+        """Keep the graphs that higher-order operations of a graph call: they are compiled, too."""
         for attribute, part in find_parts(graph).items():
             name = f"{label}.{attribute}"
             self.observed.append(
@@ -159,7 +159,7 @@ class _Observer:
             self.keep_parts(name, part, rewrites)
 
     def fake(self, value: Any) -> Any:
-        """Return a stand-in for a real tensor, such as a parameter that a function refers to."""
+        """Return a fake tensor for a real one, such as a parameter that a function refers to."""
         real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
         return self.mode.from_tensor(plain(value)) if real else value
 
@@ -185,14 +185,14 @@ class _RunObserver(_Observer):
 
 def new_fake_mode() -> FakeTensorMode:
     """Return a mode under which tensors have no memory, and real ones may be used beside them."""
-    # Loops on tensors ask for an environment of symbols, though sizes are static here.
+    # Loops on tensors need a shape environment, though sizes are static here.
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=_symbols(), static_shapes=True)
 
 
 def _symbols() -> ShapeEnv:
-    """Return an environment with symbols for values that the program asks for in a graph alone.
+    """Return a shape environment with symbols for the values that Dynamo captures in a graph.
 
-    Elsewhere, behind a graph break, such a value ends what fake tensors can show.
+    Elsewhere, after a graph break, reading such a value ends an observation on fake tensors.
     """
     return ShapeEnv(
         allow_scalar_outputs=dynamo_config.capture_scalar_outputs,
@@ -218,24 +218,24 @@ def observe(
     Args:
         train: call the backward, too; floating inputs then require gradients.
         dynamic: symbolic sizes; without, they are static whatever shapes were seen before.
-        options: those of the compile; by default what the environment says.
-        target: for which they are compiled; by default CPUs. A training step is cut in forward and
-            backward according to what its kernels can compute again.
-        texts: keep what the stages before capture made.
-        adapt: changes the context of the compile, its judges say.
+        options: those of the compile; by default those of the environment.
+        target: for which they are compiled; by default the CPU. The partition of a training step
+            into forward and backward depends on what its kernels can recompute.
+        texts: keep the texts of the stages before capture.
+        adapt: changes the context of the compile, such as its judges.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
     Raises:
         ModelError: what the model itself raised.
-        Unsupported: why AOTAutograd traces none of the call's graphs.
+        Unsupported: if AOTAutograd traces none of the call's graphs.
         UsageError: for a nested tensor.
     """
     fn = _uncompiled(fn)
     mode = mode or new_fake_mode()
-    mode.shape_env = _symbols()  # after what the model's file sets in torch
+    mode.shape_env = _symbols()  # after the settings of torch in the model's file
     chosen = options or Options.from_compile(None, None)
     target = target or find_target("cpu")
-    known = format_judge(target, replace(chosen, race_budget_s=0.0))  # what was measured before
-    context = adapt(CompileContext(target, chosen, Trace("joint", texts=texts), judge_format=known))
+    known = format_judge(target, replace(chosen, race_budget_s=0.0))  # from earlier races only
+    context = adapt(CompileContext(target, chosen, Trace("joint", texts=texts), judge=known))
     observer = _Observer(mode, context)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
@@ -270,15 +270,13 @@ def observe_run(
     texts: bool = False,
     adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
 ) -> tuple[Observed, ...]:
-    """Return what ``observe`` does, from a call on real tensors, whose values a model may ask for.
+    """Return the graphs as ``observe`` does, from a call on real tensors with values to read.
 
     Raises:
         ModelError: what the model itself raised.
     """
     known = format_judge(target, replace(options, race_budget_s=0.0))
-    context = adapt(
-        CompileContext(target, options, Trace("joint", texts=texts), judge_format=known)
-    )
+    context = adapt(CompileContext(target, options, Trace("joint", texts=texts), judge=known))
     observer = _RunObserver(new_fake_mode(), context)
     args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
@@ -303,7 +301,7 @@ def _call(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
 
 
 def _blame_model(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
-    """Raise the model's own error, if it has one, without what ``torch.compile`` makes of it."""
+    """Raise the error that the model itself raises, without ``torch.compile``, if there is one."""
     try:
         _call(fn, args, train)
     except Exception as error:
@@ -311,13 +309,13 @@ def _blame_model(fn: Callable[..., Any], args: Arguments, train: bool) -> None:
 
 
 def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what ``torch.compile`` was called with, if ``fn`` is its result."""
+    """Return the original of a result of ``torch.compile``; any other function as it is."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     return fn if original is None else original
 
 
 def _many_compiles() -> AbstractContextManager[Any]:
-    """Lift Dynamo's limit, for each observation compiles the same code again."""
+    """Lift Dynamo's limit of recompiles, as each observation compiles the same code again."""
     many = 1 << 20
     patched: AbstractContextManager[Any] = dynamo_config.patch(
         recompile_limit=many, accumulated_recompile_limit=many
@@ -353,7 +351,7 @@ def _backward(result: Any) -> None:
     leaves = [root for root in roots if root.is_leaf] + _leaves(roots)
     gradients = [torch.ones_like(root) for root in roots]
     # AOTAutograd copies a backward's graph before it compiles it, and with it constants of the
-    # model, which are real: no mode may be there to fake their memory.
+    # model, which are real: no fake mode may be active.
     with unset_fake_temporarily():
         # Not backward(), which would leave fake gradients in parameters that a function refers to.
         torch.autograd.grad(roots, leaves, gradients, allow_unused=True)

@@ -16,7 +16,8 @@ from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes import memory_formats
 from fusec.frontend.fx_passes.channels_last import images_of, is_last
-from fusec.frontend.fx_passes.memory_formats import DECISION, Gain
+from fusec.frontend.fx_passes.memory_formats import DECISION
+from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
 from tests.support import TRAINED, check
@@ -49,7 +50,12 @@ class Net(nn.Module):
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small images are, each convolution gains by channels-last ones."""
-    monkeypatch.setattr(memory_formats, "gain_by_rule", lambda *_: Gain(1e6, "as told"))
+    monkeypatch.setattr(memory_formats, "gain_by_rule", lambda *_: gain(1e6))
+
+
+def gain(us: float, of_us: float = 0.0) -> Decided:
+    """Return the decision that channels-last images save so many microseconds."""
+    return Decided("channels-last", "as told", us, of_us)
 
 
 def images(*shape: int, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -65,10 +71,10 @@ def rewritten(
     *inputs: Tensor,
     train: bool = False,
     target: str = "cpu",
-    judge: memory_formats.GainJudge | None = None,
+    judge: Judge = judge_by_rule,
 ) -> list[fx.GraphModule]:
     """Return the graphs that go to capture."""
-    context = CompileContext(find_target(target), Options(), Trace("joint"), judge_format=judge)
+    context = CompileContext(find_target(target), Options(), Trace("joint"), judge=judge)
     return captured_graphs(fn, *inputs, context=context, train=train)
 
 
@@ -320,7 +326,7 @@ def test_graphs_stay_as_they_are_where_nothing_is_gained() -> None:
 
 @pytest.mark.parametrize("us", (-1.0, 1e6))
 def test_a_judge_decides_what_a_convolution_gains(us: float) -> None:
-    (gm,) = rewritten(depthwise, *GIVEN, judge=lambda node: Gain(us, "as told"))
+    (gm,) = rewritten(depthwise, *GIVEN, judge=lambda choice: gain(us))
     assert bool(of(gm, aten.clone.default)) == (us > 0)
     decisions = [n.meta[DECISION] for n in of(gm, aten.convolution.default)]
     assert [d.taken for d in decisions] == [us > 0] * 2
@@ -358,9 +364,9 @@ def test_each_conversion_counts_what_it_costs_within_a_component_too() -> None:
 def test_what_is_timed_is_what_is_most_expected_of(us: float) -> None:
     judged = []
 
-    def judge(node: fx.Node) -> Gain:
-        judged.append(node)
-        return Gain(us, "as told")
+    def judge(choice: Choice) -> Decided:
+        judged.append(choice)
+        return gain(us)
 
     def net(x: Tensor, w: Tensor) -> Tensor:
         x = F.max_pool2d(depthwise(x, w), 4)
@@ -374,7 +380,5 @@ def test_what_is_timed_is_what_is_most_expected_of(us: float) -> None:
 
 def test_gains_that_are_a_small_part_of_the_time_change_nothing() -> None:
     for of_us, taken in ((1e5, False), (1e3, True)):
-        (gm,) = rewritten(
-            depthwise, *GIVEN, judge=lambda node, of_us=of_us: Gain(2e3, "told", of_us)
-        )
+        (gm,) = rewritten(depthwise, *GIVEN, judge=lambda choice, of_us=of_us: gain(2e3, of_us))
         assert all(n.meta[DECISION].taken == taken for n in of(gm, aten.convolution.default))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
 import fusec
-from fusec.driver import race
-from fusec.driver.race import ATEN, DeviceJudge, FormatJudge, LibraryJudge, Races
+from fusec.driver import contests
+from fusec.driver.contests import convolution_contest, product_contest
+from fusec.driver.race import Contest, RaceJudge, Races
 from fusec.frontend.fx_passes import freezing
-from fusec.frontend.fx_passes.memory_formats import Gain
+from fusec.frontend.fx_passes.memory_formats import format_choice
 from fusec.frontend.fx_passes.packing import (
     PACKED,
     PACKED_MKL,
@@ -27,8 +29,10 @@ from fusec.frontend.fx_passes.packing import (
     has_onednn,
     has_packing,
 )
+from fusec.ir.choice import Decided
 from fusec.ir.graph import Extern
-from fusec.passes.fusion.libraries import Answer
+from fusec.passes.fusion.contract import LIBRARY
+from fusec.passes.fusion.libraries import ATEN, library_choice
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls.frozen import _frozen as frozen_graphs
 from fusec.runtime.race.verdicts import Verdict
@@ -152,7 +156,7 @@ def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
 def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if library == PACKED_MKL and not torch.backends.mkl.is_available():
         pytest.skip("this torch is built without MKL")
-    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer(library, "said", 1.0))
+    monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided(library or ATEN, "said", 1.0))
     monkeypatch.setenv("FUSEC_CACHE", "0")
     tune(monkeypatch, raced_product=1)
 
@@ -191,7 +195,9 @@ def asked(
     tune(monkeypatch, raced_product=1)
     calls: list[Extern] = []
     monkeypatch.setattr(
-        LibraryJudge, "__call__", lambda _, call: (calls.append(call), Answer(None, "asked"))[1]
+        RaceJudge,
+        "__call__",
+        lambda _, choice: (calls.append(choice.subject), Decided(ATEN, "asked"))[1],
     )
     with seeded(0):
         layer, x = nn.Linear(24, 512).to(dtype), torch.randn(rows, 24).to(dtype)
@@ -205,7 +211,9 @@ def test_the_race_times_each_library_with_its_own_packed_weight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (call,) = asked(monkeypatch, 8192)
-    verdict = LibraryJudge(Races(torch.device("cpu"), 20.0, "salt", None)).race(call, 20.0)
+    cpu = torch.device("cpu")
+    contest = product_contest(cpu, library_choice(call))
+    verdict = RaceJudge(Races(cpu, 20.0, "salt", None), {}).race(contest, ATEN, 20.0)
     assert set(verdict.times) == {ATEN, *call.others} and PACKED_ONEDNN in verdict.times
 
 
@@ -381,13 +389,14 @@ def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads
 ) -> None:
     seen: list[Verdict] = []
 
-    def raced(self: DeviceJudge, group: Any, budget_s: float) -> Verdict:
-        seen.append(race(self, group, 20.0))
-        return seen[-1]
+    def raced(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
+        verdict = race(self, contest, reference, 20.0)
+        seen.extend([verdict] if reference == LIBRARY else [])
+        return verdict
 
-    race = DeviceJudge.race
-    monkeypatch.setattr(DeviceJudge, "race", raced)
-    monkeypatch.setattr("fusec.driver.race.CLEAR", float("inf"))
+    race = RaceJudge.race
+    monkeypatch.setattr(RaceJudge, "race", raced)
+    monkeypatch.setattr("fusec.driver.contests.CLEAR", float("inf"))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     with seeded(0):
@@ -404,9 +413,10 @@ def test_the_race_of_formats_times_the_weight_that_is_packed(monkeypatch, tmp_pa
     """Else channels-last images paid for the order that each call makes: 1.2 of a ResNet's time."""
     module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)).eval()
     seen: list[fx.Node] = []
-    chosen = lambda _, node: seen.append(node) or Gain(-1.0, "")  # noqa: E731
+    kept = Decided("contiguous", "", -1.0)
+    chosen = lambda _, choice: seen.append(choice.subject) or kept  # noqa: E731
     with torch.no_grad(), monkeypatch.context() as patch:
-        patch.setattr(FormatJudge, "__call__", chosen)
+        patch.setattr(RaceJudge, "__call__", chosen)
         for freezes in (True, False):
             torch._dynamo.reset()
             compiled = torch.compile(module, backend="fusec", options={"freeze": freezes})
@@ -414,10 +424,10 @@ def test_the_race_of_formats_times_the_weight_that_is_packed(monkeypatch, tmp_pa
     assert [node.meta.get(PACKS, False) for node in seen] == [True, True, False, False]
     given: list[Any] = []
     watched = lambda *a: given.append(a[1]) or convolve_packed(*a)  # noqa: E731
-    monkeypatch.setattr(race, "convolve_packed", watched)
+    monkeypatch.setattr(contests, "convolve_packed", watched)
     races = Races(torch.device("cpu"), 60.0, "salt", Cache(tmp_path, limit_bytes=1 << 20))
-    judge = FormatJudge(races, lambda node: Gain(0.0, "by rule"))
+    judge = RaceJudge(races, {"convolution": partial(convolution_contest, races.device)})
     for node, packs in zip(seen, (True, True, False, False), strict=True):
         given.clear()
-        assert "channels-last" in judge(node).reason
+        assert "channels-last" in judge(format_choice(node, kept)).reason
         assert bool(given) is packs and all(w.layout is torch._mkldnn for w in given)

@@ -1,4 +1,4 @@
-"""Groups of kernels with opened products: what belongs to one, and what is said of each."""
+"""Groups of kernels with decomposed products: their members, and the decision on each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_sum_in_parts_of_a_products_rows_is_judged_with_its_product():
     ((with_statistics, ROWS), (softmax_over_queries, HEADS)),
     ids=("rows", "heads"),
 )
-def test_each_opened_product_leaves_a_verdict(fn, shapes):
+def test_each_decomposed_product_leaves_a_verdict(fn, shapes):
     report = _explained(fn, *shapes)
     assert any("the library and the rest" in d.reason for d in report.decisions), report.decisions
 

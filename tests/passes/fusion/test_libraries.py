@@ -1,4 +1,4 @@
-"""Products are called in the library that a chooser names; alike ones share its answer."""
+"""Products are called in the library that a judge decides for; equal ones share a decision."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.race import LibraryJudge
+from fusec.driver.race import RaceJudge
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.ir.choice import Choice, Decided, judge_by_rule
 from fusec.ir.decision import Decision
 from fusec.ir.extern import BiasedProduct, Linear, Product
 from fusec.ir.graph import Extern, Schedule
 from fusec.ir.index import Size, index
 from fusec.options import Options
 from fusec.passes.fusion.fuse import separate
-from fusec.passes.fusion.libraries import Answer, choose_libraries, describe_call, multiply_adds
+from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, multiply_adds
 from fusec.runtime.calls import executable
 from fusec.tools.report.observe import observe
 from tests.ir.graphs import buffer, graph, mm, whole
 from tests.support import check, tune, values
 
 ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
-LIBRARIES = frozenset(("oneDNN",))
 
 
 def product(name: str, m: int, k: int, n: int) -> Extern:
@@ -45,7 +45,7 @@ def targets(made: Schedule) -> list[str]:
 
 def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> None:
     call = product("p", 4, 3, 6)
-    made = choose_libraries(schedule(call), LIBRARIES, 0, lambda _: Answer("oneDNN", "said", 2.0))
+    made = choose_libraries(schedule(call), 0, lambda _: Decided("oneDNN", "said", 2.0))
     (taken,) = made.externs
     a, b, *rest = taken.args
     assert taken.target == ONEDNN.target and rest == [None, "none", (), ""]
@@ -58,15 +58,15 @@ def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> 
 def test_a_small_part_of_the_products_is_not_raced() -> None:
     raced = []
 
-    def choose(call: Extern) -> Answer:
-        raced.append(call.writes[0].name)
-        return Answer(None, "said")
+    def choose(choice: Choice) -> Decided:
+        raced.append(choice.subject.writes[0].name)
+        return Decided(ATEN, "said")
 
     many = [product(f"p{k}", 4, 3, 6) for k in range(2)]
-    choose_libraries(schedule(*many, product("q", 64, 32, 32)), LIBRARIES, 0, choose)
+    choose_libraries(schedule(*many, product("q", 64, 32, 32)), 0, choose)
     assert raced == ["q"]
     raced.clear()
-    choose_libraries(schedule(*many, product("q", 64, 4, 4)), LIBRARIES, 0, choose)
+    choose_libraries(schedule(*many, product("q", 64, 4, 4)), 0, choose)
     assert raced == ["q", "p0"]
 
 
@@ -98,20 +98,20 @@ def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
     assert terms(1).others and not terms(0).others
 
 
-def test_a_target_without_the_library_keeps_the_call() -> None:
-    before = schedule(product("p", 4, 3, 6))
-    assert choose_libraries(before, frozenset(), 0, lambda _: Answer("oneDNN", "", 1.0)) is before
+def test_a_schedule_without_another_library_is_kept() -> None:
+    before = schedule(replace(product("p", 4, 3, 6), effect=Product("", "", ())))
+    assert choose_libraries(before, 0, lambda _: Decided("oneDNN", "", 1.0)) is before
 
 
 def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None:
     asked = []
 
-    def choose(call: Extern) -> Answer:
-        asked.append(multiply_adds(call))
-        return Answer("oneDNN" if multiply_adds(call) == 64 else None, "said", 1.0)
+    def choose(choice: Choice) -> Decided:
+        asked.append(multiply_adds(choice.subject))
+        return Decided("oneDNN" if asked[-1] == 64 else ATEN, "said", 1.0)
 
     calls = (product("wide", 4, 4, 5), *(product(f"p{i}", 4, 4, 4) for i in range(3)))
-    made = choose_libraries(schedule(*calls), LIBRARIES, 0, choose)
+    made = choose_libraries(schedule(*calls), 0, choose)
     assert asked == [64, 80]
     assert targets(made) == ["aten.mm.default", *[ONEDNN.target] * 3]
     assert [d.reason for d in made.decisions] == ["said"] * 4
@@ -121,15 +121,15 @@ def test_small_products_go_by_rule_and_so_do_all_where_nothing_is_timed() -> Non
     calls = (product("small", 4, 4, 4), product("large", 4, 4, 40))
     asked: list[Extern] = []
 
-    def choose(call: Extern) -> Answer:
-        asked.append(call)
-        return Answer("oneDNN", "said", 1.0)
+    def choose(choice: Choice) -> Decided:
+        asked.append(choice.subject)
+        return Decided("oneDNN", "said", 1.0)
 
-    made = choose_libraries(schedule(*calls), LIBRARIES, 100, choose)
+    made = choose_libraries(schedule(*calls), 100, choose)
     assert targets(made) == ["aten.mm.default", ONEDNN.target]
     assert len(asked) == 1
     assert sorted(d.taken for d in made.decisions) == [False, True]
-    ruled = choose_libraries(schedule(*calls), LIBRARIES, 100, None)
+    ruled = choose_libraries(schedule(*calls), 100, judge_by_rule)
     assert targets(ruled) == ["aten.mm.default"] * 2
     assert all(d.reason.startswith("by rule") for d in ruled.decisions)
 
@@ -151,10 +151,8 @@ needs_onednn = pytest.mark.skipif(
 @needs_onednn
 @pytest.mark.parametrize("train", (False, True))
 def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
-    answer = Answer("oneDNN", "said", 1.0)
-    context = CompileContext(
-        find_target("cpu"), Options(), Trace("g"), choose_library=lambda _: answer
-    )
+    decided = Decided("oneDNN", "said", 1.0)
+    context = CompileContext(find_target("cpu"), Options(), Trace("g"), lambda choice: decided)
     layer, found = torch.nn.Linear(128, 256), []
     for seen in observe(layer, (torch.randn(64, 128),), train=train, dynamic=False):
         found += compile_to_source(seen.graph, context).schedule.externs
@@ -164,7 +162,7 @@ def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
 
 @needs_onednn
 def test_what_onednn_computes_is_eager_s_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LibraryJudge, "__call__", lambda *_: Answer("oneDNN", "said", 1.0))
+    monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided("oneDNN", "said", 1.0))
     monkeypatch.setenv("FUSEC_CACHE", "0")
     tune(monkeypatch, raced_product=1)
     called = []

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fusec.driver import backend, compiler, stages
-from fusec.frontend.fx_passes.memory_formats import Gain
+from fusec.ir.choice import Decided
 from fusec.ir.expr import Expr, Op
 from fusec.ir.graph import Def, Graph, Line
 from fusec.ir.rewrite import rewrite
@@ -120,8 +120,8 @@ def slow_layout() -> None:
 def _gaining() -> None:
     """Let each convolution be said to gain a second by channels-last images."""
 
-    def judge(*_: Any, **__: Any) -> Callable[..., Gain]:
-        return lambda node: Gain(1e6, "as told")
+    def judge(*_: Any, **__: Any) -> Callable[..., Decided]:
+        return lambda choice: Decided("channels-last", "as told", 1e6)
 
     compiler.format_judge = judge  # type: ignore[assignment]
     backend.format_judge = judge  # type: ignore[attr-defined, assignment]

@@ -108,8 +108,8 @@ def test_what_was_written_is_read() -> None:
         ("kernel add +", "kernel sub +", 17, "it would be written 'kernel add + layer_norm"),
         ("gelu, 2 times", "gelu, 02 times", 17, "it would be written"),
         ("    computes add of", "    add of", 18, "'computes' belongs here"),
-        ("-> oneDNN", "-> fast?", 40, "no way that there is"),
-        ("-> fused #2", "-> fused", 39, "no way that there is"),
+        ("-> oneDNN", "-> fast?", 40, "names no candidate"),
+        ("-> fused #2", "-> fused", 39, "names no candidate"),
         ("\nend", "\nend\nthe end", 43, "belongs nowhere here"),
         ("    because contraction", "    as contraction", 26, "'because' belongs here"),
     ],
@@ -230,10 +230,10 @@ def test_details_of_a_launch_are_changes() -> None:
     ]
 
 
-def test_numbers_of_a_graph_graphs_targets_and_ways_are_changes() -> None:
+def test_numbers_of_a_graph_graphs_targets_and_choices_are_changes() -> None:
     graph = replace(GRAPH, launches=5, bytes=2 * GRAPH.bytes, peak=GRAPH.peak // 2, loops=())
-    ways = (LOCK.ways[0], (LOCK.ways[1][0], "ATen"))
-    new = replace(LOCK, target="cpu, 8 lanes", graphs=(graph,), ways=ways)
+    choices = (LOCK.choices[0], (LOCK.choices[1][0], "ATen"))
+    new = replace(LOCK, target="cpu, 8 lanes", graphs=(graph,), choices=choices)
     assert compare_locks(LOCK, new) == (
         "target: cpu, 8 lanes, was cpu, 16 lanes, tiles",
         "graph backward is gone",

@@ -1,0 +1,52 @@
+"""The page on adding a candidate: the library of the page is offered, raced and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fusec
+from fusec.driver.race import RaceJudge
+from fusec.frontend import linears
+from fusec.ir.choice import Choice, Decided
+from tests.docs.pages import python
+from tests.support import check, tune, values
+
+PAGE = "docs/add_a_candidate.md"
+
+
+@pytest.fixture
+def page() -> Iterator[dict[str, object]]:
+    """Yield the names of the page's code after it has run; its candidate is removed again."""
+    known = list(linears._CANDIDATES)
+    names: dict[str, object] = {"fusec": fusec}
+    try:
+        exec(python(PAGE)[0], names)
+        yield names
+    finally:
+        linears._CANDIDATES[:] = known
+
+
+def test_the_library_of_the_page_is_taken_and_computes_the_same(
+    page: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: list[tuple[str, ...]] = []
+
+    def decide(self: RaceJudge, choice: Choice) -> Decided:
+        offered.append(choice.candidates)
+        return Decided("BLIS", "as the page says", 1.0)
+
+    monkeypatch.setattr(RaceJudge, "__call__", decide)
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    tune(monkeypatch, raced_product=1)
+    check(torch.nn.Linear(24, 40), values(16, 24), train=True)
+    assert offered and all("BLIS" in candidates for candidates in offered)
+
+
+def test_explain_names_the_candidate(
+    page: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(python(PAGE)[1], page)
+    assert "BLIS" in capsys.readouterr().out
