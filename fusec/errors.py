@@ -1,6 +1,6 @@
 """The error catalogue: every exception that fusec raises on purpose.
 
-Eight families, told apart by who can do something about them:
+Families of errors, by who can do something about them:
 
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
@@ -13,7 +13,7 @@ Eight families, told apart by who can do something about them:
     KernelFault                      fusec: a candidate of a race crashed or hung, and is dropped
 
 A message says what was seen, where, and what to do next. Each class carries the exit code that the
-command line ends with; 0 is success and 1 a failed check, of which only a test's is an exception.
+command line ends with; 0 is success and 1 a failed check, which only in a test is an exception.
 
 Exceptions cross process boundaries (kernels are built in parallel), so each can be pickled: what
 `__init__` needs by position is in `args`, the rest is an ordinary attribute.
@@ -36,7 +36,7 @@ BUILD_OUTPUT_LINES = 20
 """How much of a failed compiler's output a message shows; the whole text is `BuildError.output`."""
 
 LOUD = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-"""Loggers of torch that print the tracebacks of errors which somebody handles, and says."""
+"""Loggers of torch that print the tracebacks of errors which are handled and reported."""
 _LIBRARIES = re.compile(r"[/\\](torch|importlib)[/\\]|[/\\]contextlib\.py$|^<")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -143,7 +143,7 @@ def _is_users(filename: str) -> bool:
 class IndexOutOfRange(IndexError, RuntimeError):
     """A gather beyond its tensor: eager raises the one or the other, by operation.
 
-    As it takes an error of eager's place, it is none of fusec's own.
+    It takes the place of an error of eager, so it is no `FusecError`.
     """
 
 
@@ -189,8 +189,8 @@ class BuildError(FusecError):
 class StageError(FusecError):
     """A defect of fusec, with the stage in which it showed.
 
-    The raiser often does not know its stage, so whoever runs the stages fills in `stage` with
-    `in_stage` when the error passes by.
+    The raiser often does not know its stage, so the runner of the stages fills in `stage` with
+    `in_stage` as the error propagates.
     """
 
     blame: ClassVar[str]
@@ -209,7 +209,7 @@ class StageError(FusecError):
         return self
 
     def __reduce__(self) -> tuple[type[StageError], tuple[str], dict[str, object]]:
-        # What was seen may be a node that cannot be pickled: its text is what the reader needs.
+        # `seen` may be a node that cannot be pickled; the message needs only its text.
         return type(self), (str(self.args[0]),), dict(self.__dict__)
 
     def __str__(self) -> str:
@@ -268,7 +268,7 @@ class WrongKernel(FusecError):
 
     Args:
         kernel, graph: by name.
-        value: the name of what is off in the graph, and the ATen operation that makes it.
+        value, op: name of the wrong value in the graph, and the ATen operation that makes it.
         seen: the errors and where they are largest.
         source: the user's lines that made the value.
 
@@ -301,7 +301,7 @@ class WrongGraph(FusecError):
 
     Args:
         graph: "forward", "backward" or "inference".
-        value: what is off: a result, an input that is written, a gradient.
+        value: a result, an input that is written, or a gradient.
         op: the ATen operation that makes it.
         seen: the errors and where they are largest, or strides.
         source: the user's lines that made the value.
@@ -322,9 +322,9 @@ class WrongGraph(FusecError):
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what stopped a compile, as full sentences, and what helps or shows more.
+    """Return what stopped a compile, as full sentences, with advice or a way to learn more.
 
-    What the machine lacks is said by itself: no smaller program would show more of it.
+    An `EnvironmentProblem` has none: no smaller program would show more of it.
     """
     if isinstance(error, EnvironmentProblem):
         return str(error)

@@ -1,6 +1,6 @@
 """Options of one compile, and the only reader of the environment and of torch.compile's arguments.
 
-Decides: what each option is called, its type, its default, and who wins. From weak to strong:
+Decides each option's name, type and default, and which source wins. From weak to strong:
 
     default of the field  <  environment variable  <  torch.compile(mode=...)  <  options={...}
 
@@ -30,24 +30,24 @@ MODES: Mapping[str, Mapping[str, bool | float]] = {
     "max-autotune": {"autotune": True, "race_budget_s": 300.0, "cudagraphs": True},
     "max-autotune-no-cudagraphs": {"autotune": True, "race_budget_s": 300.0, "cudagraphs": False},
 }
-"""What each mode of torch.compile sets: names and meaning are those that users know already."""
+"""The options that each mode of torch.compile sets; names and meaning are torch's."""
 
 
 _RACE_SECONDS = {"cuda": 20.0, "cpu": 10.0}
-"""On a CPU what is raced is counted (``fusec/driver/race.py``), and takes a second or two: time
-ends races on busy machines alone."""
+"""On a CPU the number of races is limited (``fusec/driver/race.py``), and they take a second or
+two: time ends races on busy machines alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a field's declaration says beyond its type and default.
+    """The declaration of an option beyond its type and default.
 
     Attributes:
         help: one line for `fusec --help`.
         changes_code: part of `Options.key()`, because generated code depends on it.
         also_read: further environment variables, read when fusec's own is unset.
         choices: the values that a text may have; empty: any.
-        most: the largest value of a number that is no whole one.
+        most: the largest value of a float.
     """
 
     help: str
@@ -210,7 +210,7 @@ class Options:
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> dict[str, Any]:
-        """Return what texts such as "fusion=0" say: option -> value.
+        """Return the options in texts such as "fusion=0": option -> value.
 
         Raises:
             UsageError: for an unknown option, and for a value of the wrong type.
@@ -234,7 +234,7 @@ class Options:
     def key(self) -> str:
         """Return the fields that change generated code, as stable text for cache keys.
 
-        `cxx` is not among them: who builds adds the compiler's identity, which a path is not.
+        `cxx` is not among them: the build adds the compiler's identity, which a path is not.
         """
         parts = [o.name for o in fields(self) if _declared(o).changes_code]
         return ",".join(f"{name}={getattr(self, name)!r}" for name in sorted(parts))
@@ -284,7 +284,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 @functools.cache
 def _warn_of_variable(name: str) -> None:
-    """Say once a process that an environment variable is none of fusec's."""
+    """Warn once per process that fusec has no environment variable of this name."""
     near = nearest(name.removeprefix("FUSEC_"), [option.name for option in fields(Options)])
     hint = f" Did you mean FUSEC_{near.upper()}?" if near is not None else ""
     warnings.warn(
@@ -349,7 +349,7 @@ _PARSERS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "int": (int, "no integer"),
     "float": (float, "no number"),
 }
-"""By the field's type but for None; `from __future__ import annotations` keeps it as text."""
+"""By the field's type without None; `from __future__ import annotations` keeps it as text."""
 
 
 def _parsed(option: Field[Any], text: str, where: str) -> object:

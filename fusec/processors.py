@@ -1,8 +1,8 @@
 """Kinds of processors, and devices, by name.
 
-Processors are those for which kernels are made on any machine of their architecture. The target
-"cpu" is none of them: it is the processor of the machine that builds. These are the
-levels of x86-64 as its psABI has them, and tiles beyond; each has what the ones before it have::
+Kernels for a kind of processor are built on any machine of its architecture. The target "cpu" is no
+kind: it is the processor of the machine that builds. These are the levels of x86-64 in its psABI,
+and tiles beyond; each includes the ones before it::
 
     cpu:avx2    x86-64-v3    vectors of 8 f32      Intel since 2013, AMD since 2017
     cpu:avx512  x86-64-v4    vectors of 16         Intel's servers since 2017, AMD since 2022
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A kind of processor that kernels can be made for on any machine of its architecture.
+    """A kind of processor, for which any machine of its architecture builds kernels.
 
     Attributes:
-        features: what they may use, the architecture first, as ``cpu_features`` says it.
-        flags: by which a C++ compiler uses these and no others.
+        features: what kernels may use, the architecture first, as ``cpu_features`` returns it.
+        flags: with which a C++ compiler uses these features and no others.
         lanes: f32 elements of a vector register.
         tiles: it multiplies tiles of bf16 (AMX).
     """
@@ -53,11 +53,11 @@ DEVICES = {
     "sm_120": ("rtx5090", "5090", "rtx5080", "5080", "rtx6000"),
     "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
 }
-"""Target of a GPU -> what people call the devices that it is for."""
+"""Target of a GPU -> common names of its devices."""
 
 
 def target_called(device: str) -> str | None:
-    """Return the target of a device by what people call it, "sm_90" for "H100"; or None."""
+    """Return the target of a device by a common name, "sm_90" for "H100"; or None."""
     plain = device.lower().replace(" ", "").replace("-", "").replace("_", "")
     plain = plain.removeprefix("nvidia").removeprefix("amd")
     return next((target for target, names in DEVICES.items() if plain in names), None)

@@ -1,8 +1,8 @@
-"""Torch's interior: the only module that takes names which torch does not promise to keep.
+"""Torch's private interfaces: the compiler's only module that uses them.
 
-Known are torch 2.11, 2.13 and 2.15, which are tested; all three have these names. CUDA graph trees
-alone are taken elsewhere, by ``runtime/calls/cuda_graphs.py``, which asks for each part and does
-without.
+Tested with torch 2.11, 2.13 and 2.15, which all have these names. Only CUDA graph trees are used
+elsewhere, by ``runtime/calls/cuda_graphs.py``, which checks for each part and does without if need
+be.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.singleton_int import SingletonInt
 
 gradient_function: Callable[[], Any] = torch._C._current_autograd_node
-"""Return the gradient's function that runs in this thread, or None."""
+"""Return the autograd function that runs in this thread, or None."""
 
 EXAMPLE = "example_value"
-"""What Dynamo calls what it traced of a node, among the node's ``meta``."""
+"""The key under which Dynamo keeps a node's traced value in its ``meta``."""
 
 data_of: object = getattr(torch._C._autograd, "_get_data_attr", None)
-"""What Dynamo's graphs call for ``x.data``."""
+"""The callee of ``x.data`` in Dynamo's graphs."""
 
 __all__ = [
     "EXAMPLE",
@@ -157,7 +157,7 @@ def is_shipping() -> bool:
 
 
 def without_its_caches() -> AbstractContextManager[object]:
-    """Switch AOTAutograd's caches off, which take the code of Inductor alone."""
+    """Switch AOTAutograd's caches off, which accept Inductor's code alone."""
     patched: AbstractContextManager[object] = functorch_config.patch(
         bundled_autograd_cache=False, force_autograd_cache=False, strict_autograd_cache=False,
         bypass_autograd_cache_key=False, enable_autograd_cache=False,
@@ -174,7 +174,7 @@ def whole_backward() -> AbstractContextManager[object]:
 
 
 def sizes_of_any_value() -> AbstractContextManager[object]:
-    """Trace symbolic sizes as what may also be 0 or 1, but where the program asks."""
+    """Trace without the assumption that symbolic sizes are not 0 or 1."""
     config: Any = symbols_config
     patched: AbstractContextManager[object] = config.patch(backed_size_oblivious=True)
     return patched
@@ -186,17 +186,17 @@ def functorch_digest() -> str:
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Return True inside ``torch.autograd.graph.saved_tensors_hooks`` and what is like it."""
+    """Return True inside ``torch.autograd.graph.saved_tensors_hooks`` and its variants."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def has_modes() -> bool:
-    """Return True if dispatch, or functions of torch, are overridden for a while."""
+    """Return True inside a mode of ``__torch_dispatch__`` or ``__torch_function__``."""
     return bool(_get_current_dispatch_mode_stack()) or torch._C._len_torch_function_stack() > 0
 
 
 def hooked_inputs() -> list[torch.Tensor]:
-    """Return the traced inputs on which Dynamo puts the program's hooks behind the graph's call."""
+    """Return the traced inputs for which Dynamo registers the program's hooks after the graph."""
     translator = getattr(symbolic_convert.tls, "current_tx", None)
     if translator is None:  # the graph is not Dynamo's
         return []
@@ -210,10 +210,10 @@ def is_distributed_data_parallel() -> bool:
 
 
 def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[..., Any]:
-    """Return what runs a graph of Dynamo's, its parts compiled as AOTAutograd's arguments say.
+    """Compile a graph of Dynamo by AOTAutograd, with the arguments ``how``; return its callable.
 
-    What torch's ``aot_autograd`` does. That imports Inductor's scheduler, 0.2 CPU-seconds of each
-    process, for the log that ``TORCH_COMPILE_DEBUG=1`` asks for; it also flattens inputs.
+    As torch's ``aot_autograd`` does. That imports Inductor's scheduler, 0.2 CPU-seconds, for the
+    log of ``TORCH_COMPILE_DEBUG=1``, and flattens inputs: it is called if either is needed.
     """
     if debug_directory() is not None or any(isinstance(i, list | tuple | dict) for i in inputs):
         logged: Callable[..., Any] = aot_autograd(**how)(gm, inputs)
@@ -238,11 +238,11 @@ def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[
 
 
 class _Numbers(type(FakeTensor.__dict__["item_memo"])):  # type: ignore[misc]
-    """What fake tensors hold, where that is known; a number that is guarded stays known.
+    """The memo of ``item()`` of fake tensors, in which a guarded number survives a new trace.
 
-    Torch forgets what a trace knew as the next one begins, because symbols without a value must be
-    new in each. With them it forgets that Dynamo guards which number the ``i`` of ``x[1, i]`` is,
-    and AOTAutograd cannot trace an element at a place that it does not know.
+    Torch clears the memo as a trace begins, because symbols without a value must be new in each. So
+    it also forgets that Dynamo guards which number the ``i`` of ``x[1, i]`` is, and AOTAutograd
+    cannot trace an element at an unknown place.
     """
 
     def __get__(self, obj: Any, objtype: Any = None) -> Any:
@@ -254,7 +254,7 @@ class _Numbers(type(FakeTensor.__dict__["item_memo"])):  # type: ignore[misc]
 
 @contextmanager
 def _knowing_numbers() -> Iterator[None]:
-    """Let AOTAutograd know, in this block, the numbers that Dynamo knows of inputs."""
+    """Let AOTAutograd use, in this block, the numbers of inputs that Dynamo guards."""
     usual, numbers = FakeTensor.__dict__["item_memo"], _Numbers()
     numbers.__set_name__(FakeTensor, "item_memo")
     FakeTensor.item_memo = numbers
@@ -271,14 +271,14 @@ def known_number(tensor: object) -> int | None:
 
 
 def is_guarded() -> bool:
-    """Return True if the compile at hand rests on conditions on symbols: sizes, inputs' numbers."""
+    """Return True if the current compile has guards on symbols: sizes, inputs' numbers."""
     context = TracingContext.try_get()
     symbols = getattr(context and context.fake_mode, "shape_env", None)
     return bool(symbols is not None and symbols.guards)
 
 
 def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
-    """Let a part of a graph say what Dynamo says of the graph: of where its inputs come from."""
+    """Copy Dynamo's sources of a graph's inputs to a part of the graph."""
     sources = {n.name: n._dynamo_source for n in gm.graph.nodes if hasattr(n, "_dynamo_source")}
     part.meta.update(gm.meta)
     if hasattr(gm, "_param_name_to_source"):
@@ -289,7 +289,7 @@ def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
 
 @contextmanager
 def running_plainly() -> Iterator[None]:
-    """Let calls of real tensors in this block run as they do where nothing is traced."""
+    """Run calls of real tensors in this block without tracing, modes or autocast."""
     guards = (
         torch._C._DisableTorchDispatch(),
         torch._C._DisablePythonDispatcher(),
@@ -304,11 +304,11 @@ def running_plainly() -> Iterator[None]:
 
 @contextmanager
 def converting_fakes() -> Iterator[None]:
-    """Let ``Module.to`` and its like convert fake parameters in this block.
+    """Let ``Module.to`` and similar methods convert fake parameters in this block.
 
-    Torch swaps the contents of such a parameter, and refuses where somebody holds a weak reference
-    to it. The memory of the fake mode does, for each: of what real tensors became, which these
-    never were.
+    Torch swaps the contents of such a parameter, and refuses if there are weak references to it.
+    The memo of the fake mode has one for each, for conversions of real tensors, which do not occur
+    here.
     """
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[assignment]
     try:
@@ -319,9 +319,9 @@ def converting_fakes() -> Iterator[None]:
 
 @contextmanager
 def forgetting_code() -> Iterator[None]:
-    """Let Dynamo forget the functions that it first meets in this block.
+    """Let Dynamo forget the functions that it first compiles in this block.
 
-    It compiles them anew later, and tries again to compile those that it has given up.
+    It compiles them anew later, and tries again those that it gave up.
     """
     known, met = convert_frame.input_codes, convert_frame.Tracker()
     convert_frame.input_codes = met
@@ -335,7 +335,7 @@ def forgetting_code() -> Iterator[None]:
                 torch._C._dynamo.eval_frame.reset_code(code)
 
 
-# -- what a compile tells ------------------------------------------------------------------------
+# -- torch's trace and logs ----------------------------------------------------------------------
 
 trace_log = logging.getLogger("torch.__trace")
 """The logger behind ``TORCH_TRACE``. It never propagates; a handler gets each record's ``metadata``
@@ -343,22 +343,22 @@ and ``payload``."""
 
 
 def traces() -> bool:
-    """Return True if somebody listens to torch's trace."""
+    """Return True if torch's trace has a listener."""
     return bool(trace_log.handlers)
 
 
 def traces_code() -> bool:
-    """Return True if somebody listens to torch's trace who wants more than summaries."""
+    """Return True if torch's trace has a listener for more than summaries."""
     return any(not getattr(handler, "summaries_only", False) for handler in trace_log.handlers)
 
 
 def interned(number: int) -> str:
-    """Return the text that torch's trace has a number for: a file's name in a stack."""
+    """Return the text of a number in torch's trace: a file's name in a stack."""
     return next((text for text, known in INTERN_TABLE.items() if known == number), "")
 
 
 def trace_artifact(name: str, text: Callable[[], str], *, json: bool = False) -> None:
-    """Add a text to torch's trace, if somebody listens: one file in the report of ``tlparse``."""
+    """Add a text to torch's trace, if it has a listener: one file in the report of ``tlparse``."""
     encoding = "json" if json else "string"
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text
@@ -389,10 +389,10 @@ def compile_phase(name: str) -> AbstractContextManager[object]:
 
 
 def replay_no_view_twice(metadata: Any) -> None:
-    """Have AOTAutograd make a detached result of the result that it is made of, by its place.
+    """Have AOTAutograd make a detached result from its base by strides, not by replaying its views.
 
-    Of results that differ in ``requires_grad`` alone it makes one of the other, but replays the
-    views that lead to it from the whole: ``y.t().detach(), y.t()`` would be transposed twice.
+    Of results that differ in ``requires_grad`` alone it makes one from the other, but replays the
+    views from the base: ``y.t().detach(), y.t()`` would be transposed twice.
     """
     for position, one in enumerate(metadata.output_info):
         of_a_result = one.output_type.name == "alias_of_intermediate_base_is_user_output"
@@ -401,10 +401,10 @@ def replay_no_view_twice(metadata: Any) -> None:
 
 
 def views_without_gradient(metadata: Any) -> tuple[int, ...]:
-    """Return the results that are views of what has gradients, made under ``no_grad``.
+    """Return the results that are views of tensors with gradients, made under ``no_grad``.
 
-    They say that they require gradients, and lead to none. AOTAutograd makes them again outside of
-    the graph as views that do.
+    Their metadata requires gradients, though they have none. AOTAutograd makes them again outside
+    of the graph as views with gradients.
     """
     return tuple(
         position

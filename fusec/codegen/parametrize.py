@@ -1,23 +1,24 @@
-"""One function for programs that are alike but for numbers on one line: extents, strides.
+"""Share one function between programs that differ only in integer constants: extents, strides.
 
-Spec: ``functions -> functions``; each program runs the same statements on the same numbers, which
-its C++ entry or its launcher on a GPU knows: who calls it does not. Two programs are alike
-if one text is that of both once extents, steps and places are blanks; what the blanks hold is all
-that they differ in. Their *least general generalisation* (Plotkin 1970; what finds it is called
-anti-unification) has a number in each blank where they agree, and ``k*n + c`` of one size, n, where
-they do not: a *family*, whose numbers lie on a line, is one function. Where they lie in proportion
-``c`` is 0, so that what divides all of their extents still divides what is printed.
+Spec: ``functions -> functions``; each program still executes the same statements with the same
+constants. The program's C++ entry, or its launcher on a GPU, passes the parameter; the callers of
+the entry do not know it. Two programs have the same form if they print the same text once extents,
+strides and offsets are replaced by holes; the hole values are then their only difference. Their
+*least general generalisation* (Plotkin 1970, found by anti-unification) has a constant in each hole
+where they agree, and ``k*n + c`` of one size, n, where they differ: a *family*, programs whose hole
+values lie on one line, is one function. If the values are proportional, ``c`` is 0, so that common
+divisors of all extents still divide the printed ones.
 
-All choices that numbers decide have been made by now, and stand in the statements: which loops
-there are, which lanes have a mask, what is a scalar. A program without a ragged end is never like
-one with such an end. Numbers of which a compiler makes more than an operand stay as they are
-(``_Rebuild``), as do programs that multiply matrices or run for rows of a table.
+Every choice that depends on the constants has been made before and is visible in the statements:
+loops, masked lanes, scalars. Programs with and without a ragged end never share a form. Constants
+that a compiler uses for more than an operand stay as they are (``_Rebuild``), as do programs that
+multiply matrices or run for each row of a table.
 
-A function is verified like any program: n is between the least and the most that is passed, and its
-buffers are as long as the longest of its programs'.
+A function is verified like any program: n ranges from the least to the greatest value passed, and
+each buffer is as long as the longest of the programs' buffers.
 
 One size is enough: with up to four, in proportion, some kernels of DenseNet-121 would be 0.92 as
-fast, and save the compiler no time (docs/performance.md, 2026-11).
+fast, without compiling in less time (docs/performance.md, 2026-11).
 
 Worked example: ``y[i] = x[96*i]`` for i < 12 and ``q[i] = p[64*i]`` for i < 8 run one function
 ``y[i] = x[32*n*i]`` for i < 4*n, with 3 and 2 for n.
@@ -60,11 +61,11 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """What a program does: it runs a function.
+    """The function that a program calls, and the parameter that it passes.
 
     Attributes:
-        function: the name of the first program that runs it.
-        number: what it passes beside its own arguments; None where all numbers are its own.
+        function: the name of the first program that calls it, by which the function is known.
+        number: value passed for n; None if the function is the program itself, unparametrized.
     """
 
     function: str
@@ -73,12 +74,12 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of a graph, and the programs that run them.
+    """The functions of a graph, and the programs that call them.
 
     Attributes:
-        programs: no two of them equal, by the name of a kernel.
-        functions: by the name of the first program that runs it.
-        calls: by the name of a program.
+        programs: kernel name -> program, without duplicates.
+        functions: name of the first program that calls it -> function.
+        calls: program name -> the call that it makes.
     """
 
     programs: Mapping[str, Program]
@@ -86,7 +87,7 @@ class Functions:
     calls: Mapping[str, FunctionCall]
 
     def instance(self, name: str) -> Program:
-        """Return a function with a program's numbers and buffers in the place of its own."""
+        """Return a program's function with the program's parameter and buffers substituted."""
         program, call = self.programs[name], self.calls[name]
         function = self.functions[call.function]
         if call.number is None:
@@ -102,10 +103,10 @@ def one_each(programs: Mapping[str, Program]) -> Functions:
 
 
 def parametrize(functions: Functions, multiple: int = 1) -> Functions:
-    """Return functions that run all programs whose numbers follow from one.
+    """Merge families of programs into functions with one integer parameter.
 
     Args:
-        multiple: of so many elements are places where an access can be a wide one.
+        multiple: alignment, in elements, that offsets need for wide loads and stores.
     """
     made, calls = dict(functions.functions), dict(functions.calls)
     for family in _families(functions.functions, multiple):
@@ -126,7 +127,7 @@ def parametrize(functions: Functions, multiple: int = 1) -> Functions:
 
 
 def _is_verified(function: Program) -> bool:
-    """Return False where what is in range for each number is so by no proof for all of them."""
+    """Return False if accesses cannot be proven in range for all values of n at once."""
     try:
         verify_program(function)
     except InvalidIR:
@@ -144,11 +145,11 @@ FUNCTIONS = (
         needs=("lower",),
     ),
 )
-"""From the programs of a graph to its functions."""
+"""The stages from the programs of a graph to its functions."""
 
 
 def verify_functions(functions: Functions) -> None:
-    """Check that each function is its program, once it is given that program's number.
+    """Check that each function, given a program's parameter, is equal to that program.
 
     Raises:
         InvalidIR: naming a program that computes something else, or is called wrongly.
@@ -163,7 +164,7 @@ def verify_functions(functions: Functions) -> None:
 
 
 def print_functions(functions: Functions) -> str:
-    """Return the functions as text, and which programs run those of others."""
+    """Return the functions as text, followed by the parametrized calls."""
     parts = [print_program(one) for one in functions.functions.values()]
     calls = [name for name, call in functions.calls.items() if call.number is not None]
     lines = "\n".join(f"{name}: {describe_call(functions, name)}" for name in calls)
@@ -171,7 +172,7 @@ def print_functions(functions: Functions) -> str:
 
 
 def describe_call(functions: Functions, name: str) -> str:
-    """Return what a program runs: ``the function of k3, with n = 5 for 3``."""
+    """Return a program's call in words: ``the function of k3, with n = 5 for 3``."""
     call = functions.calls[name]
     first = functions.calls[call.function].number
     instead = "" if name == call.function else f" for {first}"
@@ -180,12 +181,12 @@ def describe_call(functions: Functions, name: str) -> str:
 
 
 def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[str, str]:
-    """Return C++ for each program: its function, or an entry that calls one printed before it.
+    """Return C++ for each program: its function, or an entry that calls a function printed earlier.
 
-    What several programs run is copied into none of them, and knows none of their numbers.
+    A shared function is ``noinline``: inlining would copy and specialize it for each constant.
 
     Args:
-        forms: the functions as they are printed, by name.
+        forms: name -> function after the stages of ``CPP_FORM``.
     """
     found = {}
     for name, call in functions.calls.items():
@@ -206,18 +207,18 @@ def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[st
     return found
 
 
-# -- which programs are alike ----------------------------------------------------------------------
+# -- finding families ------------------------------------------------------------------------------
 
 LEAST = 3
-"""Members of a family at least: two save little to compile, and in C++ a call has a call inside."""
+"""Smallest family: two members save little compile time, and each C++ entry is an extra call."""
 
 
 _Numbers: TypeAlias = tuple[int, ...]
-"""The numbers of a program that may be another's, in the order of its statements."""
+"""Hole values of a program: its constants that may vary in a family, in statement order."""
 
 
 def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[str, _Numbers]]:
-    """Yield the numbers of programs that are alike and of one argument, by their names."""
+    """Yield families: program name -> hole values, for programs of one form on one line."""
     rough: dict[tuple[object, ...], list[str]] = {}
     for name, program in programs.items():
         if not program.table and not cpp.multiplies(program):
@@ -237,9 +238,9 @@ _BLANK = index(Size("_", 1, None))
 
 
 def _opened(program: Program, multiple: int) -> tuple[object, _Numbers]:
-    """Return what a program is with blanks for the numbers that may be another's, and these.
+    """Return the program with its varying constants replaced by holes, and the hole values.
 
-    A number of a place in memory may be another's that has the same divisors of ``multiple``.
+    Constants of a memory offset share a hole only if they share the same gcd with ``multiple``.
     """
     found: list[int] = []
 
@@ -256,7 +257,7 @@ def _opened(program: Program, multiple: int) -> tuple[object, _Numbers]:
 
 
 def _aligned(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
-    """Yield alike programs by the lines they lie on, each time that of most through the first."""
+    """Split programs of one form into lines, each the fullest through the first one left."""
     left = dict(numbers)
     while left:
         first = next(iter(left))
@@ -270,7 +271,7 @@ def _aligned(numbers: Mapping[str, _Numbers]) -> Iterator[dict[str, _Numbers]]:
 
 
 def _direction(one: _Numbers, other: _Numbers) -> _Numbers:
-    """Return the direction of the line through two programs; () where no number differs."""
+    """Return the primitive direction of the line through two programs; () if they are equal."""
     steps = [b - a for a, b in zip(one, other, strict=True)]
     ahead = next((step for step in steps if step), 0)
     by = math.gcd(*steps) if ahead > 0 else -math.gcd(*steps)
@@ -280,11 +281,11 @@ def _direction(one: _Numbers, other: _Numbers) -> _Numbers:
 def _common_form(
     members: list[Program], numbers: list[_Numbers]
 ) -> tuple[Program, tuple[int, ...]]:
-    """Return what a family has in common, and what each member passes for n."""
+    """Return the function of a family, and the value of n that each member passes."""
     first, columns = members[0], list(zip(*numbers, strict=True))
     passed = _passed(columns)
     name = Names(size.name for size in first.sizes).new("n")
-    # The hint: a launch on a GPU promises of a size that it is a multiple of 16 if its hint is one.
+    # The hint is the gcd: a GPU launch declares a size divisible by 16 if its hint is.
     n = Size(name, math.gcd(*passed), min(passed), max(passed))
     given = iter([_restated(column, passed, index(n)) for column in columns])
     ask = lambda number: next(given)  # noqa: E731
@@ -297,18 +298,18 @@ def _common_form(
 
 
 def _longest(buffers: tuple[Buffer, ...]) -> Buffer:
-    """Return the buffer of a function in the place of those of programs with the same sizes."""
+    """Return the function's buffer that replaces one buffer each of programs with equal sizes."""
     lengths = (buffer.flat().shape[0] for buffer in buffers)
     longest = max(lengths, key=lambda length: length.hint())
     return Buffer(buffers[0].name, (longest,), (index(1),), buffers[0].dtype)
 
 
 def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
-    """Return n of each member, at least 1: as far as it can be that of which most are multiples.
+    """Return n of each member, at least 1, such that as many columns as possible are multiples.
 
-    It is an argument of 32 bits on a GPU, so that a number beyond these is not what is passed.
+    Values above ``MAX_SIZE`` are not proposed, since n is a 32-bit argument on a GPU.
 
-    Of ``(96, 64)``, ``(6, 4)`` and ``(95, 63)`` n is ``(3, 2)``: they are 32*n, 2*n and 32*n - 1.
+    For ``(96, 64)``, ``(6, 4)`` and ``(95, 63)``, n is ``(3, 2)``: 32*n, 2*n and 32*n - 1.
     """
     varying = [column for column in columns if len(set(column)) > 1]
     some = varying[0]
@@ -325,28 +326,27 @@ def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
 
 
 def _restated(column: _Numbers, passed: tuple[int, ...], n: Index) -> Index:
-    """Return one number of all members by what they pass."""
+    """Return the expression ``k*n + c`` that gives one hole's value in every member."""
     step = (column[1] - column[0]) // (passed[1] - passed[0])
     return n * step + (column[0] - passed[0] * step)
 
 
 class _Rebuild:
-    """A program again, over axes of its own: ``program``.
+    """Copy a program over fresh axes with constants, sizes and buffers replaced, as ``program``.
 
     Args:
-        number: gives what stands for a number that may differ; it is asked in one order, by the
-            places where axes are met and not by when they were made.
-        offset: the same for numbers of an offset in memory.
-        sizes: what stands for sizes.
-        buffers: what stands for buffers.
+        number: constant -> replacement; called in an order given by where axes first occur.
+        offset: the same for constants of a memory offset.
+        sizes: size -> replacement.
+        buffers: buffer -> replacement.
 
-    These numbers stay as they are:
+    These constants stay as they are:
 
-    * the step along the last lane and a step of one along any, which say what an access is, and the
-      number of lanes; of other numbers of an offset, what they share with ``multiple``;
-    * those inside a division, since the compiler makes a multiplication of one by a number, and
-      factors of axes in the value of an index, of which comparisons and random numbers are made;
-    * how often a loop runs that the printer takes apart, or prints as a call;
+    * the stride along the last lane and a stride of one along any, which determine the kind of
+      access, and the number of lanes; of other offset constants, the gcd with ``multiple``;
+    * those inside a division, since the compiler turns a division by a constant into a
+      multiplication, and axis factors in index values, which feed comparisons and random numbers;
+    * the trip count of a loop that the printer unrolls, or prints as a call;
     * lengths of arrays, which are in registers or on the stack.
     """
 
@@ -361,7 +361,7 @@ class _Rebuild:
         self.number, self.offset = number, offset
         self.sizes = sizes
         self.buffers = buffers
-        # The lane of a vector, by which C++ takes loops apart; tiles are a GPU's.
+        # The vector lane, by which the C++ printer unrolls loops; several lanes are a GPU's tile.
         self.lane = program.lanes[0] if len(program.lanes) == 1 else None
         self.axes: dict[Axis, Index] = {}
         self.lanes: frozenset[Atom] = frozenset(program.lanes)
@@ -382,7 +382,7 @@ class _Rebuild:
         )
 
     def axis(self, axis: Axis) -> Axis:
-        """Return the axis that stands for one; the first time it is met its numbers are asked."""
+        """Return an axis's replacement, made with replaced constants when it first occurs."""
         if axis not in self.axes:
             self.places[axis] = len(self.places)
             limit = None if axis.limit is None else self.index(axis.limit)
@@ -431,9 +431,9 @@ class _Rebuild:
                 return value
 
     def unchanged(self, value: Index) -> Index:
-        """Return an index over the new axes and sizes, with the numbers that it has.
+        """Return an index over the new axes and sizes with its constants kept.
 
-        In a division no number is a size (above).
+        Sizes inside a division are not replaced, since its constants are no holes (see the class).
         """
         moved = substitute(value, self.axes, lambda read: read)
         if not self.sizes:

@@ -1,7 +1,7 @@
-"""What AOTAutograd says of a graph's wrapper, read as a `Convention` or as why there is none.
+"""Derive a graph's `Convention`, or why there is none, from AOTAutograd's metadata.
 
-Its metadata is no interface: what this page does not know of it, in whatever version of torch, is a
-reason to leave the wrapper to AOTAutograd.
+The metadata is no stable interface: whatever this module does not know of it, in any version of
+torch, is a reason to leave the wrapper to AOTAutograd.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from fusec.runtime.calls.convention import FORMATS, Convention, Tangent, Trainin
 from fusec.torch_interior import views_without_gradient
 
 _MADE = ("non_alias", "unsafe_view_alias", "custom_function_view")
-"""Kinds of results that are tensors of their own to autograd."""
+"""Output types that are new tensors to autograd."""
 
 
 class NoConvention(Exception):
-    """Why a graph is called by AOTAutograd's own wrapper."""
+    """The graph has to be called by AOTAutograd's own wrapper: the reason."""
 
 
 def convention_of(metadata: Any, backward: fx.GraphModule | None) -> Convention:
-    """Return how a graph is called.
+    """Return the calling convention of a graph.
 
     Args:
         metadata: AOTAutograd's ``ViewAndMutationMeta``.
         backward: the graph of the gradients, one for each input; None at inference.
     Raises:
-        NoConvention: saying what there is more to it.
+        NoConvention: naming what a convention cannot express.
     """
     try:
         _refuse(metadata)
@@ -42,7 +42,7 @@ def convention_of(metadata: Any, backward: fx.GraphModule | None) -> Convention:
 
 
 def _refuse(metadata: Any) -> None:
-    """Raise NoConvention for what a wrapper does beyond what a convention says."""
+    """Raise NoConvention if AOTAutograd's wrapper does more than a convention can express."""
     more = {
         "inputs that are replaced after the call": metadata.num_mutated_inp_runtime_indices,
         "results that share memory with each other": metadata.num_intermediate_bases,
@@ -75,7 +75,7 @@ def _refuse(metadata: Any) -> None:
 
 
 def _given(output: Any) -> int | None:
-    """Return the input that a result is, or None for one that the graph makes."""
+    """Return the position of the input that a result is, or None for a new tensor."""
     kind = output.output_type.name
     if kind == "is_input":
         return int(output.base_idx)

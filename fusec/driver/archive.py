@@ -1,10 +1,10 @@
 """Compiled graphs as bytes that another process, or another machine, runs without compiling.
 
-An archive holds what the cache has of a graph of Dynamo: the calling convention, and of forward and
-backward the wrapper, the kernels, and what the wrapper takes of its graph.
-``runtime/archive/loading.py`` reads it, and says what is checked before anything runs.
+An archive holds the same as the cache of a graph of Dynamo: the calling convention, and of forward
+and backward the wrapper, the kernels, and the objects that the wrapper takes from its graph.
+``runtime/archive/loading.py`` reads it, and describes the checks before anything runs.
 
-The bytes are those of an entry of the cache (``runtime/cache/entry.py``): lengths and digests are
+The bytes are in the format of the cache (``runtime/cache/entry.py``): lengths and digests are
 checked before anything is read. Digests find damage, they do not authenticate. The wrapper is
 Python and kernels are native code: trust an archive as you trust a program.
 """
@@ -32,9 +32,9 @@ class Packed:
     """One compiled graph of an archive.
 
     Attributes:
-        row: what ``warm`` writes of it, as JSON has it.
+        row: its description as ``warm`` writes it, for JSON.
         blobs: its entry in the cache.
-        arguments, conditions: what it takes, and what has to hold of sizes.
+        arguments, conditions: the specs of its arguments, and the conditions on their sizes.
     """
 
     name: str
@@ -50,12 +50,12 @@ def pack(
     target: Target,
     beside: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """Return an archive.
+    """Return the bytes of an archive.
 
     Args:
         parts: a forward and a backward, or an inference graph.
-        target: what its kernels are for.
-        beside: what else it holds, by name.
+        target: the target of its kernels.
+        beside: further blobs, by name.
     """
     about = {
         "format": loading.FORMAT,

@@ -1,8 +1,8 @@
-"""Where an exception of a compile comes from: the stage, the operation, the user's line.
+"""Find where an exception of a compile comes from: the stage, the operation, the user's line.
 
-Whoever runs a stage has told the exception its name (``errors.note_stage``). Which operation was at
-hand, no pass has to say: the frames that the exception passed hold it, as the FX node, definition,
-kernel or call that a pass was at. The innermost frame that holds one knows most.
+The runner of a stage attaches its name to the exception (``errors.note_stage``). The operation need
+not be attached: the traceback's frames hold the FX node, definition, kernel or call that a pass was
+processing. The innermost frame that holds one is the most precise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Blame:
 
 
 def blame(error: BaseException) -> Blame:
-    """Return where an exception comes from, as far as it can be told."""
+    """Return where an exception comes from, as far as it is known."""
     inner: BaseException = getattr(error, "inner_exception", None) or error
     found = next(_origins(inner), NOWHERE)
     op, line = ", ".join(found.ops[:2]), next(iter(found.source), "")
@@ -46,7 +46,7 @@ def blame(error: BaseException) -> Blame:
 
 
 def _origins(error: BaseException) -> Iterator[Origin]:
-    """Yield what the frames of an exception were at, the innermost first."""
+    """Yield the origins of what an exception's frames were processing, the innermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
         yield from _held(frame)

@@ -1,4 +1,4 @@
-"""Build: the sources of a compiled graph become what the cache keeps, for each language."""
+"""Build the sources of a compiled graph into the blobs that the cache keeps, for each language."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _build_triton(compiled: Compiled, target: str, options: Options) -> Mapping[
 
 
 def triton_source(compiled: Compiled, name: str) -> TritonSource:
-    """Return a kernel of a GPU as its build takes it."""
+    """Return a GPU kernel as its build takes it."""
     from fusec.runtime.kernels import triton_kernel  # local, as above
 
     call = compiled.functions.calls[name]
@@ -75,4 +75,4 @@ BUILDS: Mapping[str, Callable[[Compiled, str, Options], Mapping[str, bytes]]] = 
     "cpp": _build_cpp,
     "triton": _build_triton,
 }
-"""How the sources of one language become what the cache keeps."""
+"""The build of each language, from sources to the blobs that the cache keeps."""

@@ -1,16 +1,16 @@
-"""Stages as files: the one form of ``fusec dump -o DIR`` and of ``options={"dump_dir": "DIR"}``.
+"""Write stages as files: the form of ``fusec dump -o DIR`` and of ``options={"dump_dir": "DIR"}``.
 
-A graph has a folder, by its name and Dynamo's number of the compile, as logs have it; a file is a
-stage, numbered by its place in the compile, so that folders of two compiles can be compared::
+Each graph has a folder, named by the graph and Dynamo's number of the compile, as in logs; each
+stage is a file, numbered by its place in the compile, so that two compiles can be compared::
 
     DIR/index.txt
     DIR/forward-0_1/08-fx.py
                     31-kernels.txt
                     50-source-k0.cpp
 
-``index.txt`` has a line for each graph. What an earlier process wrote to the directory is removed
-first: the files of this form in the folders that its index names, nothing else. Processes of
-``torchrun`` have a directory each, ``DIR/rank0``.
+``index.txt`` has a line for each graph. Files of an earlier process are removed first: only files
+of this form in the folders that its index names. Processes of ``torchrun`` have a directory each,
+``DIR/rank0``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
 _FILE = re.compile(r"\d\d-[\w.-]+")
 _FOLDER = re.compile(r"[\w.]+(-\d+_[\w-]+)?")
 _LEVELS = {"capture": ("fx", "capture", "graph"), "memory": ("kernels", "memory")}
-"""Levels that stand beside a stage."""
+"""Names of a stage's records, where these are not its own name alone."""
 _BEHIND = ("program", "source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass")
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One stage of a graph as a file; ``kernel`` is "" where it is of all of them."""
+    """One stage of a graph as a file; ``kernel`` is "" for a file of all kernels."""
 
     stage: str
     kernel: str
@@ -52,7 +52,7 @@ class File:
 
 
 class Dump:
-    """A directory of one process; making it removes what an earlier one wrote there.
+    """The directory of one process; creating it removes the files of an earlier process.
 
     Raises:
         OSError: if it cannot be written.
@@ -70,7 +70,7 @@ class Dump:
 
         Args:
             compile_id: Dynamo's number, "0/1", or "".
-            about: what the index says of the graph.
+            about: the graph's description in the index.
         """
         folder = graph + (f"-{re.sub('[^0-9A-Za-z]', '_', compile_id)}" if compile_id else "")
         again = sum(re.fullmatch(rf"{re.escape(folder)}(-\d+)?", known) is not None
@@ -96,7 +96,7 @@ def process_dump(directory: Path) -> Dump:
 
 
 def suffix_of(stage: str, language: str) -> str:
-    """Return how the name of a stage's file ends.
+    """Return the suffix of a stage's file.
 
     Args:
         language: of the target's kernels: "cpp" or "triton".
@@ -107,7 +107,7 @@ def suffix_of(stage: str, language: str) -> str:
 
 
 def stage_files(records: Mapping[str, Record], language: str) -> Iterator[File]:
-    """Yield what the stages of a compile made that changed something, a kernel's source each."""
+    """Yield a file for each stage that changed something, and for each kernel's source."""
     for stage, made in records.items():
         suffix = suffix_of(stage, language)
         if stage == "source":

@@ -1,31 +1,31 @@
-"""What the forward saves for the backward: AOTAutograd's min-cut, told what fusec computes free.
+"""Partition forward and backward: AOTAutograd's min-cut, adapted to what fusec recomputes for free.
 
-**Operands of products.** By default the cut refuses to compute again what the backward must write
-to memory, so it saves what a library product of the backward reads: a norm's rows, an activation,
-the weights of a softmax. But a fused backward has the parts of each in its registers: the kernel of
-GELU's gradient reads GELU's input, that of a norm reads x and its statistics. They give the operand
-as one output more, without another kernel. So that refusal is switched off, and the cut saves
-products and row statistics. Its other ones stay: no product, no small reduction and no chain from a
-far layer is computed again. Three things it must save: an input's copy in 16 bits (autocast's
-weights), for no kernel of a backward reads the f32 weight; what was drawn from a generator; and
-what the gradient of a maximum compares with it: what another kernel computes again may differ in a
-last bit, and then nothing is the maximum.
+**Operands of products.** By default the cut bans recomputing what the backward has to materialise,
+so it saves the operands of the backward's library products: a norm's rows, an activation, the
+weights of a softmax. But a fused backward has the parts of each in its registers: the kernel of
+GELU's gradient reads GELU's input, that of a norm's gradient reads x and its statistics. It stores
+the operand as one output more, without another kernel. So that ban is switched off, and the cut
+saves products and row statistics. The other bans stay: no product, no small reduction and no chain
+from a far layer is recomputed. Three kinds of values are always saved: an input's copy in 16 bits
+(autocast's weights), because no kernel of a backward reads the f32 weight; random draws; and the
+values that the gradient of a maximum compares with it, because another kernel's recomputation may
+differ in the last bit, and then no value equals the maximum.
 
 **Expansions.** The cut saves the results of matrix products, because it takes every product to be
-expensive. An *expansion* is a product far larger than the rows it is made of, which a reduction
-over its columns consumes again: the logits of a loss, rows x vocabulary. To save one is to keep it
-in memory whole, and then no pass can run it in chunks of rows (``passes/graph/chunk.py``). So:
+expensive. An *expansion* is a product far larger than its rows, which a reduction over its columns
+consumes: the logits of a loss, rows x vocabulary. Saving it keeps all of it in memory, and then no
+pass can run it in chunks of rows (``passes/graph/chunk.py``). So:
 
-* Where all gradients that come back through an expansion are linear in one scalar (a loss that is
-  a mean or a sum), they are computed *in the forward*, as those of a loss whose gradient is 1, and
-  the backward multiplies them by the scalar. Nothing is computed twice, and saved are the
-  gradients: of the rows and of the weights, which the backward would have made anyhow.
+* Where all gradients that come back through an expansion are linear in one scalar (a loss that is a
+  mean or a sum), the forward computes them for a gradient of 1 of the loss, and the backward
+  multiplies them by the scalar. Nothing is computed twice; saved are the gradients of the rows and
+  of the weights, which the backward would have computed anyhow.
 * Elsewhere (a loss of each row) the expansion is tagged as activation checkpointing's tensors are,
-  and the backward computes it again.
+  and the backward recomputes it.
 
 Both are legal for any graph: the first by the linearity of each operation in ``_FIRST``,
-``_EITHER`` and ``_BOTH``, checked node by node. 16-bit floats with five bits of exponent (f16) are
-always computed again: their gradients may need the scale that a loss scaler puts into the scalar.
+``_EITHER`` and ``_BOTH``, checked node by node. Gradients in f16, which has five bits of exponent,
+are never computed in the forward: they may need the scale that a loss scaler puts into the scalar.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from fusec.torch_interior import functorch_config, min_cut_rematerialization_par
 aten = torch.ops.aten
 
 WORTH_A_PRODUCT = 2
-"""An expansion of so many times the least bytes is computed again, rather than saved: that costs
+"""Expansions of at least so many times ``chunk_bytes`` are recomputed rather than saved: that costs
 one product more beside three."""
 PRODUCTS = (aten.mm.default,)
-"""Products that may expand; attention's (``bmm``) are for kernels that compute scores again."""
+"""Products that may be expansions; attention's (``bmm``) are left to ``recompute_scores``."""
 
 _EXTREMES = (
     *(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default),
@@ -71,7 +71,7 @@ _SAME_BITS = (
 )
 
 LEAST_BUDGET = 1e-6
-"""A budget of 0 is this one: AOTAutograd then saves inputs alone, not even what was drawn."""
+"""Stands for a budget of 0, at which AOTAutograd saves inputs alone, not even random draws."""
 
 _SAME_ROW = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
@@ -79,21 +79,21 @@ _SAME_ROW = {
     aten._to_copy.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
     aten.clone.default, aten.where.self, aten.add.Scalar, aten.sub.Scalar,
 }  # fmt: skip
-"""Operations that leave an expansion one: pointwise, and views."""
+"""Pointwise operations and views, through which an expansion is followed."""
 _TRANSPOSES = {
     aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default,
 }  # fmt: skip
-"""Further ones that leave scores scores: they need not keep their rows whole."""
+"""Further operations through which scores are followed: they need not keep rows whole."""
 _REDUCTIONS = {
     aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.mean.dim, aten.gather.default,
     aten.argmax.default,
 }  # fmt: skip
-"""Operations that make an expansion small again."""
+"""Operations that reduce an expansion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Forward and backward in one graph, and what AOTAutograd says to its partitioner beside.
+    """A joint graph of forward and backward, with the arguments of AOTAutograd's partitioner.
 
     Attributes:
         outputs: how many of the graph's outputs are the forward's.
@@ -109,11 +109,11 @@ class Joint:
 def partition(
     joined: Joint, chunk_bytes: int, memory_budget: float
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return forward and backward of a joint graph, cut as AOTAutograd cuts but for expansions.
+    """Cut a joint graph into forward and backward as AOTAutograd does, except for expansions.
 
     Args:
         chunk_bytes: products of this size or more may be expansions; 0: none is.
-        memory_budget: share of what is saved by default that may be saved, beside the inputs.
+        memory_budget: share of the memory saved by default that may be saved, beside the inputs.
     """
     joint, num_fwd_outputs = joined.module, joined.outputs
     extra: list[fx.Node] = []
@@ -152,7 +152,7 @@ def partition(
 
 
 def _cut(memory_budget: float) -> AbstractContextManager[Any]:
-    """Return the settings of AOTAutograd's min-cut under which it runs; see the module."""
+    """Return a context with the settings of AOTAutograd's min-cut; see the module."""
     budget = min(memory_budget, functorch_config.activation_memory_budget)
     patched: AbstractContextManager[Any] = functorch_config.patch(
         ban_recompute_materialized_backward=False,
@@ -163,15 +163,15 @@ def _cut(memory_budget: float) -> AbstractContextManager[Any]:
 
 
 def _names_sizes(joint: fx.Graph) -> bool:
-    """Return True if a call gives a size that depends on data a name.
+    """Return True if a call binds a symbol for a size that depends on data.
 
-    Equal calls name it differently: were they one, what follows would name sizes that none gives.
+    Equal calls bind different symbols: if they were merged, later nodes would use unbound ones.
     """
     return any(node.meta.get("unbacked_bindings") for node in joint.nodes)
 
 
 def _save_what_is_not_free(joint: fx.Graph) -> None:
-    """Tag what the backward must not make again, where checkpointing has not tagged it."""
+    """Tag what the backward must not recompute, unless checkpointing has tagged it."""
     compared = {_compared_with_extreme(node) for node in joint.nodes}
     for node in joint.nodes:
         untagged = node.op == "call_function" and "recompute" not in node.meta
@@ -181,10 +181,10 @@ def _save_what_is_not_free(joint: fx.Graph) -> None:
 
 
 def _leave_constants_to_the_last(joint: fx.Graph) -> None:
-    """Have no checkpoint save what depends on no input, such as a mask, for the ones after it.
+    """Move nodes that depend on no input, such as a mask, to the last checkpoint.
 
-    Equal nodes become one before the cut, which saves what one checkpoint computes and a later one
-    reads (with torch 2.11 constants, too). That of the last checkpoint has none after it.
+    Equal nodes are merged before the cut, which saves values that one checkpoint computes and a
+    later one reads (with torch 2.11 constants, too). The last checkpoint has none after it.
     """
     numbers = [node.meta["ac_graph_id"] for node in joint.nodes if "ac_graph_id" in node.meta]
     constant: set[fx.Node] = set()
@@ -197,7 +197,7 @@ def _leave_constants_to_the_last(joint: fx.Graph) -> None:
 
 
 def _compared_with_extreme(node: fx.Node) -> fx.Node | None:
-    """Return what a node compares with its own maximum or minimum, as their gradients do."""
+    """Return the operand that a node compares with its own maximum or minimum, or None."""
     if node.target is not aten.eq.Tensor:
         return None
     sides = [_seen_through(arg) for arg in node.args]
@@ -210,7 +210,7 @@ def _compared_with_extreme(node: fx.Node) -> fx.Node | None:
 
 
 def _seen_through(arg: Any) -> fx.Node | None:
-    """Return what an argument is but for its shape and its sign."""
+    """Return the source of an argument, through views, copies and ``abs``."""
     while isinstance(arg, fx.Node) and arg.target in _SAME_BITS:
         arg = arg.args[0]
     return arg if isinstance(arg, fx.Node) else None
@@ -228,10 +228,10 @@ def _is_converted_input(node: fx.Node) -> bool:
 
 
 def _hide_attention(joint: fx.Graph) -> None:
-    """Have the partitioner take checkpointed attention without dropout for what it is: no draw.
+    """Hide from the partitioner that checkpointed attention without dropout is tagged as random.
 
-    Each of these operations is tagged as random, whatever its probability. To compute one again the
-    partitioner would store the generator's state, in calls that hide the operation from fusec.
+    Each of these operations is tagged, whatever its probability. To recompute one the partitioner
+    would store the generator's state, in calls that hide the operation from fusec.
     """
     for node in joint.nodes:
         tagged = node.meta.get("recompute") in _AGAIN
@@ -252,7 +252,7 @@ _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 @functools.cache
 def _without_tags(operation: Any) -> Callable[..., Any]:
-    """Return a function that does the same; ``shown`` is the operation."""
+    """Return an untagged function that calls an operation; ``shown`` is the operation."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         return operation(*args, **kwargs)
@@ -262,7 +262,7 @@ def _without_tags(operation: Any) -> Callable[..., Any]:
 
 
 def _argument(node: fx.Node, name: str) -> Any:
-    """Return an argument of an operation by its name, or its default; None if it has none such."""
+    """Return an argument of an operation by its name, or its default; None if there is none."""
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name == name:
             given = node.args[position] if position < len(node.args) else argument.default_value
@@ -278,7 +278,7 @@ def find_expansions(
 ) -> set[fx.Node]:
     """Return the products of at least ``threshold`` bytes that expand their rows and are reduced.
 
-    An expansion that the graph returns is none: it has to be in memory anyhow.
+    Products that the graph returns are left out: they have to be in memory anyhow.
     """
     found: set[fx.Node] = set()
     for node in joint.nodes:
@@ -293,7 +293,7 @@ def find_expansions(
 
 
 def _is_reduced(product: fx.Node, kept: Collection[Any]) -> bool:
-    """Return True if a reduction reads the product or what it becomes, and no output does."""
+    """Return True if a reduction reads the product or its pointwise results, and no output does."""
     waiting, seen, reduced = [product], {product}, False
     while waiting:
         for user in waiting.pop().users:
@@ -307,13 +307,13 @@ def _is_reduced(product: fx.Node, kept: Collection[Any]) -> bool:
 
 
 def _large(expansions: set[fx.Node]) -> set[fx.Node]:
-    """Return everything as large as an expansion that is computed from one."""
+    """Return the expansions, and the results computed from them that are as large."""
     found, waiting = set(expansions), list(expansions)
     least = min(map(_numel, expansions))
     while waiting:
         for user in waiting.pop().users:
             pointwise = user.op == "call_function" and user.target not in PRODUCTS
-            pointwise = pointwise and not talks_to_ranks(user.target)  # said once, never again
+            pointwise = pointwise and not talks_to_ranks(user.target)  # sent once, never again
             if pointwise and user not in found and _numel(user) >= least:
                 found.add(user)
                 waiting.append(user)
@@ -321,12 +321,12 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
 
 
 def recompute_scores(joint: fx.GraphModule, widened: Collection[DType] = ()) -> fx.GraphModule:
-    """Tag the scores of attentions, and what has their size: the backward computes them again.
+    """Tag the scores of attentions, and values of their size, for recomputation in the backward.
 
     For kernels that never store them (``passes/graph/recompute.py``).
 
     Args:
-        widened: types in which there are none, for they would be widened to f32.
+        widened: element types that are left out, because kernels would widen them to f32.
     """
     graph, kept = joint.graph, [to_torch_dtype(kind) for kind in widened]
     found = {
@@ -340,7 +340,7 @@ def recompute_scores(joint: fx.GraphModule, widened: Collection[DType] = ()) -> 
 
 
 def recompute(nodes: Collection[fx.Node]) -> None:
-    """Tag nodes of the forward so that the backward computes them again."""
+    """Tag nodes of the forward so that the backward recomputes them."""
     for node in nodes:
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         node.meta["ac_graph_id"] = 0
@@ -375,7 +375,7 @@ def _is_tangent(node: fx.Node) -> bool:
 
 
 def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
-    """Return what depends on a gradient that comes from outside."""
+    """Return the nodes that depend on a tangent."""
     found: set[fx.Node] = set()
     for node in joint.nodes:
         if _is_tangent(node) or any(n in found for n in node.all_input_nodes):
@@ -389,10 +389,10 @@ def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.
     ``dx = f(s)`` becomes ``unit = f(1)``, which the forward can compute, and ``dx = unit * s``.
 
     Args:
-        most: bytes of gradients from which it is better to save the expansion.
+        most: bytes of gradients above which it is better to save the expansion.
     Returns:
-        The gradients that the forward now makes; none, and nothing changes, if they are larger
-        than ``most``; None where there is no such scalar.
+        The gradients that the forward computes; [], with nothing changed, if they are larger
+        than ``most``; None if there is no such scalar.
     """
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
@@ -409,11 +409,11 @@ def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.
 
 
 def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> list[fx.Node]:
-    """Return the smaller tensors that large gradients become: of the rows, weights and bias."""
+    """Return the smaller tensors computed from large gradients: those of rows, weights and bias."""
     users = {user for node in gradients for user in node.users}
     if any(n.op == "output" for n in users):
         return []
-    inner = set(gradients)  # and what these are computed of: the sum over a row's gradient, say
+    inner = set(gradients)  # and their producers, such as the sum over a row's gradient
     for node in reversed(joint.nodes):
         if any(user in inner for user in node.users):
             inner.add(node)
@@ -433,14 +433,14 @@ def _is_f16(node: fx.Node) -> bool:
 def _between(
     joint: fx.Graph, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
 ) -> list[fx.Node] | None:
-    """Return the nodes from the scalar to what leaves; None if one is not linear in the scalar."""
+    """Return the nodes from the scalar to ``leaving``; None if one is not linear in the scalar."""
     needed: set[fx.Node] = set()
     waiting = list(leaving)
     while waiting:
         node = waiting.pop()
         if node in needed or node not in backward or node is scalar:
             continue
-        if node.op != "call_function":  # another gradient from outside
+        if node.op != "call_function":  # another tangent
             return None
         needed.add(node)
         waiting.extend(node.all_input_nodes)
@@ -532,7 +532,7 @@ def _hoist(
 
 
 def _add_outputs(joint: fx.Graph, position: int, extra: list[fx.Node]) -> None:
-    """Have a joint graph return further tensors of the forward, which ties them to it."""
+    """Add tensors to the forward's outputs in a joint graph, so that they stay in the forward."""
     (output,) = joint.find_nodes(op="output")
     values = list(output.args[0])
     output.args = ((*values[:position], *extra, *values[position:]),)

@@ -2,8 +2,8 @@
 text.
 
 FX graph -> Graph -> Schedule of kernels -> Programs -> sources, and the wrapper that calls them.
-Building, binding and the cache stand in ``compiler.py``: the cache's key is made of the FX graph,
-so a warm start does nothing of this.
+Building, binding and the cache are in ``compiler.py``: the cache's key is computed from the FX
+graph, so a warm start runs none of this.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Compiled:
         schedule: kernels and externs in order, with the decisions that led there.
         plans, programs: by kernel name.
         code: kernel name -> name of the first kernel of the same structure, whose code it runs.
-        functions: what these run, some of them one with another number.
-        forms: each function as it is printed, by its name.
-        pointers: the same of those that tensor descriptors are passed to, without them.
+        functions: the functions that these run; a parametrized one is run with several numbers.
+        forms: the form of each function that is printed, by its name.
+        pointers: the same without descriptors, of kernels that take tensor descriptors.
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
-        named: returns the same for profilers, each launch with its name.
+        named: returns the wrapper's form for profilers, in which each launch has a name.
         runs: the functions that launch several kernels.
-        native: the same for programs without Python, where the options ask for it.
+        native: the function for programs without Python, where the options want it.
     """
 
     schedule: Schedule
@@ -76,7 +76,7 @@ class Compiled:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What was decided on the way, and why."""
+        """The decisions of all passes, with their reasons."""
         return self.schedule.decisions
 
     @property
@@ -94,8 +94,8 @@ def generate(
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
-        held: which nodes' values buffers hold; read where the options ask to verify.
-        asked: returns what has to hold of sizes; called where C is to call the graph.
+        held: the nodes whose values buffers hold; read under ``verify``.
+        asked: returns the conditions on sizes; called where C is to call the graph.
     """
     launches = {launch.name: launch for launch in all_launches(schedule)}
     planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
@@ -104,7 +104,7 @@ def generate(
     first: dict[object, str] = {}
     code = {name: first.setdefault(canonical(p).form, name) for name, p in programs.items()}
     placed = context.apply(MEMORY, schedule)
-    verify(placed)  # always: a wrapper that fails while it runs has no way back
+    verify(placed)  # always: a wrapper that fails at run time has no fallback
     programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     codegen = context.target.codegen
@@ -139,7 +139,7 @@ def _with_overlaid(
     code: Mapping[str, str],
     buffers: Mapping[str, frozenset[Buffer]],
 ) -> dict[str, Program]:
-    """Return programs that say which buffers lie over others in any launch of their code."""
+    """Return programs with the buffers that share memory with others in any launch."""
     places: dict[str, set[int]] = {}
     for name, shared in buffers.items():
         found = {k for k, b in enumerate(programs[name].buffers) if b in shared}
@@ -153,7 +153,7 @@ def _with_overlaid(
 def flat_kernels(
     launches: Iterable[Kernel | ForeachKernel], context: CompileContext
 ) -> Mapping[str, FlatKernel]:
-    """Return the kernels that are planned for some launches, by name."""
+    """Return the flat kernels of some launches, by name."""
     kernels = {k.name: k for k in launches if isinstance(k, Kernel)}
     flat = fold_each(KERNEL, kernels, context)
     return {
@@ -165,7 +165,7 @@ def flat_kernels(
 
 
 def _titled(program: Program, launch: Kernel | ForeachKernel) -> Program:
-    """Return a program whose name says what it computes, and on top of which notation does."""
+    """Return a program named by its operations, with its index notation on top."""
     named = replace(program, name=function_name(launch.name, launch.origin.ops))
     if isinstance(launch, ForeachKernel):
         notation = tuple(text.print_template(launch).splitlines())
@@ -174,7 +174,7 @@ def _titled(program: Program, launch: Kernel | ForeachKernel) -> Program:
 
 
 def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
-    """Take an FX graph through all stages up to source text; the trace has its name.
+    """Run an FX graph through all stages up to source text; the trace has its name.
 
     Raises:
         Unsupported: if all of it has to run as eager kernels.
@@ -202,7 +202,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
 
 
 def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
-    """Return what a loader needs to know of each kernel."""
+    """Return the manifest's row of each kernel, for the loader."""
     return [
         {
             "name": name,
@@ -227,7 +227,7 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
 
 
 def _part(program: Program) -> tuple[str, str]:
-    """Return a kernel's function and the line that it is from, which an error names."""
+    """Return a kernel's function and the user's line, for error messages."""
     return program.name, program.source[-1] if program.source else "compiled graph"
 
 
@@ -236,7 +236,7 @@ def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
 
     Args:
         width: lanes of a vector.
-        most: so many of them; fewer where there is less to compile.
+        most: the most units; fewer where there is less to compile.
     """
     prelude = partial(cpp.prelude, width)
     parts = _parts(compiled, most if compiled.native is None else 1)
@@ -254,11 +254,11 @@ def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
 
 UNIT_TEXT = 1 << 16
 """Characters of kernels that are worth a unit of their own: g++ takes half a second for them, and a
-tenth of one for what stands in front of each unit (2026-11)."""
+tenth of one for a unit's prelude (2026-11)."""
 
 
 def _parts(compiled: Compiled, most: int) -> list[list[str]]:
-    """Return the kernels of each unit, in order; those that share a function are in one."""
+    """Return the kernels of each unit, in order; a function's kernels are in one unit."""
     families: dict[str, list[str]] = {}
     for name in compiled.distinct:
         families.setdefault(compiled.functions.calls[name].function, []).append(name)
@@ -283,7 +283,7 @@ def manifest(compiled: Compiled, machine: Machine) -> bytes:
     """Return the cache entry's description of its kernels, as JSON.
 
     Args:
-        machine: prices what they do.
+        machine: models the cost of kernels.
     """
     launches = [*all_launches(compiled.schedule), *launched_externs(compiled.schedule)]
     work = {launch: asdict(work_of(launch, machine)) for launch in launches}

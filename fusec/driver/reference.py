@@ -1,18 +1,18 @@
-"""Each graph beside eager while a program runs: results, writes, gradients, strides, by ``verify``.
+"""Compare whole graphs with eager at run time (``verify``): results, writes, gradients, strides.
 
-``verification.py`` compares kernels with the graph that they were made of. A forward, or a
-backward, may be wrong itself: by a rewrite of the graph, or by the cut, which may let the backward
-compute again what the forward has overwritten since. So the graph that AOTAutograd hands over is
-kept as it came, forward and backward in one (after ``JOINT`` alone if it draws random numbers, for
-fusec's are other ones than eager's), and each call runs it by eager kernels, on copies::
+``verification.py`` compares kernels with the FX graph that they were compiled from. That graph may
+be wrong itself: by a rewrite, or by the partition, whose backward may recompute a value from memory
+that the forward has overwritten since. So the graph that AOTAutograd hands over is kept as it came,
+forward and backward in one (after ``JOINT`` only if it draws random numbers, because fusec's differ
+from eager's), and each call runs it by eager kernels, on copies::
 
     forward(primals)             its results, and what it wrote to its inputs
     backward(saved, tangents)    the gradients, from copies of that forward's primals
 
-Which forward a backward belongs to, the memory of its saved tensors tells. Both are judged by the
-rule of docs/numerics.md, with an fp64 run of the graph where they are apart; strides are equal.
+A backward is matched to its forward by the memory of its saved tensors. Results are compared by the
+rule of docs/numerics.md, with an fp64 run of the graph where they differ; strides must be equal.
 
-Left out: graphs that send to other ranks, or have other effects than writes to inputs.
+Left out: graphs that communicate with other ranks, or have other effects than writes to inputs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from fusec.torch_interior import FakeTensor, fake_mode
 logger = logging.getLogger("fusec.verify.graphs")
 
 REFERENCE = "fusec_reference"
-"""Under which a graph's ``meta`` has its reference."""
+"""The key of a graph's reference in its ``meta``."""
 _CALLS = 8
-"""So many forwards are remembered whose backwards are still to come: each has copies of inputs."""
+"""Forwards that are kept until their backwards run, at most: each has copies of its inputs."""
 _ROUNDINGS = 16
-"""So many roundings of the largest number of a graph are noise wherever they end up."""
+"""Differences of so many roundings of a graph's largest number count as noise."""
 _LIKE_INFINITY = 1e4
-"""From here on a number may be a mask's, which says nothing of the others' magnitude."""
+"""A tensor with such numbers may be a mask, and does not count for the largest number."""
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a forward: copies of its inputs by name, and generators as they were."""
+    """A call of a forward: copies of its inputs by name, and the states of generators before it."""
 
     inputs: Mapping[str, Any]
     generators: Sequence[tuple[torch.device, torch.Tensor]]
@@ -59,11 +59,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _PureSlice:
-    """Some results of a graph, and what they follow from, without any write.
+    """The part of a graph that computes some of its results, without any write.
 
     Attributes:
-        names: what to call each result; none are not compared.
-        made: the node of each.
+        names: the results' names in messages.
+        made: the node of each result.
     """
 
     gm: fx.GraphModule
@@ -84,12 +84,12 @@ class _PureSlice:
 
 
 class Reference:
-    """A graph as AOTAutograd made it, and the calls whose backwards are still to come.
+    """A graph as AOTAutograd made it, and its forward calls whose backwards have not run yet.
 
     Args:
-        gm: forward and backward in one, or a graph for inference; it is copied.
+        gm: forward and backward in one, or a graph for inference; its nodes are copied.
         outputs: how many of its results are the forward's; None: all.
-        names: what the program calls its inputs.
+        names: the program's names of its inputs.
         strict: raise for a result that is off, in place of a warning.
     """
 
@@ -110,11 +110,11 @@ class Reference:
         self.calls: OrderedDict[tuple[Any, ...], _Call] = OrderedDict()
 
     def __deepcopy__(self, memo: Any) -> Reference:
-        """Return itself: AOTAutograd copies a backward, whose forward's calls are here."""
+        """Return itself: AOTAutograd copies a backward, which needs the forward's calls."""
         return self
 
     def around(self, call: BoxedCall, graph: fx.GraphModule, name: str) -> BoxedCall:
-        """Return a boxed callable that compares what a compiled graph gives with this."""
+        """Return a boxed callable that compares a compiled graph's results with this reference."""
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
         judge = _Judge(name, self.strict)
         if self.reason:
@@ -172,7 +172,7 @@ class _Judge:
         self.tally = Tally.begin(self.graph, whole=True)
 
     def leave_out(self, reason: str) -> None:
-        """Say why something is not compared."""
+        """Log and count a result that is not compared."""
         self.tally.left_out += 1
         logger.info("graph %s is left out: %s", self.graph, reason)
 
@@ -218,7 +218,7 @@ class _Judge:
         if not said:
             self.tally.agreed += 1
             logger.debug("%s of graph %s agrees", name, self.graph)
-        elif not kernels_are_off():  # else that kernel has been named
+        elif not kernels_are_off():  # else the kernel was reported
             self.tally.off[self.graph, name] += 1
             if self.tally.off[self.graph, name] == 1:
                 self._tell(name, node, said)
@@ -234,7 +234,7 @@ class _Judge:
 
 
 def _forward_of(gm: fx.GraphModule, outputs: int | None, names: Mapping[str, str]) -> _PureSlice:
-    """Return the forward's results, and behind them what it writes to inputs."""
+    """Return the slice of the forward's results and, behind them, its writes to inputs."""
     values = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
     results = values if outputs is None else values[:outputs]
     writes = {
@@ -255,7 +255,7 @@ def _backward_of(gm: fx.GraphModule, outputs: int, names: Mapping[str, str]) -> 
 
 
 def _part(gm: fx.GraphModule, results: Sequence[Any], names: Sequence[str]) -> _PureSlice:
-    """Return a graph of its own for some results; writes to inputs make tensors there."""
+    """Return the slice that computes some results; its writes to inputs become copies."""
     needed = {node for node in results if isinstance(node, fx.Node)}
     for node in reversed(gm.graph.nodes):
         if node in needed:
@@ -282,7 +282,7 @@ def _is_late(node: fx.Node) -> bool:
 
 
 def _why_left_out(graph: fx.Graph) -> str:
-    """Return why a graph cannot run once more, or ""."""
+    """Return why a graph cannot be run a second time, or ""."""
     for node in graph.nodes:
         harmless = _is_write(node) or draws_random_numbers(node.target) or _asserts(node)
         if node.op == "call_function" and is_impure(node) and not harmless:
@@ -305,7 +305,7 @@ def draws_random_numbers_in(gm: fx.GraphModule) -> bool:
 
 
 def _saved(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return what names the memory of saved tensors."""
+    """Return a key of saved tensors: their addresses, shapes and strides."""
     return tuple(
         sorted(
             (t.data_ptr(), tuple(t.shape), t.stride())
@@ -328,7 +328,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _largest(value: Any) -> float:
-    """Return the largest magnitude of a tensor's numbers; 0 where it stands for infinity."""
+    """Return a tensor's largest magnitude; 0 if that may stand for infinity."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return 0.0
     largest = float(value.abs().nan_to_num(nan=0.0, posinf=0.0).max())
@@ -336,10 +336,10 @@ def _largest(value: Any) -> float:
 
 
 def _is_noise(got: torch.Tensor, eager: torch.Tensor, most: float) -> bool:
-    """Return True if two tensors differ by what is lost beside the largest numbers of a graph.
+    """Return True if two tensors differ by a few roundings of a graph's largest number.
 
-    The gradient of a bias before a batch norm is 0, as a sum of numbers that are not: nothing but
-    roundings, in eager, too.
+    The gradient of a bias before a batch norm is 0, the sum of numbers that are not: it consists of
+    rounding errors, in eager, too.
     """
     if got.shape != eager.shape or got.dtype is not eager.dtype or not got.is_floating_point():
         return False

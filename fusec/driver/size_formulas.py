@@ -1,4 +1,4 @@
-"""What a trace knows of sizes, as the data that an archive holds (``runtime/archive/sizes.py``).
+"""Convert a trace's symbolic sizes to data of an archive (``runtime/archive/sizes.py``).
 
 Names are those of the trace's symbols. Worked example, of a table of 64 positions that is read up
 to the second extent of ``x: f32[s0, s1, 8]``::
@@ -27,12 +27,12 @@ from fusec.torch_interior import pytree
 
 
 def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeCondition, ...]]:
-    """Return what some traced arguments are, and what is asked of their sizes.
+    """Return the specs of some traced arguments, and the conditions on their sizes.
 
-    What is no tensor with plain memory, and no size, is None.
+    The spec of anything but a strided tensor or a size is None.
 
     Raises:
-        Unsupported: for sizes that are no sums, products, quotients and least ones of symbols.
+        Unsupported: for sizes that are no sums, products, quotients and minima of symbols.
     """
     known = SizeMap().plain()
     specs = tuple(_spec(value, known) for value in values)
@@ -42,9 +42,9 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeC
 
 
 def not_empty(values: Sequence[Any]) -> tuple[sizes.SizeCondition, ...]:
-    """Return what has to hold so that no traced tensor is empty.
+    """Return the conditions under which no traced tensor is empty.
 
-    A trace for sizes of any value does not ask it, and ``x[:, -1]`` reads what is not there.
+    A trace for sizes of any value does not guard that, and ``x[:, -1]`` would read out of bounds.
     """
     known = SizeMap().plain()
     tensors = (value for value in values if isinstance(value, torch.Tensor))
@@ -57,10 +57,10 @@ def not_empty(values: Sequence[Any]) -> tuple[sizes.SizeCondition, ...]:
 
 
 def shape_guards(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
-    """Return what has to hold of sizes so that a graph of ATen runs as it was traced.
+    """Return the conditions on sizes under which a graph of ATen runs as it was traced.
 
     Raises:
-        Unsupported: as of ``specs_of``.
+        Unsupported: as ``specs_of`` does.
     """
     nodes = gm.graph.nodes
     traced = pytree.tree_leaves([node.meta.get("val") for node in nodes])
@@ -69,13 +69,13 @@ def shape_guards(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
 
 
 def _grows(extent: Index) -> bool:
-    """Return True for what is at least one where all sizes are."""
+    """Return True for an extent that is at least one if all sizes are."""
     signs = (c > 0 and all(isinstance(a, Size) for a in atoms) for atoms, c in extent.terms)
     return extent.const >= 0 and all(signs)
 
 
 def _environments(values: Sequence[Any]) -> Iterator[Any]:
-    """Yield the one environment of the symbols in some arguments, if there are any."""
+    """Yield the environment of the symbols in some arguments, if there are any."""
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
@@ -115,7 +115,7 @@ def _condition(condition: Condition) -> sizes.SizeCondition:
 
 
 def renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
-    """Return what an argument is with other names for its sizes; raises as ``renamed``."""
+    """Return the spec of an argument with its sizes renamed; raises as ``renamed``."""
     match spec:
         case (dtype, tuple() as shape, tuple() as strides):
             own, steps = (tuple(renamed(n, names) for n in each) for each in (shape, strides))
@@ -126,10 +126,10 @@ def renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
 
 
 def renamed(formula: Any, names: Mapping[str, str]) -> Any:
-    """Return a formula or condition with other names for its sizes.
+    """Return a formula or condition with its sizes renamed.
 
     Raises:
-        Unsupported: for a size that has none: no input's extent is it.
+        Unsupported: for a size without a new name: no input has it as an extent.
     """
     match formula:
         case str():

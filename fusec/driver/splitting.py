@@ -1,17 +1,17 @@
-"""A graph of Dynamo of which AOTAutograd does not trace some operations: parts around these.
+"""Split a graph of Dynamo around the operations that AOTAutograd does not trace.
 
-Such an operation runs as PyTorch runs it, between graphs that are compiled: as if the program had
-a graph break there. A graph ``sin; scan; cos`` whose ``scan`` has no gradient that can be traced
+Such an operation runs as PyTorch runs it, between graphs that are compiled: as if the program had a
+graph break there. A graph ``sin; scan; cos`` whose ``scan`` has no gradient that can be traced
 becomes::
 
     part 0: sin     compiled, forward and backward
     part 1: scan    eager, with the reason
     part 2: cos     compiled; where that fails, it is cut in turn
 
-Which operation it is, the exception's frames hold: whoever walks the graph has its node at hand.
-Where they do not, as where a gradient fails, the shortest beginning of the graph that fails ends
-with it. Assumes that what runs from one call to another is a value: a graph with ``unsqueeze_``,
-or a ``vmap`` that Dynamo has opened, is not cut.
+The operation is found in the exception's frames, which hold the node that was traced. If they hold
+none, as when a gradient fails, it is the last one of the shortest prefix of the graph that fails.
+Parts may only pass values to each other: a graph with ``unsqueeze_``, or a ``vmap`` that Dynamo has
+inlined, is not cut.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from fusec.torch_interior import (
 Compile: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 MOST = 16
-"""Operations of one graph that run between its parts; a graph with more runs as it is."""
+"""The most operations of one graph that run between its parts; a graph with more runs as it is."""
 
 _CALLS = ("call_function", "call_method", "call_module")
 _METADATA = {
     *("unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_"),
     *("resize_", "resize_as_", "set_", "detach_", "requires_grad_", "rename_", "apply_"),
 }
-"""What changes a tensor's shape, or its part in autograd, in place."""
+"""Calls that change a tensor's shape, or its part in autograd, in place."""
 _STATE = re.compile(r"_nesting$|^_(enter|exit)_(?!autocast)|_hooks_(dis|en)able$|_allowed$")
-"""What changes a state of the process until another call changes it back."""
+"""Calls that change a state of the process until another call changes it back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An operation that runs between compiled parts, and what its trace raised."""
+    """An operation that runs between compiled parts, and the exception of its trace."""
 
     part: fx.GraphModule
     op: str
@@ -64,12 +64,12 @@ class Kept:
 
 @dataclass(slots=True)
 class SplittingCompiler:
-    """What compiles graphs, in parts where that must be.
+    """Compiles graphs, in parts where that is necessary.
 
     Attributes:
         compile_part: compiles a graph.
-        try_part: raises what ``compile_part`` would, of AOTAutograd.
-        made: how many parts are compiled.
+        try_part: raises what AOTAutograd would raise in ``compile_part``.
+        made: how many parts were compiled.
     """
 
     compile_part: Compile
@@ -83,12 +83,12 @@ class SplittingCompiler:
         inputs: Sequence[Any],
         whole: Callable[[], Callable[..., Any]] | None = None,
     ) -> Callable[..., Any]:
-        """Return what runs a graph.
+        """Return a callable that runs a graph.
 
         Args:
-            whole: compiles the graph, where ``compile_part`` should not.
+            whole: compiles the graph in place of ``compile_part``.
         Raises:
-            Exception: what the trace raised, where nothing, or too little, can be compiled.
+            Exception: the trace's, if the graph may not be cut or no part can be compiled.
         """
         shared = writes_to_shared_memory(gm)
         if shared:
@@ -134,7 +134,7 @@ class SplittingCompiler:
         return whole.forward
 
     def _last_of_what_fails(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.Node:
-        """Return the last call of the shortest beginning of a graph that fails."""
+        """Return the last call of the shortest prefix of a graph that fails."""
         calls = _calls(gm)
         traced, failing = 0, len(calls)
         while failing - traced > 1:
@@ -151,7 +151,7 @@ class SplittingCompiler:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Restore, behind this block, the modes that a trace leaves on which ends in their region."""
+    """Restore autograd and autocast modes, which a trace that fails in their region leaves on."""
     learns, caches, depth = torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), _depth()
     modes = [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -170,13 +170,13 @@ def _restored() -> Iterator[None]:
 
 
 def _depth() -> int:
-    """Return how many regions of autocast are open; behind the last one it forgets its casts."""
+    """Return how many regions of autocast are open; at 0 it clears its cache of casts."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 class _CompiledPart(torch.nn.Module):
-    """A part, where the graph calls it: each begins with the graph's own mode of gradients."""
+    """A part as a module; each but the last restores the mode of gradients after its call."""
 
     def __init__(self, call: Callable[..., Any], *, is_last: bool) -> None:
         super().__init__()
@@ -190,10 +190,10 @@ class _CompiledPart(torch.nn.Module):
 
 
 def _split(gm: fx.GraphModule, numbers: Mapping[fx.Node, int]) -> fx.GraphModule:
-    """Return a graph as calls of parts, by the numbers of its calls.
+    """Return a graph that calls its parts, by the part number of each call.
 
-    Without what was traced of tensors, or each part would take the symbols of their sizes: some are
-    no node's. Tensors say their sizes.
+    Traced values of tensors are removed meanwhile: with them each part would take the symbols of
+    their sizes, some of which have no node. Tensors have their sizes.
     """
     held = {n: n.meta.pop(EXAMPLE) for n in gm.graph.nodes if _has_sizes(n.meta.get(EXAMPLE))}
     try:
@@ -213,7 +213,7 @@ def _split(gm: fx.GraphModule, numbers: Mapping[fx.Node, int]) -> fx.GraphModule
 
 
 def _parts(whole: fx.GraphModule) -> dict[str, Any]:
-    """Return the parts that a graph calls, in order; branches and bodies are among its modules."""
+    """Return the parts that a graph calls, in order; its modules also are branches and bodies."""
     names = [str(node.target) for node in whole.graph.nodes if node.op == "call_module"]
     return {name: getattr(whole, name) for name in names}
 
@@ -221,7 +221,7 @@ def _parts(whole: fx.GraphModule) -> dict[str, Any]:
 def _with_values(
     compile_part: Compile, part: Any, gm: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """Return what runs a part, which may return one value: AOTAutograd's graphs return tuples."""
+    """Compile a part, which may return one value, as AOTAutograd wants it: returning tuples."""
     given = dict(zip((n.name for n in _inputs(gm)), inputs, strict=True))
     examples = [given.get(node.name, node.meta.get(EXAMPLE)) for node in _inputs(part)]
     output = part.graph.output_node()
@@ -248,7 +248,7 @@ def _has_sizes(value: Any) -> bool:
 
 
 def _is_item(node: fx.Node, of: fx.Node) -> bool:
-    """Return True for what takes one of several results."""
+    """Return True for a ``getitem`` of a node's results."""
     return node.target is operator.getitem and node.args[0] is of
 
 
@@ -264,6 +264,6 @@ def _at_hand(error: Exception, graph: fx.Graph) -> fx.Node | None:
 
 
 def _makes_values(call: fx.Node) -> bool:
-    """Return True for a call that changes nothing but what the values of the graph hold."""
+    """Return True for a call whose only effects are on the contents of the graph's values."""
     name = called_name(call)
     return name not in _METADATA and _STATE.search(name) is None

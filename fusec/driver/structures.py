@@ -1,4 +1,4 @@
-"""What stages take and make: each structure has a verifier, and a printed form."""
+"""The structures that stages take and return: each has a verifier, and a printed form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A schedule and where its buffers lie."""
+    """A schedule, and the memory of its buffers."""
 
     schedule: Schedule
     memory: Memory
@@ -42,7 +42,7 @@ def verify(structure: Any) -> None:
     """Check any structure that a stage makes.
 
     Raises:
-        InvalidIR: saying what is not legal in it.
+        InvalidIR: if it is not legal; the message says why.
     """
     match structure:
         case Graph():
@@ -79,7 +79,7 @@ def verify(structure: Any) -> None:
 
 
 def printed(structure: Any) -> Callable[[], str]:
-    """Return what prints a structure; FX graphs, which stages change, are printed at once."""
+    """Return a function that prints a structure; FX graphs, which stages mutate, print at once."""
     match structure:
         case Graph():
             return partial(text.print_graph, structure)

@@ -1,12 +1,12 @@
-"""What one compile says of itself: a line of the log, and an artifact of torch's own trace.
+"""Report one compile: a line of the log, and an artifact in torch's trace.
 
-``TORCH_LOGS=fusec`` prints one line for each graph, ``TORCH_LOGS=output_code`` its code; what
-``TORCH_TRACE`` writes for ``tlparse``, and what ``fusec run`` and ``fusec.watch`` listen to, is the
-artifact ``fusec_graph``, the JSON form of a ``GraphSummary``. Where nobody listens, nothing of this
-is made.
+``TORCH_LOGS=fusec`` prints one line for each graph, ``TORCH_LOGS=output_code`` its code. The
+artifact ``fusec_graph``, the JSON form of a ``GraphSummary``, is what ``TORCH_TRACE`` writes for
+``tlparse``, and what ``fusec run`` and ``fusec.watch`` read. Without a listener none of this is
+computed.
 
-An entry of the cache holds the part that follows from the code (``facts``); lines and modules are
-those of the graph at hand, which may be another of the same code.
+An entry of the cache holds the part that depends on the code alone (``facts``); lines and modules
+are those of the current graph, which may be another one with the same code.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fusec.torch_interior import artifact_logger, compile_id, trace_artifact, tr
 
 logger = logging.getLogger("fusec.compile")
 code_logger = artifact_logger("torch.fusec", "output_code")
-"""Below ``torch``, whose handler prints artifacts that TORCH_LOGS names without naming fusec."""
+"""A child of ``torch``, whose handler prints the artifacts that TORCH_LOGS names."""
 
 ARTIFACT = "fusec_graph"
 """The name of a graph's summary in torch's trace."""
 _SHOWN_EXTERNS = 3
 _UNESCAPED = str.maketrans('"\\', "'/")
-"""Torch writes names to a Chrome trace as they are: these two would end a name, and the JSON."""
+"""Torch does not escape names in a Chrome trace: these would end a name, and the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class KernelSummary:
     """A kernel: the ATen operations in it, the module and the user's lines that it computes.
 
     Attributes:
-        code: the name of the first kernel of the same code, which is what is launched.
-        bytes: that it reads and writes.
+        code: the first kernel of the same code, which is launched in its place.
+        bytes: the bytes that it reads and writes.
         multiplied: multiply-adds of matrix products by the type of their operands.
-        us: the time that fusion priced it at.
+        us: its time by the cost model.
     """
 
     name: str
@@ -70,7 +70,7 @@ class KernelSummary:
 
 @dataclass(frozen=True, slots=True)
 class ExternSummary:
-    """A call of an eager kernel, with the reason why it is not lowered; the rest as of kernels."""
+    """An eager kernel's call, and why it is not lowered; other fields as in ``KernelSummary``."""
 
     name: str
     op: str
@@ -91,7 +91,7 @@ class GraphSummary:
         name: "forward", "backward", "inference".
         problem: why the graph runs as eager kernels, or "".
         seconds: stage -> wall seconds.
-        modules: path -> class of what its nodes are in.
+        modules: path -> class, of the modules that its nodes are in.
         called: the module that was called when it was compiled: "h.3 (Block)"; of a backward "".
     """
 
@@ -108,7 +108,7 @@ class GraphSummary:
 
     @property
     def id(self) -> str:
-        """What tells it from the process's other graphs."""
+        """Its identifier among the process's graphs: name and number of the compile."""
         return f"{self.name} {self.compile}".rstrip()
 
     @property
@@ -133,7 +133,7 @@ class GraphSummary:
         return f"{kernels}, {len(self.externs)} eager ({', '.join(shown + more)})"
 
     def to_json(self) -> str:
-        """Return what ``from_json`` reads."""
+        """Return the summary as JSON, which ``from_json`` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -159,11 +159,11 @@ def facts(
     code: Mapping[str, str],
     work: Mapping[Kernel | ForeachKernel | Extern, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return what holds for every graph of the same code, as JSON: part of a cache entry.
+    """Return the part of a summary that depends on the code alone, as JSON of a cache entry.
 
     Args:
         code: kernel name -> the name of the first one of the same code.
-        work: what each launch does, as of ``passes.traffic``.
+        work: the cost of each launch (``passes/traffic.py``).
     """
     return {
         "kernels": [
@@ -201,12 +201,12 @@ def launched_externs(schedule: Schedule) -> list[Extern]:
 
 
 def has_listeners() -> bool:
-    """Return True if the log or torch's trace is told of compiles."""
+    """Return True if the log or torch's trace records compiles."""
     return logger.isEnabledFor(logging.INFO) or traces()
 
 
 def announce(gm: fx.GraphModule, trace: Trace) -> None:
-    """Tell the log and torch's trace of a compile that is done, if anybody listens."""
+    """Write a finished compile to the log and torch's trace, if these are on."""
     if not has_listeners():
         return
     summary = summarize(gm, trace)
@@ -225,9 +225,9 @@ def announce_code(
     notation: Callable[[], str],
     decisions: Iterable[Decision],
 ) -> None:
-    """Tell the log and torch's trace what was generated for a graph, if anybody listens.
+    """Write the code that was generated for a graph to the log and torch's trace, if these are on.
 
-    Decisions are the merges taken and rejected, and what races found.
+    Decisions are the merges taken and rejected, and the results of races.
     """
     if prints_code():
         code_logger.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
@@ -256,9 +256,9 @@ def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
 
 
 def launch_titles(gm: fx.GraphModule, name: str, manifest: bytes) -> dict[str, str]:
-    """Return what launches are called in traces, by kernel and, of eager kernels, by node.
+    """Return the names of launches in traces, by kernel and, of eager kernels, by node.
 
-    It is where and what: "h.3.ln_2: add + layer_norm", "h.3.ln_2 backward: mul + sum".
+    A name has module and operations: "h.3.ln_2: add + layer_norm", "h.3.ln_2 backward: mul + sum".
     """
     kernels, externs = _launches(gm, manifest)
     again = " backward" * (name == "backward")
@@ -275,7 +275,7 @@ def _title(where: str, what: str) -> str:
 def _launches(
     gm: fx.GraphModule, manifest: bytes
 ) -> tuple[tuple[KernelSummary, ...], tuple[ExternSummary, ...]]:
-    """Return what the code of a graph launches, with the lines and modules of this graph."""
+    """Return the launches of a graph's code, with the lines and modules of this graph."""
     found = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
     nodes = {identifier(node.name): node for node in gm.graph.nodes}
     called: dict[str, list[fx.Node]] = defaultdict(list)

@@ -1,8 +1,7 @@
-"""One compile's record: what each stage made, times, and why a graph runs as eager kernels.
+"""The record of one compile: output and time of each stage, and why a graph runs as eager kernels.
 
-A ``Trace`` is an argument of the pipeline, never a global. What stages make is kept only if
-``texts`` is set, and printed when it is asked for: printing a graph can cost more than compiling
-it.
+A ``Trace`` is an argument of the pipeline, never a global. Outputs of stages are kept only if
+``texts`` is set, and printed on demand: printing a graph can cost more than compiling it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from fusec.errors import note_stage
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What one stage made.
+    """The output of one stage.
 
     Attributes:
         print: returns the structure's printed form.
-        before: prints the same of what the stage was given; None where that is something else.
+        before: prints the stage's input; None where that is another kind of structure.
     """
 
     structure: Any
@@ -45,17 +44,17 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """What happened while one graph was compiled.
+    """The record of one graph's compile.
 
     Attributes:
-        texts: keep what each stage made.
-        records: stage -> what it made, in the order of their last runs.
+        texts: keep the output of each stage.
+        records: stage -> its output, in the order of their last runs.
         seconds: stage -> CPU seconds of this process.
-        wall_seconds: stage -> seconds, those that other processes take included.
+        wall_seconds: stage -> wall seconds, other processes included.
         phase: is entered around each stage, with its name.
-        target: the name of what kernels are made for.
-        blobs: what the cache has of it, by name; while ``built`` is there, all but its kernels.
-        built: waits for kernels that another program compiles, and returns the whole of it.
+        target: the name of the target.
+        blobs: its entry in the cache, by name; without kernels while ``built`` is set.
+        built: waits for kernels that another program compiles, and returns the whole entry.
         cached: the kernels came from the cache.
         key: of its entry in the cache.
         problem: why the graph runs as eager kernels, or None.
@@ -76,7 +75,7 @@ class Trace:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the time of a block to a stage; an exception is told where it comes from."""
+        """Add the time of a block to a stage; an exception gets a note of the stage."""
         start, wall = time.process_time(), time.perf_counter()
         try:
             with self.phase(stage):
@@ -96,14 +95,14 @@ class Trace:
         text: Callable[[], str],
         before: Callable[[], str] | None = None,
     ) -> None:
-        """Record what a stage made, if that is wanted; the last run of a stage is what is kept."""
+        """Record the output of a stage if ``texts`` is set; a later run replaces an earlier one."""
         if self.texts:
             self.records.pop(stage, None)
             self.records[stage] = Record(structure, text, before)
 
     @property
     def entry(self) -> Mapping[str, bytes]:
-        """What the cache has of it, by name; its kernels are waited for.
+        """The entry in the cache, by name; waits for its kernels.
 
         Raises:
             BuildError: if these could not be built.
@@ -112,7 +111,7 @@ class Trace:
 
     @property
     def manifest(self) -> bytes:
-        """What the cache's entry says of its kernels, JSON."""
+        """The entry's description of its kernels, JSON."""
         return self.blobs.get("manifest.json", b"")
 
     @property

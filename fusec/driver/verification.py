@@ -1,4 +1,4 @@
-"""Each kernel beside eager, inside a running program: what ``options={"verify": True}`` adds.
+"""Compare each kernel with eager at run time, under ``options={"verify": True}``.
 
 The printed wrapper of a verified graph reports each launch as soon as it has run::
 
@@ -6,16 +6,16 @@ The printed wrapper of a verified graph reports each launch as soon as it has ru
     watch("k0", (("add", None), ("gelu", None)), (add, gelu,))
 
 Here the same FX nodes are computed by their eager kernels, from the nearest values that the program
-itself has stored before: so an error is not passed on to later kernels, and the first kernel that
-is named is the one at fault. Both are judged by the rule of docs/numerics.md, with an fp64 run of
-the same nodes where they are apart. The program's own tensors are never written, nor are random
-numbers drawn: draws are functions of stored seeds, and others are stored themselves.
+itself has stored before: so an error does not propagate to later kernels, and the first kernel that
+is reported is the one at fault. Results are compared by the rule of docs/numerics.md, with an fp64
+run of the same nodes where they differ. The program's own tensors are never written, and no random
+numbers are drawn: draws are functions of stored seeds, and others are stored themselves.
 
 Left out: buffers that hold no node's value, such as partial sums (the kernel that reads them is
 compared instead), the kernels inside a loop over rows (its results are), and nodes that read what
-an eager kernel wrote in place. Everything that is stored is kept until the call ends.
+an eager kernel wrote in place. All stored values are kept until the call ends.
 
-At its end the process says what agreed, and how often each kernel was off.
+At exit the process reports how much agreed, and how often each kernel was off.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fusec.torch_interior import pytree, trace_artifact
 logger = logging.getLogger("fusec.verify")
 
 NodeResult: TypeAlias = tuple[str, int | None]
-"""The name of an FX node, and which of its results."""
+"""The name of an FX node, and the index of its result; None for a single one."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _COPY = torch.ops.aten.copy_.default
@@ -65,12 +65,12 @@ class _VerifiedCall:
 
 @dataclass(slots=True)
 class Tally:
-    """What was compared of one graph.
+    """How much was compared of one graph, and what was off.
 
     Attributes:
-        whole: its results, not its kernels'.
-        kernels: those of which something agreed.
-        off: (kernel, value) -> how often it was; (graph, result) of a whole one.
+        whole: the graph's results are compared, not its kernels'.
+        kernels: kernels with a value that agreed.
+        off: (kernel, value) -> how often it was off; (graph, result) if ``whole``.
     """
 
     graph: str
@@ -82,17 +82,17 @@ class Tally:
 
     @staticmethod
     def begin(graph: str, *, whole: bool = False) -> Tally:
-        """Return a graph's tally, which the end of the process tells."""
+        """Return a new tally of a graph, which is reported at exit."""
         _tallies.append(Tally(graph, whole))
         return _tallies[-1]
 
 
 _tallies: list[Tally] = []
-"""Of all verified graphs of this process, for its end."""
+"""Tallies of all verified graphs of this process, reported at exit."""
 
 
 def summary(tallies: Iterable[Tally]) -> list[str]:
-    """Return what was verified, as lines: what agreed, and what was off."""
+    """Return a report of tallies, in lines: what agreed, and what was off."""
     rows = list(tallies)
     kernels = [row for row in rows if not row.whole]
     graphs = [row for row in rows if row.whole]
@@ -116,13 +116,13 @@ def _agreed(rows: Sequence[Tally], what: str) -> str:
 
 
 def kernels_are_off() -> bool:
-    """Return True if a kernel of this process was off: what is wrong elsewhere follows from it."""
+    """Return True if a kernel of this process was off, which explains further errors."""
     return any(row.off for row in _tallies if not row.whole)
 
 
 @atexit.register
 def tell_at_exit() -> None:
-    """Say at the end of the process what was verified, on stderr and to torch's trace."""
+    """Report at exit what was verified, on stderr and to torch's trace."""
     lines = summary(_tallies)
     for line in lines:
         print(f"fusec: verified: {line}", file=sys.stderr)
@@ -155,7 +155,7 @@ class Verification:
 
         def boxed(args: list[Any]) -> Any:
             placeholders = [n for n in self.nodes.values() if n.op == "placeholder"]
-            # A copy of what the graph writes: what is compared reads the value before.
+            # A written input is copied: the comparison reads its value before the write.
             inputs = {
                 node.name: copy_of(arg) if node in self.written else arg
                 for node, arg in zip(placeholders, args, strict=True)
@@ -171,7 +171,7 @@ class Verification:
     def watch(
         self, kernel: str | None, held: Sequence[NodeResult], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Compare what a launch has just stored; with None, keep an eager kernel's results.
+        """Compare the values that a launch has stored; with None, keep an eager kernel's results.
 
         Raises:
             WrongKernel: if a value is off, where the options are strict.
@@ -279,21 +279,21 @@ class Exact(fx.Interpreter):
     """Runs a graph in fp64, without any rounding in between."""
 
     def fetch_attr(self, target: str) -> Any:
-        """Return a constant of the graph."""
+        """Return a constant of the graph in fp64."""
         return _double(super().fetch_attr(target))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operation for fp64 where the graph asks for a shorter type."""
+        """Call an operation, with fp64 in place of shorter float types."""
         args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Take an argument."""
+        """Return an argument in fp64."""
         return _double(super().placeholder(target, args, kwargs))
 
 
 def _identity(node: fx.Node) -> NodeResult:
-    """Return which value a node is; an element of a tuple is a result of what made the tuple."""
+    """Return the key of a node's value; an element of a tuple is a result of its producer."""
     source = node.args[0] if node.args else None
     if getattr(node.target, "__name__", "") == "getitem" and isinstance(source, fx.Node):
         return source.name, node.args[1]  # type: ignore[return-value]
@@ -322,7 +322,7 @@ def _widened(dtype: torch.dtype) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor, eager: torch.Tensor, exact: Callable[[], torch.Tensor]) -> str:
-    """Return where two tensors are the furthest apart, and the numbers there."""
+    """Return where two tensors differ most, and the numbers there."""
     if tensor.shape != eager.shape or not tensor.numel():
         return ""
     a, b = tensor.double(), eager.double()

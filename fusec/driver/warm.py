@@ -1,13 +1,13 @@
-"""A start from the cache that runs no AOTAutograd: by the graph of Dynamo, and what it depends on.
+"""Start from the cache without AOTAutograd, by a key of Dynamo's graph and all that it depends on.
 
 Of each such graph the cache has an entry that names the entries of its forward and backward and
 holds the calling convention (``runtime/calls/convention.py``). If all of them are there, a graph of
-Dynamo is bound at once: nothing is traced, no pass runs. What has no key
-(``frontend/aot/dynamo_key.py``), no convention (``driver/aot_metadata.py``), or a wrapper that
-takes of its graph what cannot be written down (``runtime/calls/outside.py``) goes the long way. So
-does a compile that somebody looks at (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``, ``verify``,
-a directory for stages), for there is nothing to say of graphs that were not traced; but it leaves
-an entry.
+Dynamo is bound at once: nothing is traced, no pass runs. A graph without a key
+(``frontend/aot/dynamo_key.py``) or a convention (``driver/aot_metadata.py``), or whose wrapper
+takes an object from it that cannot be serialized (``runtime/calls/outside.py``), goes through
+AOTAutograd. So does an observed compile (``TORCH_LOGS``, ``TORCH_TRACE``, ``fusec.watch``,
+``verify``, ``dump_dir``), because graphs that are not traced cannot be reported; but it leaves an
+entry.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _CachedGraph:
     trace: Trace
 
     def row(self) -> dict[str, Any]:
-        """Return what an entry says of it."""
+        """Return the graph's description in an entry."""
         trace, device = self.trace, str(main_device(self.gm))
         titles = launch_titles(self.gm, trace.name, trace.manifest)
         outside = describe(self._taken, self.gm) if trace.blobs else None
@@ -68,11 +68,11 @@ class _CachedGraph:
 
     @property
     def _taken(self) -> Any:
-        """What the wrapper takes of the graph, as ``runtime/calls/outside.py`` reads it."""
+        """The operators and constants that the wrapper takes from the graph (``outside.py``)."""
         return json.loads(self.trace.manifest)["taken"]
 
     def obstacle(self) -> str:
-        """Return why an entry cannot say what the graph is."""
+        """Return why the graph cannot be stored."""
         if self.trace.problem or not self.trace.blobs:
             return self.trace.problem or "its kernels are not kept"
         lines = []
@@ -87,13 +87,13 @@ class _CachedGraph:
 
 @dataclass(slots=True)
 class Start:
-    """One graph of Dynamo, which the cache may know.
+    """One graph of Dynamo, and its entry in the cache.
 
     Attributes:
         key: of its entry in the cache; "" for one that has none.
-        parts: what was compiled of it, "forward" and "backward", or "inference".
-        said: returns the convention, of the backward's graph.
-        called: what Dynamo calls, of a graph with a backward.
+        parts: the compiled graphs: "forward" and "backward", or "inference".
+        said: returns the convention, given the backward's graph.
+        called: the callable that Dynamo gets, of a graph with a backward.
     """
 
     gm: fx.GraphModule
@@ -105,7 +105,7 @@ class Start:
 
     @staticmethod
     def of(gm: fx.GraphModule, inputs: Sequence[Any], context: CompileContext) -> Start | None:
-        """Return a graph's start; None where the graph goes the long way."""
+        """Return a graph's start; None where it needs AOTAutograd's wrapper."""
         options = context.options
         if options.freeze or options.cudagraphs:  # their calls need the graphs
             return None
@@ -122,7 +122,7 @@ class Start:
         return Start(gm, " ".join(("start", key, *salt)), options)
 
     def load(self) -> Callable[..., Any] | None:
-        """Return what Dynamo calls, if the cache has all of it."""
+        """Return the callable for Dynamo, if the cache has everything that it needs."""
         if not (self.key and self.options.cache and is_unobserved(self.options)):
             return None
         found = open_cache(self.options).load(self.key)
@@ -142,9 +142,9 @@ class Start:
         return self._callable(convention.around(*made))
 
     def noting(self, compile_one: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compile_one``, which notes what it makes here.
+        """Return ``compile_one`` with a record of each compiled graph in ``parts``.
 
-        A backward is compiled when it first runs; then the cache gets the entry.
+        A backward is compiled when it first runs; the entry is stored then.
         """
 
         def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
@@ -157,13 +157,13 @@ class Start:
                 if convention is not None and self.called is not None:
                     made = convention.around(*self._calls())
                     self.called.now = called_with_memory_only(made, self.gm.forward)
-                self.parts.clear()  # who calls the backward holds this function, and so the graphs
+                self.parts.clear()  # the backward's caller keeps this function, and so the graphs
             return call
 
         return note
 
     def keep(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Store what was compiled; return what Dynamo calls, ``compiled`` where that does more."""
+        """Store the compiled graphs; return the callable for Dynamo, if need be ``compiled``."""
         context = TracingContext.try_get()
         if context is None or context.fw_metadata is None or is_guarded():
             return compiled
@@ -182,24 +182,24 @@ class Start:
         return self._callable(convention.around(*self._calls()))
 
     def _calls(self) -> list[BoxedCall]:
-        """Return what was compiled, inference, or forward and backward, for tensors with memory."""
+        """Return the compiled graphs, without their checks for fake tensors."""
         return [unchecked(part.call) for part in self.parts.values()]
 
     def ship(self, context: CompileContext) -> Shipped:
-        """Return what was compiled, ahead of time and whole, as what can be saved.
+        """Return the compiled graph as a callable that can be saved.
 
         Raises:
-            Unsupported: saying what of it cannot be.
+            Unsupported: naming what of it cannot be saved.
         """
         convention, packed = self.packed()
         call = convention.around(*(part.call for part in self.parts.values()))
         return Shipped(call, pack(convention, packed, context.target))
 
     def packed(self) -> tuple[Convention, list[Packed]]:
-        """Return what an archive holds of what was compiled.
+        """Return the convention and the compiled graphs, as an archive holds them.
 
         Raises:
-            Unsupported: saying what of it cannot be saved.
+            Unsupported: naming what of it cannot be saved.
         """
         tracing = TracingContext.try_get()
         assert tracing is not None
@@ -232,32 +232,32 @@ class Start:
         open_cache(self.options).store(self.key, blobs)
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what Dynamo calls; fake tensors go through the graph itself."""
+        """Return the callable for Dynamo; with fake tensors it runs the graph itself."""
         return _disabled(called_with_memory_only(call, self.gm.forward))
 
 
 @dataclass(slots=True)
 class _Called:
-    """What is called for a graph with a backward: at first AOTAutograd's wrapper."""
+    """The current callee of a graph with a backward: at first AOTAutograd's wrapper."""
 
     now: Callable[..., Any]
 
 
 def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function into which Dynamo does not look."""
+    """Return a function that Dynamo does not trace."""
     called: Callable[..., Any] = torch.compiler.disable(call, reason="a compiled graph")
     return called
 
 
 def _inputs(gm: fx.GraphModule) -> list[Any]:
-    """Return what a graph was traced with."""
+    """Return the traced values of a graph's inputs."""
     return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:
-    """Return how a graph is called; None where AOTAutograd's wrapper does more.
+    """Return a graph's calling convention; None if it needs AOTAutograd's wrapper.
 
-    It tells Dynamo which extents of results are symbols, which matters to graphs that take them.
+    That tells Dynamo which extents of results are symbols, which matters to graphs that take them.
     """
     if getattr(metadata, "dynamic_outputs", True):
         return None
@@ -269,7 +269,7 @@ def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | 
 
 
 def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:
-    """Return an entry's content.
+    """Return the convention and the graphs of an entry.
 
     Raises:
         ValueError: for anything that ``Start`` does not write.

@@ -1,14 +1,13 @@
 """``fusec build``: a model as one file, which ``fusec.load`` calls without compiling.
 
-The model is traced on fake tensors (``tracing``), once for each target, by Dynamo, which has to see
-one graph: it takes arguments of any nesting and the module's tensors as the graph's arguments, and
-AOTAutograd makes of the graph what it makes of any other, gradients and written buffers included.
-(An exported graph, ``torch.export``, is one of ATen, in which fusec's rewrites of Dynamo's graphs
-find nothing.)
-What is what is then known by identity: an argument of the graph *is* a tensor of the call or of the
-module, and a tensor of the result *is* one that the graph returned.
+The model is traced on fake tensors (``tracing``), once for each target, by Dynamo, which has to
+capture one graph: it takes nested arguments and the module's tensors as the graph's arguments, and
+AOTAutograd treats the graph as any other, gradients and written buffers included. (A graph of
+``torch.export`` consists of ATen operations, to which fusec's rewrites of Dynamo's graphs do not
+apply.) Tensors are then matched by identity: an argument of the graph is a tensor of the call or of
+the module, and a tensor of the result is one that the graph returned.
 
-What is written down (``description``): ``runtime/archive/model.py``, which reads it.
+The call is written as data by ``description``, and read by ``runtime/archive/model.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Call:
     """How a model is called: by order, by name, and whether results have gradients.
 
     Attributes:
-        sizes: tensors among the arguments, and names for those of their extents that calls choose.
+        sizes: tensors among the arguments, and the names of their dynamic extents.
         may_fix: a name whose extent the model fixes is no error.
     """
 
@@ -73,8 +72,8 @@ def build(
     """Return the archive of a module or function.
 
     Args:
-        targets: the options of a compile for each; the first that runs on a machine is taken, of
-            several for CPUs the one that uses most of it.
+        targets: the options of a compile for each; a machine takes the first that it can run, CPU
+            targets with more features first.
         mode: to which the module's tensors belong, if they are fake.
     Raises:
         UsageError: for arguments and results that are no data, and a graph break: it lists lines.
@@ -90,7 +89,7 @@ def build(
 
 
 def _preferred(targets: Sequence[Options]) -> Iterator[Options]:
-    """Yield targets in the order in which they are tried: of CPUs the one with most features."""
+    """Yield targets in the order in which they are tried: CPUs with more features first."""
     cpus = [one for one in targets if _target_of(one).device == "cpu"]
     cpus.sort(key=lambda one: -len(needed_features(_target_of(one).name).split()))
     best = iter(cpus)
@@ -103,7 +102,7 @@ def _target_of(options: Options) -> Target:
 
 
 def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """Return what ``--with-weights`` writes: parameters and buffers by their first names."""
+    """Return the tensors that ``--with-weights`` writes, by their first names."""
     if not isinstance(fn, nn.Module):
         return {}
     first: dict[int, str] = {}
@@ -115,7 +114,7 @@ def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
     for name in first.values():
         tensor = named[name].detach().contiguous()
         place = tensor.untyped_storage().data_ptr()
-        weights[name] = tensor.clone() if place in places else tensor  # the file has no views
+        weights[name] = tensor.clone() if place in places else tensor  # no views in the file
         places.add(place)
     return weights
 
@@ -172,7 +171,7 @@ def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTen
             observe(fn, inputs, train=call.train, mode=mode)
         except ModelError:
             raise
-        except Exception:  # what is known is said
+        except Exception:  # report the breaks seen so far
             pass
     breaks = watched.seen.breaks or merge_breaks([read_break(str(error))])
     if not any(one.place.path for one in breaks):

@@ -1,4 +1,4 @@
-"""How a model is called, as data: what ``runtime/archive/model.py`` reads."""
+"""Describe how a model is called, as data that ``runtime/archive/model.py`` reads."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def describe(
     seen: Seen,
     sizes: Mapping[int, tuple[str | None, ...]],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return how the graph is called, as ``runtime.model.read_calling`` reads it.
+    """Return how the graph is called, as ``runtime.archive.model.read_calling`` reads it.
 
-    Also the values of buffers that no ``state_dict`` has, by name.
+    Also return the held values, of buffers that no ``state_dict`` has and of constants, by name.
     """
     taken = seen.parts[0].arguments[: len(seen.given)]
     specs = {id(argument): spec for argument, spec in zip(seen.given, taken, strict=True)}
@@ -85,7 +85,7 @@ def describe(
 
 
 def _unread(tensor: torch.Tensor, names: Sequence[str | None]) -> Spec:
-    """Return what a tensor is that the graph does not take."""
+    """Return the spec of a tensor that the graph does not take."""
     dtype, extents, strides = spec_of(tensor)
     if not any(names):
         return dtype, extents, strides
@@ -95,7 +95,7 @@ def _unread(tensor: torch.Tensor, names: Sequence[str | None]) -> Spec:
 
 
 def _taken(positions: Mapping[int, int], seen: Seen, k: int, spec: Spec) -> Any:
-    """Return what the graph's argument is: a size, a position, or None if nothing reads it."""
+    """Return a graph's argument as data: a size, a position, or None if it is unread."""
     if k in seen.unread:
         return None
     return spec if isinstance(seen.given[k], int) else _position(positions, k, seen.given[k])
@@ -140,7 +140,7 @@ def bound_arguments(
             case _ if name in given or trees.is_plain(value):
                 by = "name" if by == "either" and not ordered else by
                 found.append((name, by, value, _is_default(value, parameter.default)))
-            case _:  # a default that is no data: who comes behind it goes by name
+            case _:  # a default that is no data: later arguments are passed by name
                 ordered = False
     return found
 
@@ -167,7 +167,7 @@ def _weights(
     for tensor in read.values():
         own = names[id(tensor)]
         value = real[own[0]]
-        if id(tensor) in fixed:  # exchanged, it would not be what was frozen
+        if id(tensor) in fixed:  # exchanged, it would not match the constants
             own = [f"frozen {own[0]}"]
         kept = not any(name in saved for name in own)
         if kept:
@@ -181,7 +181,7 @@ def _weights(
 def _frozen(
     fn: Callable[..., Any], fake: Callable[..., Any], seen: Seen
 ) -> list[tuple[dict[str, Any], bytes]]:
-    """Return what was computed once, of the weights as they are: rows of weights, and values."""
+    """Compute the constants from the current weights; return their rows as weights, and values."""
     assert seen.recipe is not None and isinstance(fn, nn.Module) and isinstance(fake, nn.Module)
     real = named_tensors(fn)
     names = {id(tensor): name for name, tensor in named_tensors(fake).items()}
@@ -199,7 +199,7 @@ def _frozen(
 
 
 def _content(name: str, tensor: torch.Tensor) -> bytes:
-    """Return a tensor's elements."""
+    """Return a tensor's elements as bytes."""
     if isinstance(tensor, FakeTensor):
         raise UsageError(
             f"{name} is in no state_dict, so that the archive holds its value, and the model was "

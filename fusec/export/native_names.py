@@ -1,16 +1,16 @@
-"""What C calls the arguments and results of a graph: names beside the signature of its function.
+"""Names of a graph's arguments and results for C, beside the signature of its function.
 
-The signature (``codegen/host/native.py``) says types and sizes by position, for the library is
-compiled before anybody knows names. A line here says of each argument what is to be passed:
+The signature (``codegen/host/native.py``) has types and sizes by position, because the library is
+compiled before any names are known. A line here describes an argument or a result:
 
     needs x86_64 avx avx2        the features of the processor
-    size B                       of each size that a call chooses; several may have one name
-    input 1 batch['mask']        what the caller gives, numbered in the order of the model's call
+    size B                       of each dynamic size; several may have one name
+    input 1 batch['mask']        an argument, numbered in the order of the model's call
     weight up.weight             a tensor of the weights' file
     or head.weight               another name of it
     held rope.frequencies        a value in the archive, the blob "held/" and the name
-    unread                       nothing
-    result result['logits']      of each result, what to call it
+    unread                       an argument that is not read
+    result result['logits']      the name of each result
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def describe_native(
     """Return the names for a signature.
 
     Args:
-        calling: as ``runtime.model.read_calling`` reads it.
+        calling: as ``runtime.archive.model.read_calling`` reads it.
         sizes: names of the signature's sizes.
         returned: how many results the graph has.
         needed: the features of the processor.
     Raises:
-        UsageError: for what a function without state cannot do, and names that a line cannot hold.
+        UsageError: for written weights, results that are no tensors, and names that C cannot read.
     """
     rows = [line.split() for line in signature.splitlines()[1:]]
     arguments = [kind for kind, *_ in rows if kind in ("argument", "written", "unread")]
     lines = [f"needs {needed}"]
-    # Of the graph's arguments those that are neither are sizes, which have lines of their own.
+    # The graph's other arguments are sizes, which have lines of their own.
     lines += [f"size {sizes[rest[0]]}" for kind, *rest in rows if kind == "size"]
     given: list[Any] = [k for k in calling["graph"] if k is None or isinstance(k, int)]
     places = zip(given, arguments, strict=True)

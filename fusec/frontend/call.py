@@ -1,10 +1,9 @@
-"""One FX node being lowered: what was traced of it, and how a lowering emits definitions.
+"""The FX node that is being lowered: its traced types, and the methods that emit definitions.
 
 Types. Arithmetic is done in the compute type of the result (f32 for 16-bit floats, i32 for small
-integers); arguments are cast when they are read and the result when it is stored. A later pass
-drops such a pair of casts between two definitions of one kernel, so an operation that is
-discontinuous reads 16-bit floats *exactly*, through ``round_bf16`` or ``round_f16``, which that
-pass keeps.
+integers); operands are cast when they are loaded and the result when it is stored. A later pass
+removes such a pair of casts between two definitions of one kernel. So a discontinuous operation
+loads 16-bit floats *exactly*, through ``round_bf16`` or ``round_f16``, which that pass keeps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Scalar: TypeAlias = "Value | Number | Index | int | float | bool"
 
 @dataclass(slots=True)
 class Lines:
-    """The graph so far: its definitions and externs, and the names in use.
+    """The graph that is being captured: its definitions and externs, and the names in use.
 
     Attributes:
         alone: no library may be called.
@@ -48,7 +47,7 @@ class Lines:
     device: str = "cpu"
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
-        """Return a new buffer under a name made safe and unique."""
+        """Return a new buffer of type ``kind``; its name is ``name`` made safe and unique."""
         return Buffer(self.names.new(name), kind.shape, kind.strides, kind.dtype)
 
     def define(self, buffer: Buffer, body: Body, origin: Origin) -> Value:
@@ -64,9 +63,9 @@ class AtenCall:
     """One call of an ATen operation.
 
     Attributes:
-        name: what the names of its buffers begin with.
+        name: the prefix of its buffers' names.
         results: the type of each tensor it returns.
-        outputs: the results' buffers, where a library's call has made them already.
+        outputs: the buffers to define, if the lowering is the decomposition of an ``Extern``.
     """
 
     lines: Lines
@@ -81,7 +80,7 @@ class AtenCall:
 
     @property
     def is_cpu(self) -> bool:
-        """True where a CPU computes: not for a GPU's code that is made of tensors on a CPU."""
+        """True if the code runs on a CPU; False if code for a GPU is made from CPU tensors."""
         return self.lines.device == self.out.device.type == "cpu"
 
     def define(self, body: Body, result: int = 0) -> Value:
@@ -102,7 +101,7 @@ class AtenCall:
         return self.lines.define(buffer, body, self.origin)
 
     def scratch(self, suffix: str, shape: Indices, dtype: DType, body: Body) -> Value:
-        """Emit the definition of a row-major intermediate that is none of the results."""
+        """Emit the definition of a row-major intermediate that is not a result."""
         kind = TensorType(shape, contiguous_strides(shape), dtype, self.out.device)
         buffer = self.lines.buffer(f"{self.name}_{suffix}", kind)
         return self.lines.define(buffer, body, self.origin)
@@ -114,7 +113,7 @@ class AtenCall:
         return Value(kind.shape, kind.dtype, axes, cast(body(positions(axes)), kind.dtype))
 
     def view(self, x: Value, where: Callable[[Indices], Indices], result: int = 0) -> Value:
-        """Return ``x`` read at ``where(indices)``; nothing is emitted."""
+        """Return ``x`` loaded at ``where(indices)``; nothing is emitted."""
         axes = make_axes(self.results[result].shape)
         expr = x.at(where(positions(axes)))
         return Value(self.results[result].shape, x.dtype, axes, expr)
@@ -122,44 +121,44 @@ class AtenCall:
     def pointwise(
         self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
     ) -> Value:
-        """Emit ``compute`` of the arguments, broadcast and cast to ``kind``.
+        """Emit ``compute`` of the operands, broadcast and cast to ``kind``.
 
         Args:
-            kind: the arguments' common type; that of the result unless given.
+            kind: the common type of the operands; by default that of the result.
         """
         kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read(a, at, kind) for a in args]))
 
     def narrowed(self, *args: Scalar) -> list[Scalar]:
-        """Return operands as eager reads them: rounded to the result's type on CPUs.
+        """Return operands as eager loads them: on CPUs, scalars are rounded to the result's type.
 
-        Not factors and divisors, which it reads in f32; on GPUs it reads all of them so.
+        Not for factors and divisors, which eager loads in f32; on GPUs all operands are in f32.
         """
         return narrowed(args, self.out.dtype) if self.is_cpu else list(args)
 
     def pointwise_exact(
         self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
     ) -> Value:
-        """Emit a discontinuous operation: as ``pointwise``, 16-bit floats read exactly."""
+        """Emit a discontinuous operation: as ``pointwise``, 16-bit floats loaded exactly."""
         kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read_exact(a, at, kind) for a in args]))
 
 
 def arithmetic_type(dtype: DType) -> DType:
-    """Return the type arithmetic with a result of ``dtype`` is done in; bool counts in i32."""
+    """Return the type in which a result of type ``dtype`` is computed; i32 for bool."""
     return I32 if dtype is BOOL else compute_type(dtype)
 
 
 def common_type(dtype: DType) -> DType:
-    """Return the type that arguments are brought to: small integers wrap before they widen."""
+    """Return the type that operands are cast to: small integers wrap before they widen."""
     return dtype if dtype.is_integer else arithmetic_type(dtype)
 
 
 def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
-    """Return the element of a broadcast argument at ``at``, as the compute type of ``kind``.
+    """Return the element of a broadcast operand at ``at``, as the compute type of ``kind``.
 
-    Where ``kind`` is a small integer, wider arguments wrap to it, as an i64 beside a u8 tensor
-    does.
+    Where ``kind`` is a small integer, wider operands wrap to it, as an i64 number does with a u8
+    tensor.
     """
     if kind is not compute_type(kind):
         return read_wrapped(arg, at, kind)
@@ -179,7 +178,7 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
 
 
 def read_wrapped(arg: Scalar, at: Indices, kind: DType) -> Expr:
-    """Return an argument wrapped to the small integer type ``kind``, as its compute type."""
+    """Return an operand wrapped to the small integer type ``kind``, as its compute type."""
     if isinstance(arg, int):
         return Const(_wrapped(int(arg), kind), compute_type(kind))
     stored = arg.at(broadcast(at, arg.shape)) if isinstance(arg, Value) else read(arg, at, I64)
@@ -187,7 +186,7 @@ def read_wrapped(arg: Scalar, at: Indices, kind: DType) -> Expr:
 
 
 def read_exact(arg: Scalar, at: Indices, kind: DType) -> Expr:
-    """Return what ``read`` does, rounded to the argument's type where that is a 16-bit float."""
+    """Return the element as ``read`` does, rounded to the operand's type if a 16-bit float."""
     if isinstance(arg, Value) and arg.dtype in ROUND:
         return cast(op(ROUND[arg.dtype], read(arg, at, F32)), kind)
     return read(arg, at, kind)
@@ -211,9 +210,9 @@ def _wrapped(value: int, kind: DType) -> int:
 
 
 def narrowed(args: Sequence[Scalar], dtype: DType) -> list[Scalar]:
-    """Return arguments as eager reads them on CPUs for an operation on 16-bit floats of ``dtype``.
+    """Return operands as eager loads them on CPUs for an operation on 16-bit floats of ``dtype``.
 
-    A number, and a tensor without axes of another type, is rounded to ``dtype`` first.
+    A number, or a 0-dimensional tensor of another type, is rounded to ``dtype`` first.
     """
     if dtype not in ROUND:
         return list(args)

@@ -1,6 +1,6 @@
-"""The walk: an ``fx.GraphModule`` of functional ATen, as AOTAutograd hands it over, to a ``Graph``.
+"""Lower an ``fx.GraphModule`` of functional ATen, as AOTAutograd passes it, to a ``Graph``.
 
-Each FX node becomes one of: nothing (views, constants, sizes, tuples' elements), one or several
+Each FX node becomes one of: nothing (views, constants, sizes, elements of tuples), one or several
 ``Def``s (its lowering in the registry), or an ``Extern`` with the reason why.
 
 Assumes: nodes carry ``meta["val"]`` (FakeTensors, SymInts); the graph is functional but for
@@ -65,11 +65,11 @@ _RULES = (
     "activations", "attention", "comparisons", "convolutions", "creation", "indexing",
     "interpolation", "pointwise", "pooling", "random", "reductions", "scans", "scatters", "views",
 )  # fmt: skip
-for _module in _RULES:  # which fills the table of lowerings
+for _module in _RULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
 
-# Their results keep their argument's place in memory. Where AOTAutograd cannot replay a view (its
-# sizes are symbolic), it finds an output that is a part of an input by that place.
+# Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
+# sizes are symbolic), it recognises an output that is a view of an input by that offset.
 _PLACED = {
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -77,9 +77,8 @@ _PLACED = {
 }
 
 NodeOfBuffer: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
-"""Which node's value a buffer holds, by the node's name, and which of its results.
-
-For an input that is the ``copy_`` which writes it at the graph's end."""
+"""Buffer -> the name of the node whose value it holds, and the index of the result if it has
+several. An input that is written maps to the ``copy_`` that writes it at the graph's end."""
 
 
 def capture(gm: fx.GraphModule, name: str) -> Graph:
@@ -95,7 +94,7 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
 def capture_with_values(
     gm: fx.GraphModule, name: str, *, alone: bool = False, device: str = "cpu"
 ) -> tuple[Graph, NodeOfBuffer]:
-    """Return what ``capture`` does, and whose values its buffers hold.
+    """Return the graph of ``gm`` as ``capture`` does, and the node whose value each buffer holds.
 
     Args:
         alone: no library may be called.
@@ -106,7 +105,7 @@ def capture_with_values(
 
 
 class _Capture:
-    """The state of one walk: what each FX node has become."""
+    """The state of one capture: the value that each FX node was lowered to."""
 
     def __init__(self, gm: fx.GraphModule, lines: Lines) -> None:
         self.gm = gm
@@ -140,7 +139,7 @@ class _Capture:
         return Graph(name, tuple(self.inputs), tuple(nodes), self.outputs, self._decisions())
 
     def _decisions(self) -> tuple[Decision, ...]:
-        """Return what earlier stages have decided about nodes."""
+        """Return the decisions that earlier FX passes recorded in the nodes' ``meta``."""
         found = (node.meta.get(DECISION) for node in self.gm.graph.nodes)
         return tuple(decision for decision in found if decision is not None)
 
@@ -226,12 +225,12 @@ class _Capture:
             return self._extern(node, value, problem.reason)
 
     def _is_new(self, number: torch.SymInt) -> bool:
-        """Return True for a size that nothing gives so far: where a slice begins (torch 2.11)."""
+        """Return True for a symbol that is not bound yet: the start of a slice (torch 2.11)."""
         size = self.lines.sizes.symbol(number)
         return size is not None and size.name not in self.given
 
     def _holds(self, asserted: Any) -> bool:
-        """Return True for a node that holds whatever a program does: no extent is negative."""
+        """Return True for an assertion that always holds: an extent is not negative."""
         condition = self.env[asserted] if isinstance(asserted, fx.Node) else asserted
         if isinstance(condition, Comparison) and condition.sign == ">=":
             return condition.left in self.extents and condition.right is index(0)
@@ -252,7 +251,7 @@ class _Capture:
         return made
 
     def _own(self, made: Any, traced: Any, held: tuple[str, int | None]) -> None:
-        """Remember which traced tensor each buffer just made holds."""
+        """Record the traced tensor that each newly defined buffer holds."""
         if isinstance(made, tuple):
             for position, (item, part) in enumerate(zip(made, traced, strict=True)):
                 self._own(item, part, (held[0], position))
@@ -277,7 +276,7 @@ class _Capture:
         return []
 
     def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
-        """Return why this call cannot be lowered whatever its operation, or None."""
+        """Return why a call cannot be lowered, whatever its operation, or None."""
         if not results:
             return None
         if node.meta.get("unbacked_bindings"):
@@ -298,18 +297,18 @@ class _Capture:
         if refused := may_refuse(node.target, node.args, node.kwargs):
             return refused
         if node.target in LIFTS and len(kinds) == len(results):
-            return None  # a copy of numbers is on no device
+            return None  # a lifted literal belongs to no device
         if node.all_input_nodes and any(k.device != self.device for k in kinds):
             return "tensors on another device"
         return None
 
     def _starts_late(self, node: Any) -> bool:
-        """Return True if a tensor does not begin where its memory does."""
+        """Return True if a tensor's storage offset is not known to be 0."""
         offset = self.lines.sizes.index(node.meta["val"].storage_offset())
         return offset is not index(0)
 
     def _is_returned(self, node: fx.Node) -> bool:
-        """Return True if an output of the graph lies in the memory of a node's tensor."""
+        """Return True if an output of the graph shares its storage with a node's tensor."""
         found = [item.meta.get("val") for item in node.graph.output_node().all_input_nodes]
         own = node.meta["val"]
         return any(isinstance(v, torch.Tensor) and share_memory(v, own) for v in found)
@@ -330,8 +329,8 @@ class _Capture:
         """Emit a call of the eager kernel and return its results.
 
         Args:
-            reason: why, if that is not its operation's.
-            lowering: says what the call means.
+            reason: why the call is kept, if not for its operation's default reason.
+            lowering: the rule that gives the call's decomposition.
         """
         known = EagerCall.of(node)
         for written in known.written:
@@ -382,7 +381,7 @@ class _Capture:
         return result
 
     def _packed(self, node: fx.Node) -> dict[str, Constant]:
-        """Return what holds a product's packed weight, by the library that it is packed for."""
+        """Return a product's packed weights as constants, by the library that takes each."""
         return {
             library: Constant(held.name, self.env[held].buffer, origin_of(node))
             for library, held in node.meta.get(PACKED, {}).items()
@@ -391,10 +390,10 @@ class _Capture:
     def _meaning(
         self, node: fx.Node, outputs: tuple[Buffer | None, ...], lowering: Lowering
     ) -> tuple[Def, ...]:
-        """Return the definitions that a call stands for.
+        """Return the decomposition of a kept call.
 
-        None where an operand's sizes are not known to be those that the call asks for: the eager
-        kernel looks at them when it runs.
+        Empty where operand sizes are not known to be as the operation requires: the eager kernel
+        checks them when it runs.
         """
         call = AtenCall(self.lines, "", self.types[node], origin_of(node), outputs)
         mark = len(self.lines.nodes)
@@ -413,7 +412,7 @@ class _Capture:
         return decomposition
 
     def _bound_sizes(self, values: list[Any]) -> tuple[BoundSize, ...]:
-        """Return the sizes that no input gives and that a call's results are the first to have."""
+        """Return the sizes that a call's results bind: no input or earlier call gives them."""
         found: list[BoundSize] = []
         for position, value in enumerate(values):
             axes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
@@ -439,7 +438,7 @@ class _Capture:
         return buffer
 
     def _with_minima(self) -> list[Line]:
-        """Return the lines with the sizes that others make computed as soon as these are known."""
+        """Return the lines, with each ``SizeMinimum`` inserted once its arguments are known."""
         waiting = list(self.lines.sizes.minima.values())
         unknown = {size for line in self.lines.nodes for size in _given(line)} | set(waiting)
         nodes: list[Line] = []
@@ -456,7 +455,7 @@ class _Capture:
     # -- checks -----------------------------------------------------------------------------------
 
     def _check_sizes(self) -> None:
-        """Every symbol must be an input, an extent of one, or given by a call."""
+        """Check that every size is an input, an extent of one, or bound by a call."""
         missing = sorted(self.lines.sizes.needed() - self.given)
         if missing:
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")

@@ -1,7 +1,7 @@
-"""Which eager kernels are called, and why: the reasons that ``fusec explain`` shows.
+"""The reasons why calls run as eager kernels, as ``fusec explain`` shows them.
 
-What no lowering writes in index notation is one ``Extern``, with its row's reason here; what no
-table names says so itself.
+A call without a lowering is one ``Extern`` with the reason of its row here. For an operation in no
+row, the reason names the operation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MUTATION = "copy into an input"
 _DATA_DEPENDENT = "a result that depends on data"
 
 PADS = tuple(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3))
-"""Pads by what is inside."""
+"""Pads whose elements are copies of the tensor's own."""
 
 # reason, then the operations it holds for
 _TABLE = (
@@ -94,11 +94,11 @@ _IMPURE_HIGHER_ORDER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EagerCall:
-    """What is known of an FX node's call of an eager kernel.
+    """The facts about an FX node's call of an eager kernel.
 
     Attributes:
         reason: why its operation is not lowered, in a few words.
-        written: the tensors that it changes.
+        written: the argument nodes that it writes.
         impure: it must be kept, and kept in order: it writes, draws, asserts or sends.
     """
 
@@ -112,14 +112,14 @@ class EagerCall:
 
 
 def _reason_of(node: fx.Node) -> str:
-    """Return why a call is not lowered; of one that runs another in order, what that is."""
+    """Return why a call is not lowered; for ``with_effects``, name the operation that it wraps."""
     if node.target is torch.ops.higher_order.with_effects:
         return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
     return reason_for(node.target)
 
 
 def reason_for(target: Any) -> str:
-    """Return why the calls of ``target`` are not lowered, in a few words."""
+    """Return why calls of ``target`` are not lowered, in a few words."""
     if talks_to_ranks(target):
         return _COLLECTIVE
     namespace = getattr(target, "namespace", "")
@@ -140,7 +140,7 @@ def reason_for(target: Any) -> str:
 
 
 def talks_to_ranks(target: Any) -> bool:
-    """Return True if each call sends to other ranks, receives from them, or waits for that."""
+    """Return True for a collective: each call sends to other ranks, receives, or waits."""
     return getattr(target, "namespace", "") in _COLLECTIVES
 
 
@@ -150,7 +150,7 @@ def draws_random_numbers(target: Any) -> bool:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a call changes."""
+    """Return the arguments that a call writes."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
@@ -161,7 +161,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def is_written(node: fx.Node) -> bool:
-    """Return True if a call changes a node's tensor."""
+    """Return True if a user of a node writes its tensor."""
     return any(node in written_arguments(user) for user in node.users)
 
 

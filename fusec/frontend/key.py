@@ -1,9 +1,9 @@
-"""The identity of an FX graph: equal keys mean that the same code is right for both.
+"""The cache key of an FX graph: graphs with equal keys can run the same compiled code.
 
-Everything that captured code depends on is in it: operations, arguments, and of every value the
-type, shape, strides, device and symbolic expressions. Names of the user's parameters and paths are
-not, so identical blocks share one entry. The operations that the program calls, of which
-those of the graph are parts, are: kernels are named by them.
+It covers all that captured code depends on: operations, arguments, and the type, shape, strides,
+device and symbolic expressions of every value. Names of the user's parameters and paths are left
+out, so identical blocks share one entry. The operations from which nodes were decomposed
+(``original_aten``) are included, since kernels are named after them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
 
 
 def _facts(gm: fx.GraphModule) -> str:
-    """Return what is known of the symbols in a graph: equal indices are made of it."""
+    """Return the facts about the symbols of a graph as text: indices are normalised by them."""
     symbols: set[Any] = set()
     environment = None
     for node in gm.graph.nodes:
@@ -48,7 +48,7 @@ def _facts(gm: fx.GraphModule) -> str:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """Yield the sizes of a traced value."""
+    """Yield the extents and strides of a traced value's tensors, and its other leaves."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield from leaf.shape
@@ -68,7 +68,7 @@ def _value(value: Any) -> str:
         return "(" + ", ".join(map(_value, value)) + ")"
     if value is None or isinstance(value, _PLAIN):
         return repr(_number(value))
-    return type(value).__qualname__  # an object that eager kernels take; its text has its address
+    return type(value).__qualname__  # an object for eager kernels; its repr has an address
 
 
 def _number(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The modules of a graph: of which class each is, and to which of them a kernel belongs.
+"""The modules of a graph: the class of each, and the module that a kernel belongs to.
 
-A kernel computes the nodes that lead to what it stores, up to what other launches make. It belongs
-to the module of these, or to the one around all of them; where that is the model itself or a mere
-container, it is called by the first and the last. What several kernels compute (a mask, the angles
-of a rotation) says nothing of one of them, where something else does. Worked examples::
+A kernel computes the nodes that its stored values depend on, up to values that other launches
+store. It belongs to the module of these nodes, or to their innermost common one; where that is the
+model or a mere container, it is named after the first and the last. Nodes that several kernels
+compute (a mask, the angles of a rotation) count only where a kernel has no others. Examples::
 
     h.3.ln_2                                   h.3.ln_2
     h.3 (its own sum), h.3.ln_2                h.3.ln_2
@@ -26,13 +26,13 @@ from fusec.frontend.origin import dotted, module_path, printable
 from fusec.ir.names import identifier
 
 BETWEEN = ".."
-"""Stands between the first and the last of several modules."""
+"""Separates the first and the last of several modules."""
 CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict", ""))
-"""Classes that say nothing of what is in them; "" is one that is never called."""
+"""Classes whose names do not describe their content; "" is one that is never called."""
 
 
 def module_kinds(graph: fx.GraphModule) -> dict[str, str]:
-    """Return path -> class of the modules that a graph's nodes are in, and of those around them."""
+    """Return path -> class name of the modules that enclose a graph's nodes, directly or not."""
     found: dict[str, str] = {}
     for node in graph.graph.nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
@@ -47,10 +47,10 @@ def module_kinds(graph: fx.GraphModule) -> dict[str, str]:
 
 
 def calling() -> str:
-    """Return the module that is being called, and so compiled, with its class: "h.3 (Block)".
+    """Return the path and class of the module whose call is being compiled: "h.3 (Block)".
 
-    Behind a graph break Dynamo compiles a part of a model by itself. Its graph knows no name for
-    it, but the calls that led there do. The whole model is its class alone; outside of any, "".
+    After a graph break Dynamo compiles a part of a model by itself. Its graph lacks that part's
+    path; the Python stack has it. The whole model is its class alone; outside of any module, "".
     """
     called = _called()
     if not called:
@@ -62,12 +62,12 @@ def calling() -> str:
 
 
 def name_in_model(gm: fx.GraphModule) -> None:
-    """Name the modules of a graph of Dynamo's by their paths in the model that is being called.
+    """Rename the modules of a Dynamo graph to their paths in the model that is being called.
 
-    Dynamo names them by what the function that it compiles calls them: behind a graph break that is
-    a part of the model, ``L['self'].ln_2``, or holds one, ``L['block']``. The keys of its stacks
-    are the modules themselves. Of a model that is not called (a function loops over its layers)
-    nothing is known, and the names stay.
+    Dynamo names modules by the compiled function's expressions: after a graph break, ``self`` may
+    be a part of the model, ``L['self'].ln_2``, or a local may hold one, ``L['block']``. The keys of
+    the module stacks are the modules' ids. Where no model is being called (a function loops over
+    its layers), the names stay.
     """
     called = _called()
     if not called:
@@ -88,13 +88,13 @@ def name_in_model(gm: fx.GraphModule) -> None:
 
 
 def _in_model(name: str, path: str, part: str) -> str:
-    """Return the expression of a module in the whole model, as far as its path is known."""
+    """Return a module's expression from the model's root, or ``name`` if its path is not known."""
     known = not path or (not part and name.startswith(_SELF))
     return name if known else f"{_SELF}.{path}"
 
 
 def _called() -> list[nn.Module]:
-    """Return the modules that are being called, the innermost first."""
+    """Return the modules whose calls are on the Python stack, the innermost first."""
     frame: FrameType | None = sys._getframe()
     called: list[nn.Module] = []
     while frame is not None:
@@ -112,11 +112,11 @@ _CALL = nn.Module._call_impl.__code__
 def kernel_modules(
     graph: fx.GraphModule, stored: Mapping[str, Sequence[str]], eager: Iterable[str]
 ) -> dict[str, str]:
-    """Return the module that each kernel belongs to, by the kernel's name; "" for the model itself.
+    """Return kernel name -> the path of the module that it belongs to; "" for the model itself.
 
     Args:
-        stored: the buffers that a kernel stores.
-        eager: the nodes that are eager kernels.
+        stored: the buffers that each kernel stores.
+        eager: the names of the nodes that run as eager kernels.
     """
     nodes = {identifier(node.name): node for node in graph.graph.nodes}
     made = {kernel: stored_nodes(nodes, buffers) for kernel, buffers in stored.items()}
@@ -135,10 +135,10 @@ def kernel_modules(
 
 
 def stored_nodes(nodes: Mapping[str, fx.Node], buffers: Iterable[str]) -> list[fx.Node]:
-    """Return the nodes that buffers are named by; none for a buffer that stands for no value.
+    """Return the nodes that buffers are named after; a buffer may have none.
 
-    One of several results is called as its node with a suffix: ``var_mean_0``. Those of whole nodes
-    say most, and others count where there are none.
+    The buffer of one of several results has its node's name with a suffix: ``var_mean_0``. Nodes of
+    such buffers are returned only if no buffer holds a node's single result.
 
     Args:
         nodes: by their names, as identifiers.
@@ -160,9 +160,9 @@ def _has_parts(node: fx.Node) -> bool:
 
 
 def _computed(stored: Iterable[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that lead to what is stored, up to what is stored anywhere.
+    """Return stored nodes and the nodes that they are computed from, up to other stored nodes.
 
-    Constants are none of them: equal ones are one node, in the module that had it first.
+    Without constants: equal ones share a node, whose module is that of the first use.
     """
     found, waiting = set(stored), list(stored)
     while waiting:
@@ -175,7 +175,7 @@ def _computed(stored: Iterable[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:
 
 
 def _around(paths: Sequence[str], kinds: Mapping[str, str]) -> str:
-    """Return what modules are called together, given in order."""
+    """Return the name of several modules, given in graph order: a path, or a range of two."""
     named = list(dict.fromkeys(filter(None, paths)))
     inner = [a for a in named if not any(b.startswith(f"{a}.") for b in named)]
     if len(inner) < 2:

@@ -1,4 +1,4 @@
-"""Multiply-adds of matrix products that an eager kernel does, by the formulas of torch's counter.
+"""Count the multiply-adds of the matrix products in an eager kernel, by torch's FLOP formulas.
 
 Worked example: ``mm`` of f32[8, 64] and f32[64, 32] does ``{"f32": 8 * 64 * 32}``.
 """
@@ -21,13 +21,13 @@ _ALIKE = {
         aten._scaled_dot_product_flash_attention_backward
     ),
 }
-"""Operations without a formula -> those of the same."""
+"""Operations without a FLOP formula -> operations with the same count."""
 
 
 def multiplied(node: fx.Node) -> dict[str, int]:
-    """Return the multiply-adds of a node's call by the type of its operands, at sizes' hints.
+    """Return operand type -> multiply-adds of a node's call, at the hints of symbolic sizes.
 
-    Of attention, those that a mask hides count, too. Nothing for an operation without a formula.
+    Masked scores of an attention count, too. Empty for an operation without a formula.
     """
     # Local: it imports Triton, which takes 0.2 s.
     from torch.utils.flop_counter import flop_registry
@@ -50,7 +50,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _extent(extent: int | torch.SymInt) -> int:
-    """Return an extent as a number; of a size that depends on data, what kernels are made for."""
+    """Return an extent as an int: a symbolic one as its hint, or as ``UNSEEN`` if it has none."""
     if isinstance(extent, int):
         return extent
     return int(extent.node.hint) if extent.node.has_hint() else UNSEEN

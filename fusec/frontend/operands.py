@@ -1,8 +1,8 @@
-"""What externs and the graph's outputs take: strided windows into buffers, sizes, constants.
+"""Operands of externs and outputs of the graph: strided views of buffers, sizes, constants.
 
-A value that is a strided window of a buffer is passed as one. There are two ways to know: the trace
-says that both share their memory, or the offset of the value's index map is affine in its axes.
-Anything else is first copied into a buffer with the traced strides.
+A value that is a strided window of a buffer is passed as a ``View``. It is known to be one if its
+traced tensor shares storage with the buffer's, or if the offset of its index map is affine in its
+axes. Any other value is first copied into a buffer with the traced strides.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Opaque:
 
 
 class Operands:
-    """Conversion of what FX nodes take; shares the lines and the environment of one capture.
+    """Converter of the arguments of FX nodes; shares the lines and the environment of one capture.
 
     Attributes:
         device: the device the graph computes on.
         run_eagerly: emits the extern of a node and returns its result.
         owners: the traced tensor that each buffer holds, element for element.
-        foreign: the same for buffers that the graph does not make: inputs and constants.
+        foreign: the same for buffers that the graph does not compute: inputs and constants.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Operands:
         self.run_eagerly = run_eagerly
         self.owners: dict[Buffer, torch.Tensor] = {}
         self.foreign: dict[Buffer, torch.Tensor] = {}
-        self._read_late: frozenset[fx.Node] = frozenset()  # known with the first write
+        self._read_late: frozenset[fx.Node] = frozenset()  # set at the first write
         self._readers: dict[Buffer, list[fx.Node]] = {}
-        self._noted = 0  # so many nodes of `env`, in its order, were looked at
+        self._noted = 0  # how many nodes of `env`, in its order, were scanned
 
     def for_lowering(self, arg: Any) -> Any:
-        """Return an argument as lowerings take it."""
+        """Return an argument in the form that lowerings take."""
         if isinstance(arg, fx.Node):
             value = self.env[arg]
             if isinstance(value, Opaque | Comparison | Junction):
@@ -82,10 +82,10 @@ class Operands:
         return arg
 
     def for_extern(self, user: fx.Node, arg: Any, path: tuple[str | int, ...]) -> Argument:
-        """Return an argument as the eager kernel takes it.
+        """Return an argument in the form that eager kernels take.
 
         Raises:
-            Unsupported: if neither the graph nor the FX node can give it.
+            Unsupported: if neither the graph nor the FX node can supply it.
         """
         if isinstance(arg, fx.Node):
             return self._node(arg, user, path)
@@ -93,7 +93,7 @@ class Operands:
             return arg
         if isinstance(arg, tuple | list):
             return tuple(self.for_extern(user, a, (*path, k)) for k, a in enumerate(arg))
-        if isinstance(arg, dict):  # its values; the call's binding knows the keys
+        if isinstance(arg, dict):  # its values; the call's binding has the keys
             return tuple(self.for_extern(user, a, (*path, k)) for k, a in arg.items())
         if isinstance(arg, torch.SymInt):
             return SizeValue(self.lines.sizes.index(arg))
@@ -125,8 +125,8 @@ class Operands:
     def _may_be_read_there(self, view: View, arg: fx.Node, user: fx.Node) -> bool:
         """Return False if ``user`` returns a view of a copy that has no memory yet.
 
-        ``x * 1`` is read where ``x`` lies by what computes of it. A view of it must not be one of
-        ``x``, which may be written, or be a result beside it.
+        ``x * 1`` is lowered to loads of ``x``, which suffices for a user that computes with it. But
+        a view of it must not alias ``x``, which may be written, or returned as well.
         """
         traced, made = arg.meta["val"], user.meta.get("val")
         if not isinstance(made, torch.Tensor) or not share_memory(made, traced):
@@ -144,11 +144,11 @@ class Operands:
     # -- windows ----------------------------------------------------------------------------------
 
     def window(self, node: fx.Node) -> View:
-        """Return a node's tensor as a strided window with the traced strides; copied if need be."""
+        """Return a node's tensor as a view with the traced strides, copying it if necessary."""
         return self._view(self.env[node], node.meta["val"]) or self.copy(node)
 
     def copy(self, node: fx.Node) -> View:
-        """Emit a copy of a node's tensor, which the node stands for from now on."""
+        """Emit a copy of a node's tensor, which replaces the node's value from here on."""
         traced = node.meta["val"]
         if traced.device != self.device and not self.env[node].reads_memory:
             self.env[node] = self.run_eagerly(node)
@@ -161,7 +161,7 @@ class Operands:
         return self._shared(value, traced) or strided_window(value, self.lines.sizes.tensor(traced))
 
     def _shared(self, value: Value, traced: torch.Tensor) -> View | None:
-        """Return the window if the trace says that the tensor lies in its buffer's memory."""
+        """Return the view if the traced tensor shares its buffer's storage, else None."""
         buffer = value.buffer
         owner = None if buffer is None else self.owners.get(buffer)
         if buffer is None or owner is None:
@@ -173,7 +173,7 @@ class Operands:
         return self.window_of(View(buffer, buffer.shape, buffer.strides, ZERO), owner, traced)
 
     def window_of(self, home: View, owner: torch.Tensor, traced: torch.Tensor) -> View:
-        """Return where a tensor lies that was traced in the memory of ``owner``, at ``home``."""
+        """Return the view of a tensor in the traced storage of ``owner``, which is at ``home``."""
         kind = self.lines.sizes.tensor(traced)
         start = self.lines.sizes.index(owner.storage_offset())
         offset = self.lines.sizes.index(traced.storage_offset()) - start
@@ -202,9 +202,9 @@ class Operands:
     # -- aliasing ---------------------------------------------------------------------------------
 
     def settle(self, target: fx.Node, write: fx.Node) -> None:
-        """Before ``write`` changes its argument ``target``, copy what is still to be read of it.
+        """Copy the values that are loaded from ``target``'s buffer after ``write`` overwrites it.
 
-        Windows that the trace knows to share the memory see the change, as they do in eager mode.
+        Views that share its traced storage are not copied: they see the write, as in eager mode.
         """
         changed = self.env[target].buffer
         for node in self._late_readers(write).get(changed, ()):
@@ -215,9 +215,9 @@ class Operands:
                 self.copy(node)
 
     def _late_readers(self, write: fx.Node) -> Mapping[Buffer, list[fx.Node]]:
-        """Return, by buffer, the nodes whose values loaded it when they were noted.
+        """Return buffer -> the nodes whose values loaded it when they were scanned.
 
-        Those alone that the first write of the graph reads, or what stands behind it.
+        Only nodes that the graph's first write, or a node after it, takes as arguments.
         """
         if not self._read_late:
             self._read_late = frozenset(inputs_from(write))
@@ -234,7 +234,7 @@ class Operands:
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if two traced tensors lie in one storage."""
+    """Return True if two traced tensors share one storage."""
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return a is b
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
@@ -252,7 +252,7 @@ def inputs_from(start: fx.Node) -> list[fx.Node]:
 
 
 def strided_window(value: Value, kind: TensorType) -> View | None:
-    """Return the window a value is if its index map is affine with the strides of ``kind``."""
+    """Return a value as a view if its index map is affine with the strides of ``kind``."""
     if not isinstance(value.expr, Load) or value.expr.guard is not None or not kind.is_strided:
         return None
     load = value.expr

@@ -1,4 +1,4 @@
-"""Where a node comes from: the user's source line, without the machine's paths.
+"""The origin of an FX node: the user's source line, without the machine's paths.
 
 A stack trace as Dynamo records it is a list of frames, outermost first::
 
@@ -6,8 +6,8 @@ A stack trace as Dynamo records it is a list of frames, outermost first::
         y = x + r
 
 The last frame that is not inside the torch package is the user's. Worked example: the frame above
-becomes ``model.py:41 in forward: y = x + r``. A frame of code that no file holds has its first line
-alone: ``NO_TEXT`` says why.
+becomes ``model.py:41 in forward: y = x + r``. A frame of code that is in no file has no second
+line: ``NO_TEXT`` takes its place.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FRAME = re.compile(
     re.MULTILINE,
 )
 NO_TEXT = "(no file has this line: exec, python -c, or a cell that is gone)"
-"""What stands for a line whose text Python cannot find."""
+"""Placeholder for a source line whose text Python cannot find."""
 _HELD = "_modules|_parameters|_buffers|_orig_mod"
-"""What holds a module's parts: no names of the user's, by whatever way Dynamo reaches them."""
+"""Attributes that hold a module's parts; paths omit them: they are not the user's names."""
 _INSIDE = r"\.__\w+__(?:\[\d+\])?(?:\.cell_contents)?"
-"""What Python holds things in: ``__dict__``, ``__self__``, the cells of a closure."""
+"""Python's own containers in an expression: ``__dict__``, ``__self__``, the cells of a closure."""
 _ROOT = re.compile(rf"^L\['\w+'\]|^G(?=\[)|{_INSIDE}|\['(?:{_HELD})'\]|\b(?:{_HELD})\b")
 _ARGUMENT = re.compile(r"^L\['(\w+)'\]$")
 _GETATTR = re.compile(r"getattr\(((?:(?!getattr\().)*), '([^']*)'\)")
@@ -42,7 +42,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _LINE_LIMIT = 80
 _BACKWARD = re.compile(r"_backward(_data)?$")
 _FORWARD = {"threshold": "relu"}
-"""What an operation is called of which the gradient's name says something else."""
+"""Stem of a backward operation's name -> the forward operation, where that is named otherwise."""
 _TAKEN_APART = {torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmv}
 
 
@@ -54,9 +54,9 @@ def origin_of(node: Any) -> Origin:
 
 
 def called(node: Any) -> Any:
-    """Return the operation that the program calls, of which an FX node is a part, or all.
+    """Return the operation that the program calls and from which an FX node was decomposed.
 
-    What a product with a bias is taken apart into, a product and a sum, are called by themselves.
+    The product and the sum of a decomposed product with a bias are returned as themselves.
     """
     whole = node.meta.get("original_aten")
     apart = isinstance(whole, OpOverload) and whole.overloadpacket not in _TAKEN_APART
@@ -64,10 +64,10 @@ def called(node: Any) -> Any:
 
 
 def name_by_forward(nodes: Iterable[Any]) -> None:
-    """Let the forward's operations be those that compute what a backward asks of its inputs alone.
+    """Set ``original_aten`` to the forward's operation for nodes that a backward's formula adds.
 
-    A gradient's formula begins with values that no gradient is in, such as the normalised row of a
-    layer norm; the forward computes and saves them, and ``layer_norm_backward`` is none of its own.
+    A gradient's formula begins with values that depend on no gradient, such as the normalised row
+    of a layer norm; the forward computes and saves them, and does not call ``layer_norm_backward``.
     """
     for node in nodes:
         whole = node.meta.get("original_aten")
@@ -80,7 +80,7 @@ def name_by_forward(nodes: Iterable[Any]) -> None:
 
 
 def module_path(node: Any) -> str:
-    """Return the module that an FX node belongs to, "h.3.mlp"; "" for none or the outermost.
+    """Return the path of an FX node's innermost module, "h.3.mlp"; "" for none or the outermost.
 
     Dynamo records a stack of modules by the expressions that lead there, ``L['self'].h.3.mlp`` or
     ``L['self']._modules['h']._modules['3']``; a backward's nodes have their forward's.
@@ -90,7 +90,7 @@ def module_path(node: Any) -> str:
 
 
 def model_name(graph: Any) -> str:
-    """Return what tells a person which model a graph is of: its first module and line."""
+    """Return a label that identifies a graph's model: its outermost class and first source line."""
     stacks = (
         node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         for node in graph.graph.nodes
@@ -103,7 +103,7 @@ def model_name(graph: Any) -> str:
 
 
 def user_name(placeholder: Any) -> str:
-    """Return what the program calls an input of Dynamo's graph: "net.1.running_mean", "x"."""
+    """Return the program's name of an input of a Dynamo graph: "net.1.running_mean", "x"."""
     given = placeholder.meta.get("grapharg")
     expression = str(given.source.name) if given is not None and given.source else ""
     argument = _ARGUMENT.match(expression)
@@ -111,10 +111,10 @@ def user_name(placeholder: Any) -> str:
 
 
 def input_names(graph: Any, given: Sequence[str]) -> dict[str, str]:
-    """Return placeholder -> what the program calls it, of a graph of AOTAutograd.
+    """Return placeholder name -> the program's name of that input, for a graph of AOTAutograd.
 
     Args:
-        given: the names of the inputs of Dynamo's graph, in order.
+        given: the program's names of the inputs of Dynamo's graph, in order.
     """
     found: dict[str, str] = {}
     for node in graph.graph.find_nodes(op="placeholder"):
@@ -126,8 +126,8 @@ def input_names(graph: Any, given: Sequence[str]) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=4096)
 def dotted(expression: str) -> str:
-    """Return the path that an expression of Dynamo's leads along: "h.3.mlp"."""
-    while _GETATTR.search(expression):  # of a name that is no identifier
+    """Return the dotted path of one of Dynamo's source expressions: "h.3.mlp"."""
+    while _GETATTR.search(expression):  # of names that are not identifiers
         expression = _GETATTR.sub(r"\1['\2']", expression)
     parts = _NAMES.findall(_ROOT.sub("", expression))
     return printable(".".join(name for pair in parts for name in pair if name))
@@ -165,9 +165,9 @@ def source_line(trace: str) -> str | None:
 
 
 def unresumed(function: str) -> tuple[str, int]:
-    """Return the user's function and the line behind which Dynamo goes on in it; 0 for a whole one.
+    """Return the user's function and the line after which Dynamo resumes it; 0 for a whole one.
 
-    Behind a graph break Dynamo compiles ``torch_dynamo_resume_in_forward_at_7``.
+    After a graph break Dynamo compiles ``torch_dynamo_resume_in_forward_at_7``.
     """
     resumed = _RESUMED.match(function)
     return (resumed[1], int(resumed[2])) if resumed else (function, 0)

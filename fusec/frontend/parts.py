@@ -1,9 +1,9 @@
-"""The parts of a graph: branches and bodies that a higher-order operation calls with tensors.
+"""The subgraphs of a graph: branches and loop bodies that a higher-order operation calls.
 
-``torch.cond``, loops and ``torch.compiler.nested_compile_region`` keep graphs of their own, which
-the graph around refers to by attribute. Their eager implementations call them with tensors, so
-whatever takes tensors may stand in their place. Others, a score's modification in
-``flex_attention`` say, are called under transforms of ``torch.func``, and stay as they are.
+``torch.cond``, loops and ``torch.compiler.nested_compile_region`` have graphs of their own, which
+the outer graph refers to by attribute. Their eager implementations call these with tensors, so any
+callable that takes tensors can replace them. Others, such as the ``score_mod`` of
+``flex_attention``, are called under transforms of ``torch.func``, and are not replaced.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fusec.torch_interior import HigherOrderOperator
 
 _ONCE = {"cond", "invoke_subgraph"}
 _AGAIN = {"while_loop", "while_loop_stack_output", "scan", "map_impl"}
-"""Operations that call their parts with the tensors that were traced, and with others, too."""
+"""Operations that call a subgraph with the traced tensors, and later with others."""
 
 
 def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
-    """Return the parts of a graph by the attribute that holds them, each once."""
+    """Return attribute -> subgraph, for the subgraphs that operations of a graph call."""
     found: dict[str, fx.GraphModule] = {}
     for node in gm.graph.nodes:
         if not isinstance(node.target, HigherOrderOperator):
@@ -39,7 +39,7 @@ def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
 
 
 def runs_again(gm: fx.GraphModule, attribute: str) -> bool:
-    """Return True if a loop calls a part, with tensors whose strides may be others than traced."""
+    """Return True if a loop calls a subgraph: tensors may have other strides than traced."""
     return any(
         user.target.name() in _AGAIN
         for node in gm.graph.nodes
@@ -50,10 +50,10 @@ def runs_again(gm: fx.GraphModule, attribute: str) -> bool:
 
 
 def traced_strides(part: fx.GraphModule) -> tuple[tuple[int, ...] | None, ...] | None:
-    """Return the strides of a part's arguments, None for those that are no tensors.
+    """Return the strides of a subgraph's arguments, None for an argument that is not a tensor.
 
-    None if some vary with symbolic sizes, or expand a tensor (a gradient of a sum): what a loop
-    hands over is dense.
+    None instead of a tuple if a stride is symbolic, or 0 as of an expand (a gradient of a sum):
+    what a loop passes is dense.
     """
     found: list[tuple[int, ...] | None] = []
     for node in part.graph.nodes:

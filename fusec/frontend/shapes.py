@@ -1,13 +1,13 @@
-"""Torch's types and symbolic sizes as the IR's. Beside ``size_facts.py``, nobody sees sympy.
+"""Convert torch's types and symbolic sizes to the IR's; only ``size_facts.py`` uses sympy, too.
 
 A ``SymInt`` holds a sympy expression over symbols of a ShapeEnv. ``SizeMap`` turns it into an
 ``Index`` over ``Size`` atoms without evaluating any condition on it, since that would add a guard.
 Equal sizes become equal indices: where the trace has proven that n divides a symbol s, s is written
 as n times ``Quotient(s, n)``.
 
-``Max(1, e)`` in a stride, where torch allows for an extent e of 0, is ``e``: nothing lies in memory
-there. Any other ``Max`` or ``Min`` is the argument that is proven to be the one, or else written by
-a size of its own (``Minimum``), which the graph computes first.
+``Max(1, e)`` in a stride, torch's form for an extent e that may be 0, becomes ``e``: an empty
+tensor has no elements to address. Any other ``Max`` or ``Min`` becomes the argument that it is
+proven to equal, or else an expression of a new size (``Minimum``), which the graph computes first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What the trace knows of a tensor: shape and strides (elements), types, device.
+    """The traced type of a tensor: shape and strides (in elements), element type, device.
 
     Attributes:
         is_strided: it has plain memory: not sparse, not quantised, no lazy conjugate.
@@ -112,7 +112,7 @@ class TensorType:
 
 
 class SizeMap:
-    """Symbolic sizes of one graph: sympy expressions to indices, each converted once."""
+    """Converter of one graph's symbolic sizes, sympy expressions, to indices; each is cached."""
 
     def __init__(self) -> None:
         self._normal = True
@@ -191,9 +191,9 @@ class SizeMap:
         return functools.reduce(self.greatest if name == "Max" else self.least, args)
 
     def condition(self, value: torch.SymBool) -> Condition:
-        """Return a condition on sizes, True or False where torch knows it.
+        """Return a condition on sizes, or a bool where torch knows its value.
 
-        It may be what makes a fact true, or a bound, so it is written without any of them.
+        It may be the guard that establishes a fact or a bound, so none of them simplifies it.
 
         Raises:
             Unsupported: if it is not made of comparisons of sizes.
@@ -201,14 +201,14 @@ class SizeMap:
         return self.plain()._condition(value.node.expr, value.node.shape_env)
 
     def plain(self) -> SizeMap:
-        """Return what writes sizes in the trace's own symbols, by none of what is known of them."""
+        """Return a ``SizeMap`` that writes sizes in the trace's own symbols, and uses no facts."""
         plain = SizeMap()
         plain._normal, plain._unseen = False, self._unseen
         plain.used, plain.minima, plain._asked = self.used, self.minima, self._asked
         return plain
 
     def asked(self, env: Any) -> Iterator[Condition]:
-        """Yield the conditions on sizes by which the trace has gone its way.
+        """Yield the guards of the trace as conditions on sizes.
 
         Raises:
             Unsupported: as of ``condition``.
@@ -272,10 +272,10 @@ class SizeMap:
         return divisor.args[1] if exact else None
 
     def least(self, a: Index, b: Index) -> Index:
-        """Return the least of two sizes: one of them, where that is proven.
+        """Return the minimum of two sizes: one of them, where that is proven.
 
-        Else it is in terms of a size of its own, which has to be computed first: one of ``minima``.
-        That is of sums without a negative term, so that equal ones are equal in form:
+        Else an expression of a new size, one of ``minima``, which has to be computed first. Its
+        arguments are sums without negative terms, so that equal minima are equal in form:
         ``min(0, s - 1)`` is ``min(1, s) - 1``.
         """
         difference = a - b
@@ -293,24 +293,24 @@ class SizeMap:
         return b - missing + index(made)
 
     def greatest(self, a: Index, b: Index) -> Index:
-        """Return the greatest of two sizes, by the least of them."""
+        """Return the maximum of two sizes, by way of their minimum."""
         return a + b - self.least(a, b)
 
     def symbol(self, value: torch.SymInt) -> Size | None:
-        """Return the size that an integer is if it is a symbol by itself, else None."""
+        """Return the ``Size`` of an integer that is a single symbol, else None."""
         node = value.node
         plain = isinstance(getattr(node, "expr", None), sympy.Symbol)
         return self._size(node.expr, node.shape_env) if plain else None
 
     def is_ragged(self, value: torch.SymInt) -> bool:
-        """Return True if an integer is an extent of a nested tensor, which is no number."""
+        """Return True if an integer is a ragged extent of a nested tensor, which has no value."""
         expr = getattr(value.node, "expr", None)
         if not isinstance(expr, sympy.Symbol):
             return expr is None
         return self._facts_of(value.node.shape_env).is_ragged(expr)
 
     def needed(self) -> set[str]:
-        """Return the names of the sizes that lines have, but for what was written as others."""
+        """Return the names of the sizes in use, without those that are written as other sizes."""
         return set(self.used) - (self._equal - self._asked)
 
     def _size(self, symbol: Any, env: Any) -> Size:
@@ -326,13 +326,13 @@ class SizeMap:
         return size
 
     def were_seen(self, value: Index) -> bool:
-        """Return True if the trace knows a value, and guards the sign, of all sizes in an index."""
+        """Return True if all sizes in an index have a traced value, so that signs are guarded."""
         return self._unseen.isdisjoint(sizes_in((value,)))
 
     def _symbol(self, symbol: Any, env: Any) -> Index:
-        """Return a symbol in its normal form: what it equals, or a product with its divisor."""
+        """Return a symbol's normal form: an equal expression, or its divisor times a quotient."""
         size = self._size(symbol, env)
-        self._converted[symbol, False] = index(size)  # while what divides it is converted
+        self._converted[symbol, False] = index(size)  # used while its divisor is converted
         facts = self._facts_of(env)
         if not self._normal:
             self._asked.add(size.name)
@@ -365,7 +365,7 @@ def _ceil_div(args: list[Index]) -> Index:
 
 
 def _positive_part(value: Index) -> Index:
-    """Return the sum of the terms that are added."""
+    """Return the sum of the terms with positive coefficients."""
     added = (product((c, *monomial)) for monomial, c in value.terms if c > 0)
     return sum(added, index(max(value.const, 0)))
 
@@ -378,7 +378,7 @@ def _new_minimum(number: int, args: tuple[Index, ...]) -> Minimum:
 
 
 _SIGNS = frozenset(("==", "!=", "<", "<=", ">", ">="))
-"""The comparisons that Python and sympy spell alike."""
+"""The comparisons that Python and sympy spell the same."""
 
 _REAL_RULES = {
     "Add": "add",
@@ -410,4 +410,4 @@ _UNBOUNDED_RULES: dict[str, Callable[[list[Index]], Index]] = {
     "Mod": lambda args: index(Mod(*args)),
     "PythonMod": lambda args: index(Mod(*args)),
 }
-"""Those that do not ask what is known of the arguments."""
+"""The rules that do not simplify by known bounds of the arguments."""

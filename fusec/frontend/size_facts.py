@@ -1,6 +1,6 @@
-"""What a ShapeEnv has proven of its symbols: what divides them, their bounds, values seen.
+"""Facts that a ShapeEnv has proven about its symbols: divisors, bounds, traced values.
 
-Guards of the trace, which Dynamo checks before a call, say ``s0 % 4 == 0`` or
+They come from the trace's guards, which Dynamo checks before a call, such as ``s0 % 4 == 0`` or
 ``s0 == s1*(s0//s1)``. Nothing here evaluates a condition, which would add a guard.
 
 Assumes: torch's expressions are sympy's, over the integer symbols of one ShapeEnv.
@@ -18,11 +18,11 @@ from fusec.errors import Unsupported
 from fusec.torch_interior import FloorDiv, SingletonInt
 
 UNSEEN = 1024
-"""The hint of a size of which no value was seen while tracing (``mark_unbacked``)."""
+"""The hint of a size that has no traced value (``mark_unbacked``)."""
 
 
 class SizeFacts:
-    """The facts of one ShapeEnv, as they are when this is made."""
+    """The facts of one ShapeEnv, as of the time of construction."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -40,20 +40,19 @@ class SizeFacts:
         self._fixed = [(a, b) for a, b in self._equal if a.is_Integer or b.is_Integer]
 
     def value(self, symbol: sympy.Symbol, given: Collection[str] = ()) -> sympy.Expr | None:
-        """Return an expression of other symbols that a symbol equals, None if none is known.
+        """Return an expression of other symbols that equals a symbol, None if none is known.
 
-        ShapeEnv replaces symbols itself, but by no expression that divides, nor those of data.
+        ShapeEnv itself replaces no symbols of data, nor any by an expression that divides.
 
         Args:
-            given: names of symbols of which values are known before this one's; those that the
-                trace saw always are.
+            given: names of symbols whose values are known earlier; traced values always are.
         """
         found = [b if a == symbol else a for a, b in self._equal if symbol in (a, b)]
         known = (e for e in found if symbol not in e.free_symbols and _only_divides(e))
         return min((e for e in known if self._are_given(e, given)), key=str, default=None)
 
     def bounds(self, symbol: sympy.Symbol, given: Collection[str]) -> list[sympy.Expr]:
-        """Return expressions of given symbols that a symbol of data is never above."""
+        """Return upper bounds of a data-dependent symbol, as expressions of given symbols."""
         found: list[sympy.Expr] = []
         for relation in self._asserted:
             if isinstance(relation, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
@@ -67,9 +66,9 @@ class SizeFacts:
         return all(s.name in given or self.was_seen(s) for s in expr.free_symbols)
 
     def divisor(self, symbol: sympy.Symbol) -> sympy.Expr | None:
-        """Return what divides a symbol without remainder, the most that is known; None if nothing.
+        """Return a known exact divisor of a symbol, None if there is none.
 
-        That is the common multiple of numbers, or an expression of other symbols.
+        An expression of other symbols if one is known, else the common multiple of the numbers.
         """
         known = [b for a, b in self._pairs if a == symbol and symbol not in b.free_symbols]
         symbolic = sorted((b for b in known if b.free_symbols), key=str)
@@ -83,17 +82,17 @@ class SizeFacts:
         return (dividend, divisor) in self._pairs
 
     def chosen(self, expr: sympy.Expr) -> sympy.Expr | None:
-        """Return which of its arguments a least or greatest one always is, None if not known.
+        """Return the argument that a ``Min`` or ``Max`` always equals, None if not known.
 
-        Rows ``table[:s]`` of a table of 12 are ``Min(12, s)``, which is s where they are added to
-        s others.
+        Rows ``table[:s]`` of a table of 12 are ``Min(12, s)``, which is s where they are added to s
+        others.
         """
         return self._chosen.get(expr)
 
     def number(self, expr: sympy.Expr) -> int | None:
-        """Return the number that an expression of sizes always is, None if none is known.
+        """Return the number that an expression of sizes always equals, None if none is known.
 
-        ``s - (s + 1)//2`` may be guarded to be 1, and is broadcast then.
+        ``s - (s + 1)//2`` may be guarded to be 1, where an axis of that extent is broadcast.
         """
         for a, b in self._fixed:
             if expr.free_symbols != (a - b).free_symbols:
@@ -105,7 +104,7 @@ class SizeFacts:
         return None
 
     def fixed(self, symbols: set[sympy.Symbol]) -> list[tuple[sympy.Expr, ...]]:
-        """Return the pairs of an expression of some symbols and the number that it equals."""
+        """Return the known equations of an expression and a number, over these symbols alone."""
         return [pair for pair in self._fixed if (pair[0] - pair[1]).free_symbols <= symbols]
 
     def least(self, symbol: sympy.Symbol) -> int | None:
@@ -119,18 +118,18 @@ class SizeFacts:
         return None if bounds is None else _finite(bounds.upper)
 
     def was_seen(self, symbol: sympy.Symbol) -> bool:
-        """Return True if the trace knows a value of a symbol, for which its guards hold."""
+        """Return True if a symbol has a traced value, for which the trace's guards hold."""
         return self._seen(symbol) is not None
 
     def is_ragged(self, symbol: sympy.Symbol) -> bool:
-        """Return True for an extent of a nested tensor: a name for several lengths, no number."""
+        """Return True for a ragged extent of a nested tensor: it stands for several lengths."""
         return isinstance(self._seen(symbol), SingletonInt)
 
     def hint(self, symbol: sympy.Symbol) -> int:
-        """Return the value that the trace saw, or a guess within the bounds where it saw none.
+        """Return a symbol's traced value, or ``UNSEEN`` within its bounds where it has none.
 
         Raises:
-            Unsupported: if it has none, as it is ragged.
+            Unsupported: for a ragged extent, which has no value.
         """
         if self.is_ragged(symbol):
             raise Unsupported("a size of a nested tensor")
@@ -144,7 +143,7 @@ class SizeFacts:
 
 
 def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
-    """Return what code that is made for some symbols depends on, as a text that compares."""
+    """Return the facts that code for some symbols depends on, as text for a key."""
     facts = SizeFacts(env)
     known = (facts.least, facts.most, facts.divisor)
     ordered = sorted(symbols, key=str)
@@ -156,7 +155,7 @@ def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
 
 
 def _finite(bound: sympy.Expr) -> int | None:
-    """Return a bound as a number; one beyond 2**40 bounds nothing."""
+    """Return a bound as an int, None if it is infinite or beyond 2**40."""
     number = int(bound) if isinstance(bound, int | sympy.Integer) else None
     return number if number is not None and abs(number) < 1 << 40 else None
 
@@ -170,7 +169,7 @@ def _is_relation(known: Any) -> bool:
 
 
 def _asserted_of(env: Any) -> Mapping[Any, Any]:
-    """Return what calls assert of sizes that depend on data, by the last symbol of each."""
+    """Return the deferred assertions on data-dependent sizes, by the last symbol of each."""
     known: Mapping[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
     return known
 
@@ -178,7 +177,7 @@ def _asserted_of(env: Any) -> Mapping[Any, Any]:
 def _choices(
     equal: Sequence[tuple[sympy.Expr, ...]],
 ) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-    """Yield the least and greatest ones that are known to be one of their arguments, and which."""
+    """Yield each ``Min`` or ``Max`` that is known to equal one of its arguments, and that one."""
     for left, right in equal:
         for one, other in ((left, right), (right, left)):
             if type(one).__name__ in ("Min", "Max") and other in one.args:
@@ -188,7 +187,7 @@ def _choices(
 def _exact_divisions(
     env: Any, equal: Sequence[tuple[sympy.Expr, ...]]
 ) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-    """Yield dividend and divisor of each division that leaves no remainder."""
+    """Yield dividend and divisor of each division that is known to leave no remainder."""
     quotients: dict[sympy.Expr, sympy.Expr] = {}
     for left, right in equal:
         if isinstance(left, FloorDiv) and right.is_Integer:
@@ -206,7 +205,7 @@ def _exact_divisions(
 
 
 def _exact_in(difference: sympy.Expr) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-    """Yield (a, b) for each ``k*(a - b*(a//b))`` that a difference, which is 0, amounts to."""
+    """Yield (a, b) for each ``k*(a - b*(a//b))`` that a difference, known to be 0, equals."""
     for division in difference.atoms(FloorDiv):
         quotient = sympy.Dummy()
         expanded = sympy.expand(difference.xreplace({division: quotient}))

@@ -1,7 +1,7 @@
-"""A tensor during capture: a scalar expression over the tensor's own axes, read at other indices.
+"""A tensor during capture: a scalar expression over the tensor's own axes.
 
-Views never emit anything: they wrap the expression they read in other indices. A tensor in memory
-is the special case of one unguarded ``Load``.
+Views emit nothing: they substitute other indices for the axes. A tensor in memory is the special
+case of one unguarded ``Load``.
 
 Worked example: with x a buffer of shape [B, T, C], ``x.view(B*T, C)`` is the value with the axes
 (i0, i1) and the expression ``x[i0//T, i0%T, i1]``; read at (m, 0) it is ``x[m//T, m%T, 0]``.
@@ -26,7 +26,7 @@ class Value:
     """``expr`` over ``axes``, one axis for each extent of ``shape``; of type ``dtype`` when stored.
 
     Attributes:
-        reshape_of: the tensor this is a row-major reshape of, so that reshapes do not pile up.
+        reshape_of: the tensor this is a row-major reshape of, so that reshapes are composed.
     """
 
     shape: tuple[Index, ...]
@@ -93,7 +93,7 @@ def broadcast(indices: tuple[Index, ...], shape: tuple[Index, ...]) -> tuple[Ind
     """Return the indices at which a tensor of ``shape`` is read when it is broadcast.
 
     Raises:
-        Unsupported: for sizes that nobody can compare before the call.
+        Unsupported: for sizes whose equality is only known at run time.
     """
     aligned = indices[len(indices) - len(shape) :]
     for i, extent in zip(aligned, shape, strict=True):

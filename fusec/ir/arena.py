@@ -1,16 +1,16 @@
-"""Static memory of a schedule: one block of bytes in which each buffer has its place.
+"""Static memory of a schedule: one block of bytes with an offset for each buffer.
 
-A plan of memory (``ir/memory.py``) says when a buffer lives and which lies over which; where there
-is no allocator, an arena says also where. Some buffers lie in it not at all, but where the caller
-wants a result.
+A memory plan (``ir/memory.py``) gives the lifetime of a buffer and the buffer whose memory it
+reuses; where there is no allocator, an arena also gives the offset. Buffers that are computed in
+the caller's result tensors are not in the arena.
 
 Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c``, each of 100 bytes, c returned::
 
     a at 0    b at 128    c: result 0
 
-Where sizes are symbols, offsets are those at their hints, and what stays for all other sizes is the
-order: b begins behind the end of a, wherever that is. So an arena says which buffers each one has
-below it; of any two that live at once, one is below the other.
+Where sizes are symbolic, offsets are those at their hints, and only the order holds for all other
+sizes: b begins after the end of a, wherever that is. So an arena lists the buffers below each
+buffer; of any two that are live at once, one is below the other.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Where each buffer that a schedule makes lies.
+    """The offset, or the result tensor, of each buffer that a schedule allocates.
 
     Attributes:
-        offsets: in the arena, in bytes, at the hints of sizes.
-        below: of each buffer in it, those behind whose ends it begins. What is below them is below
-            it, too, and need not be said.
-        results: buffer -> the result in whose memory it lies.
-        bytes: of the arena.
+        offsets: buffer -> its offset in the arena, in bytes, at the hints of sizes.
+        below: buffer -> buffers after whose ends it begins. The relation is transitive, so that
+            buffers below these may be left out.
+        results: buffer -> the index of the result tensor in whose memory it is.
+        bytes: the size of the arena.
     """
 
     offsets: Mapping[Buffer, int]
@@ -45,12 +45,12 @@ class Arena:
 
 
 def upwards(arena: Arena) -> list[Buffer]:
-    """Return the buffers of an arena, each behind those that are below it."""
+    """Return the buffers of an arena by offset, so that each follows the buffers below it."""
     return sorted(arena.offsets, key=lambda b: (arena.offsets[b], bytes_of(b)))
 
 
 def verify_arena(memory: Memory, arena: Arena) -> None:
-    """Check that no two buffers that are in memory at once share a byte, whatever sizes are.
+    """Check that no two buffers that are live at once share a byte, for all values of sizes.
 
     Raises:
         InvalidIR: naming the step and the buffers.
@@ -84,7 +84,7 @@ def _check_apart(present: tuple[Buffer, ...], arena: Arena, line: str) -> None:
 
 
 def _all_below(arena: Arena) -> dict[Buffer, frozenset[Buffer]]:
-    """Return what lies below each buffer, directly or not."""
+    """Return the buffers below each buffer: the transitive closure of ``arena.below``."""
     found: dict[Buffer, frozenset[Buffer]] = {}
     for buffer in upwards(arena):
         under = arena.below[buffer]

@@ -1,4 +1,4 @@
-"""What a call of an eager kernel is given: views, sizes, conditions, objects, numbers."""
+"""Arguments of calls of eager kernels: views, sizes, conditions, objects, numbers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its buffer, in the buffer's own layout."""
+        """Whether the view covers its whole buffer, with the buffer's own strides."""
         same = self.shape == self.buffer.shape and self.strides == self.buffer.strides
         return same and self.offset is index(0)
 
     @property
     def is_buffer(self) -> bool:
-        """Whether it is all of its buffer, but for strides along axes of one element."""
+        """Whether the view is its whole buffer, ignoring strides of axes of extent 1."""
         return (
             self.shape == self.buffer.shape
             and self.offset is index(0)
@@ -40,7 +40,7 @@ class View:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is a matrix whose rows, or columns, follow each other in memory."""
+        """Whether it is contiguous in row-major or column-major order, ignoring extents of 1."""
         pairs = zip(self.shape, self.strides, strict=True)
         walked = [(extent, step) for extent, step in pairs if extent is not index(1)]
         extents, steps = (tuple(pair[k] for pair in walked) for k in (0, 1))
@@ -54,19 +54,19 @@ class View:
 
 
 def whole_view(buffer: Buffer) -> View:
-    """Return all of a buffer, in its own layout."""
+    """Return the view of a whole buffer, with the buffer's own strides."""
     return View(buffer, buffer.shape, buffer.strides, index(0))
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTensor:
-    """A result that is a tensor object of its own over memory that other results look at, too.
+    """A graph output that is a separate tensor object over memory shared with other outputs.
 
-    Equal results are one object. A plain ``View`` that is all of its buffer is the buffer's tensor.
+    Equal outputs are one tensor object. A plain ``View`` of a whole buffer is the buffer's tensor.
 
     Attributes:
-        detached: to autograd it is no view of the buffer's tensor; writes to it count for both.
-        number: tells it apart from others over the same window.
+        detached: autograd sees no view of the buffer's tensor; both have one version counter.
+        number: distinguishes outputs over the same window.
     """
 
     view: View
@@ -92,7 +92,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Junction:
-    """Conditions of which all hold, or at least one does; ``sign`` is ``and`` or ``or``."""
+    """A conjunction or disjunction of conditions; ``sign`` is ``and`` or ``or``."""
 
     sign: str
     parts: tuple[Condition, ...]
@@ -103,7 +103,7 @@ Condition: TypeAlias = "Comparison | Junction | bool"
 
 @dataclass(frozen=True, slots=True)
 class NodeConstant:
-    """An argument that only the FX graph can give: position ``path`` among the node's arguments."""
+    """An argument that only the FX graph holds, at ``path`` in the arguments of ``node``."""
 
     node: str
     path: tuple[str | int, ...]
@@ -111,7 +111,7 @@ class NodeConstant:
 
 @dataclass(frozen=True, slots=True)
 class InputObject:
-    """An input that is neither tensor nor size, a process group say: passed on as it is."""
+    """An input that is neither tensor nor size, such as a process group; passed on unchanged."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What indices are made of: axes, symbolic sizes, divisions, and values read from memory.
+"""The atoms of indices: axes, symbolic sizes, divisions, and values read from memory.
 
 Axes compare by identity; the others are interned. ``index.py`` makes sums of their products, and
 owns the grammar.
@@ -31,7 +31,7 @@ class Axis:
         self.extent = extent
         self.limit = limit
         self.serial = next(_serial)
-        self.as_index: Index | None = None  # made and kept by `index`
+        self.as_index: Index | None = None  # cached by `index`
         self.axes: frozenset[Axis] = frozenset((self,))
 
     def __repr__(self) -> str:
@@ -43,9 +43,9 @@ class Size(Node):
 
     Attributes:
         hint: the value seen while tracing.
-        least: no value is less; None where any may be, as of an integer argument.
-        most: no value is more; None where that is not known.
-        bounds: sums of other sizes that it is never above.
+        least: the lower bound; None where there is none, as for an integer argument.
+        most: the upper bound; None where it is not known.
+        bounds: sums of other sizes that are upper bounds.
     """
 
     __slots__ = ("bounds", "hint", "least", "most", "name")
@@ -81,14 +81,14 @@ class Size(Node):
 
 
 def size_class(hint: int) -> int:
-    """Return the least power of two that holds a size: sizes of one class share what was timed."""
+    """Return the least power of two >= ``hint``: sizes of one class share verdicts of races."""
     return 1 << max(hint - 1, 0).bit_length()
 
 
 class Minimum(Size):
-    """The least of two sums of sizes, computed once, before what has it as a size.
+    """The minimum of two sums of sizes, computed once, before its first use.
 
-    There is no maximum: that of a and b is ``a + b`` without their minimum.
+    There is no maximum: that of a and b is ``a + b`` minus their minimum.
     """
 
     __slots__ = ("args",)
@@ -106,7 +106,7 @@ class Minimum(Size):
 
 
 class _Division(Node):
-    """A quotient or remainder; ``depth`` of them are one inside the other."""
+    """A quotient or remainder; ``depth`` counts it and the divisions nested in its dividend."""
 
     __slots__ = ("axes", "depth", "dividend", "divisor", "serial")
     axes: frozenset[Axis]
@@ -130,10 +130,10 @@ class FloorDiv(_Division):
 
 
 class Quotient(FloorDiv):
-    """A size that is known to be divided without remainder, one of the atoms of a normal form.
+    """The exact quotient of a size and a known divisor, an atom of the normal form of sizes.
 
-    Where n divides a size s, s is written ``n * Quotient(s, n)`` wherever it stands (``Sizes`` of
-    the frontend does so), so that equal sizes are equal sums.
+    Where n divides a size s, the frontend's ``SizeMap`` writes ``n * Quotient(s, n)`` for s
+    everywhere, so that equal sizes are equal sums.
     """
 
     __slots__ = ()
@@ -170,18 +170,18 @@ IntoIndex: TypeAlias = Union["Index", Axis, Size, FloorDiv, Mod, Runtime, int]
 
 @functools.lru_cache(maxsize=1 << 14)
 def atom_order(atom: Atom) -> tuple[str, str]:
-    """Return what the factors of a product are sorted by."""
+    """Return the key by which the factors of a product are sorted."""
     return (type(atom).__name__, str(atom.serial).zfill(12))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def monomial_order(monomial: Monomial) -> tuple[tuple[str, str], ...]:
-    """Return what the terms of a sum are sorted by."""
+    """Return the key by which the terms of a sum are sorted."""
     return tuple(map(atom_order, monomial))
 
 
 def divided(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    """Return the product over another one, None if it is no multiple."""
+    """Return the quotient of two products, or None if ``monomial`` is no multiple."""
     left = list(monomial)
     for atom in divisor:
         if atom not in left:

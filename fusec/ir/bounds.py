@@ -1,11 +1,11 @@
-"""Sizes that others bound, where ``low >= 0`` is proven: ``s <= t``, the least of two sums.
+"""Proofs of ``low >= 0`` by relations between sizes: ``s <= t``, the minimum of two sums.
 
-Where a size is taken away, what it is at most may stand for it. Elsewhere the least of two sums is
-one of them, so that what holds for each holds for it.
+Where a size is subtracted, an upper bound may be substituted for it. Elsewhere a minimum of two
+sums is one of the two, so that it suffices to prove the claim for each.
 
-Worked example: ``x[1:]`` has ``n - m`` rows and begins at row m, the least of 1 and n. Row i of it
-is in x because ``n - 1 - m - (n - m - 1)`` is 0; and m is in ``[0, 1]`` because 1 and n both are at
-least 0, and it is at most 1.
+Worked example: ``x[1:]`` has ``n - m`` rows and begins at row m, the minimum of 1 and n. Row i of
+it is in x because ``n - 1 - m - (n - m - 1)`` is 0; and m is in ``[0, 1]`` because 1 and n both are
+at least 0, and it is at most 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def holds_by_bounds(low: Index, prove: Callable[[Index], bool]) -> bool:
-    """Prove ``low >= 0`` with others in the place of a size; False where no size has others."""
+    """Return True if substituting the bounds of a size, if one has any, proves ``low >= 0``."""
     for size in dict.fromkeys(a for m, _ in low.terms for a in m if isinstance(a, Size)):
         if size.bounds and _is_taken_away(low, size):
             if any(prove(_replaced(low, size, by)) for by in size.bounds):
@@ -41,7 +41,7 @@ def _is_product_of_extents(atoms: Iterable[Atom]) -> bool:
 
 
 def _replaced(value: Index, size: Size, by: Index) -> Index:
-    """Return a sum with another value for a size, but for what stands inside of divisions."""
+    """Return a sum with ``by`` substituted for a size, except inside divisions."""
     total = by * 0 + value.const
     for monomial, coefficient in value.terms:
         term = by * 0 + coefficient

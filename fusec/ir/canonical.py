@@ -1,10 +1,10 @@
-"""Equality up to names: two structures are alike if one canonical form is that of both.
+"""Equality up to names: two structures are equal up to names if their canonical forms are.
 
-``canonical`` numbers buffers, axes and sizes in the order in which a walk meets them, and says the
-rest with these numbers: tuples of numbers and texts, the same in every process. Names, the user's
-source lines and reasons are no part of it. What an axis runs over and what a buffer's elements are
-is said where it is first met; how a buffer lies in memory is not, for code may be the same where
-layouts differ: who needs it asks for the form of ``(x, layouts)``.
+``canonical`` numbers buffers, axes and sizes in the order in which a walk meets them, and describes
+the rest by these numbers: tuples of numbers and strings, the same in every process. Names, the
+user's source lines and reasons are no part of it. The extent of an axis and the element type of a
+buffer are recorded where it is first met; the layout of a buffer is not, because code may be the
+same where layouts differ: a caller that needs it passes ``(x, layouts)``.
 
 Worked example: ``y[i, j] = x[i, j] + b[j]`` and ``z[k, l] = y[k, l] + c[l]`` have one form, with
 the leaves ``(y, i, j, b, x)`` and ``(z, k, l, c, y)``.
@@ -32,17 +32,17 @@ NAMES = frozenset({
     "name", "node", "origin", "source", "notation", "reason", "labels", "covers", "defs",
     "decomposition",
 })  # fmt: skip
-"""Fields that say what something is called, where it comes from, or once more what it is."""
+"""Fields that are no part of a form: names, origins, and redundant descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A structure without its names, and what was named.
+    """A structure without its names, and the objects that had them.
 
     Attributes:
-        form: equal for structures that are alike.
-        leaves: what is known by name alone, in the order of the numbers: buffers, axes, sizes.
-        nodes: how many distinct values its expressions have.
+        form: equal for structures that are equal up to names.
+        leaves: the objects behind the numbers in ``form``, by number: buffers, axes, sizes.
+        nodes: the number of distinct nodes of its expressions.
     """
 
     form: tuple[object, ...]
@@ -50,15 +50,15 @@ class Canonical:
     nodes: int
 
     def of_kind(self, kind: type[_Leaf]) -> tuple[_Leaf, ...]:
-        """Return the buffers, axes or sizes alone."""
+        """Return the leaves of one kind: buffers, axes or sizes."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, kind))
 
 
 def common(parts: Sequence[Canonical]) -> tuple[object, ...]:
-    """Return which leaves some structures have in common, and the order of their axes' serials.
+    """Return which leaves the structures share, and the order of their axes' serials.
 
-    Groups of structures with equal forms are alike if this is equal, too: terms of an index are
-    sorted by serials.
+    Groups of structures with equal forms are equal up to names if this is equal, too: terms of an
+    index are sorted by serials.
     """
     leaves = [leaf for part in parts for leaf in part.leaves]
     numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(leaves))}
@@ -71,7 +71,7 @@ def canonical(*things: Any) -> Canonical:
     """Return the form of structures of the IR, or of tuples of them, with one numbering for all.
 
     Raises:
-        InternalError: for what is no such structure.
+        InternalError: for an object of any other type.
     """
     walk = _Numbering()
     roots = tuple(map(walk.form, things))
@@ -80,7 +80,7 @@ def canonical(*things: Any) -> Canonical:
 
 
 class _Numbering:
-    """What was met so far: leaves and values by number, and what each of them is."""
+    """The state of a walk: numbers of leaves and values, and their descriptions."""
 
     def __init__(self) -> None:
         self.leaves: dict[Leaf, int] = {}
@@ -107,7 +107,7 @@ class _Numbering:
                 return self.value(thing)
 
     def leaf(self, thing: Leaf) -> int:
-        """Return the number of a leaf; note what it is where it is met first."""
+        """Return the number of a leaf; record its description when it is first met."""
         leaf = thing.base if isinstance(thing, Buffer) else thing
         number = self.leaves.get(leaf)
         if number is None:
@@ -128,12 +128,12 @@ class _Numbering:
                 return None
 
     def value(self, root: Expr) -> int:
-        """Return the number of an expression, which has a row for each distinct node of it."""
+        """Return the number of an expression, with a row for each of its distinct nodes."""
         if root in self.values:
             return self.values[root]
         new = [node for node in postorder((root,)) if node not in self.values]
         for node in new:
-            if isinstance(node, Reduce):  # their numbers depend on no order of an index's terms
+            if isinstance(node, Reduce):  # axes' numbers must not depend on an index's order
                 self.form(node.over)
         for node in new:
             if node not in self.values:
@@ -143,7 +143,7 @@ class _Numbering:
         return self.values[root]
 
     def row(self, node: Expr) -> tuple[object, ...]:
-        """Return what a value is; its parts have rows already."""
+        """Return the row of a node, whose children have rows already."""
         kind: Any = type(node)
         if isinstance(node, Var):
             lanes = sorted(node.axes, key=lambda axis: axis.serial)
@@ -155,7 +155,7 @@ class _Numbering:
         if not value.terms:
             return value.const
         terms = [(tuple(sorted(map(self.atom, atoms), key=repr)), c) for atoms, c in value.terms]
-        return (*sorted(terms, key=repr), value.const)  # in no order of serials
+        return (*sorted(terms, key=repr), value.const)  # not by serials
 
     def atom(self, atom: object) -> object:
         match atom:
@@ -172,5 +172,5 @@ class _Numbering:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass that are no names."""
+    """Return the fields of a dataclass that are part of a form."""
     return tuple(f.name for f in dataclasses.fields(kind) if f.name not in NAMES)

@@ -1,8 +1,8 @@
-"""What reductions do, as expressions: the rows of the table of monoids that lowering prints.
+"""Reductions as expressions: how lowering combines the states of any monoid.
 
-``combine`` joins two states of a reduction, as many values as it has bodies; ``folded`` is
-the result of the states of several lanes. Both are written in operations and in reductions of one
-value, so that programs, and printers, know no others.
+A state has one value for each body of the reduction. ``combine`` joins two states; ``folded`` is
+the result of the states of several lanes. Both consist of operations and of reductions of one
+value, so that programs and printers need no others.
 
 Worked example, ``argmax`` of (v, i) and (w, j)::
 
@@ -21,28 +21,28 @@ from fusec.ir.monoid import MIN, Monoid
 State: TypeAlias = tuple[Expr, ...]
 """Values that a reduction carries, one for each of its bodies."""
 Parts: TypeAlias = tuple[Reduce, ...]
-"""What a reduction finds in a part of its points, a state."""
+"""A state, as reductions over a part of the points."""
 
 
 def identities(node: Reduce) -> tuple[Const, ...]:
-    """Return the state of a reduction over nothing."""
+    """Return the state of a reduction over no points."""
     pairs = zip(node.monoid.parts, node.bodies, strict=True)
     return tuple(Const(part.identity(body.dtype), body.dtype) for part, body in pairs)
 
 
 def combine(monoid: Monoid, old: State, new: State) -> State:
-    """Return the state that two states become."""
+    """Return the combination of two states."""
     if len(old) == 1:
         return (Op(monoid.combine, (*old, *new)),)
     (value, place), (other, there) = old, new
-    least = Op("minimum", (place, there))  # of equal values; or one is NaN, whose index is less
+    least = Op("minimum", (place, there))  # for equal values, and for a NaN, whose index is less
     unless = Select(Op(monoid.combine, (value, other)), place, least)
     best = Op(monoid.parts[0].combine, (value, other))
     return best, Select(Op(monoid.combine, (other, value)), there, unless)
 
 
 def folded(monoid: Monoid, over: tuple[Axis, ...], state: State) -> Expr:
-    """Return the result of a state in each of some lanes."""
+    """Return the result of the states in the lanes of ``over``."""
     if len(state) == 1:
         return Reduce(monoid, over, *state)
     value, place = state
@@ -55,13 +55,13 @@ def folded(monoid: Monoid, over: tuple[Axis, ...], state: State) -> Expr:
 
 
 def rfactor(node: Reduce, into: Mapping[Axis, Index], inner: tuple[Axis, ...]) -> Parts:
-    """Return what a reduction finds in a part of its points: the state that parts combine.
+    """Return the partial reductions over ``inner``, a state for each part of the points.
 
     ``max(n: x[n])`` with n = p*R + i is ``max(i: x[p*R + i])``; the reduction of these over p is
     the whole. (Halide's word, for reductions over part of an axis.)
 
     Args:
-        into: reduced axis -> index over the part's number and ``inner``, and what else is renamed.
+        into: reduced axis -> index over the part's number and ``inner``; other axes to rename.
     """
     bodies = substitute_all(node.bodies, into)
     parts = node.monoid.parts

@@ -1,4 +1,4 @@
-"""Contractions: sums of products whose factors own different axes, as matrix products are.
+"""Contractions: sums of products whose factors own different axes, such as matrix products.
 
 Worked example: ``sum(k: f32(a[m, k]) * f32(b[k, n]))`` has the factors a, which owns m, and b,
 which owns n; with bf16 tensors both are bf16 operands of a ``Dot``.
@@ -43,8 +43,8 @@ def factors(node: Expr) -> Factors | None:
 def cut_factors(node: Expr) -> Factors | None:
     """Return the factors of a contraction whose axes were cut into tiles, or None.
 
-    A part of an axis that it sums over may be in one factor alone: of ``b[k//16, n]`` with k cut
-    into ``ko*16 + ki`` only ko is left.
+    A part of a summed axis may be in one factor alone: ``b[k//16, n]`` with k cut into
+    ``ko*16 + ki`` has only ko.
     """
     found = sides(node)
     if found is None or not found.left_axes or not found.right_axes:
@@ -66,7 +66,7 @@ def vector_factors(node: Expr) -> Factors | None:
 
 
 def sides(node: Expr) -> Factors | None:
-    """Return the two factors of a sum in f32 as they stand; None for anything else."""
+    """Return the two factors of a sum in f32, unchanged; None for anything else."""
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
         return None
     body, over = node.body, frozenset(node.over)
@@ -78,7 +78,7 @@ def sides(node: Expr) -> Factors | None:
 
 
 def _operand(factor: Expr) -> Expr:
-    """Return a factor as the 16-bit value that it is, if it is one; else itself, in f32."""
+    """Return the 16-bit value that a factor was converted from or rounded to, else the factor."""
     if isinstance(factor, Cast) and factor.arg.dtype in (F16, BF16):
         return factor.arg
     if isinstance(factor, Op) and factor.name in _ROUNDED:

@@ -1,4 +1,4 @@
-"""What a pass decided, and why: fields of the graph or the schedule that it decided about."""
+"""Decisions of passes and their reasons, kept in the graph or schedule that they are about."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One merge that was considered, or one way to run something.
+    """One merge, or one candidate, that was considered.
 
     Attributes:
-        a: buffers of a kernel, joined by ``+``; of a way, what runs.
-        b: those of the other kernel; of a way, where: "oneDNN", "channels-last", a kernel.
-        taken: merged or not; run so or not.
+        a: buffers of a kernel, joined by ``+``; for a candidate, the call or value.
+        b: buffers of the other kernel; or the candidate: "oneDNN", "channels-last", a kernel.
+        taken: whether it was merged; whether the candidate runs.
         reason: the rule that allowed or forbade it, or what was modelled or measured.
         saved_us: time saved; None where the merge was not legal, or nothing is known.
-        against: the way that ``b`` is chosen against: "ATen"; "" for a merge.
+        against: the candidate that ``b`` is compared with: "ATen"; "" for a merge.
     """
 
     a: str
@@ -27,5 +27,5 @@ class Decision:
 
     @property
     def is_merge(self) -> bool:
-        """Whether it is about two kernels."""
+        """Whether it is about merging two kernels."""
         return not self.against

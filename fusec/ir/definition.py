@@ -1,8 +1,8 @@
-"""One line of index notation, ``buffer[axes] = expr``, and where in the user's program it is from.
+"""One line of index notation, ``buffer[axes] = expr``, and its origin in the user's program.
 
-A line says itself what it reads, what it makes and which symbolic sizes it needs; ``extern.py`` and
-``graph.py`` say the same of calls and of kernels, so that whoever orders lines or steps, or finds
-who reads a buffer, asks all of them alike.
+A line has the properties ``reads``, ``writes`` and ``sizes``: the buffers that it loads and
+defines, and the symbolic sizes that it needs. Calls (``extern.py``) and kernels (``graph.py``) have
+them too, so that passes order lines or steps, and find consumers of a buffer, in one way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Origin:
 
     Attributes:
         ops: the ATen operations that the program calls, in order, such as ``("add.Tensor",
-            "native_layer_norm.default")``: before they are taken apart.
+            "native_layer_norm.default")``, before their decomposition.
         source: the user's lines, such as ``("model.py:41 in forward: x = x + r",)``.
     """
 
@@ -44,7 +44,7 @@ class Def:
     """``buffer[axes] = expr``: one line of index notation.
 
     Attributes:
-        covers: buffers whose definitions were substituted into ``expr``, to be computed here.
+        covers: buffers whose definitions were inlined into ``expr``, to be computed here.
     """
 
     buffer: Buffer
@@ -57,7 +57,7 @@ class Def:
     defines_sizes: ClassVar[tuple[Size, ...]] = ()
 
     def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Def:
-        """Return the line with its expression rewritten; itself if that stays as it is."""
+        """Return the line with its expression rewritten; the same object if that is unchanged."""
         (expr,) = rule((self.expr,))
         return self if expr is self.expr else replace(self, expr=expr)
 
@@ -68,29 +68,29 @@ class Def:
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
-        """The buffer that it makes."""
+        """The buffer that it defines."""
         return (self.buffer,)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The symbolic sizes that it needs, by name."""
+        """The symbolic sizes that it needs, sorted by name."""
         found = sizes_in_exprs((self.expr,)) | sizes_in(axis.extent for axis in self.axes)
         return by_name(found | sizes_in(self.buffer.strides))
 
 
 @functools.lru_cache(maxsize=1 << 13)
 def loaded(roots: tuple[Expr, ...]) -> tuple[Buffer, ...]:
-    """Return the distinct buffers that expressions load, in order; remembered."""
+    """Return the distinct buffers that expressions load, in order; memoised."""
     return tuple(dict.fromkeys(load.buffer.base for load in loads(roots)))
 
 
 def by_name(sizes: Iterable[Size]) -> tuple[Size, ...]:
-    """Return sizes in the order in which they are arguments of a kernel."""
+    """Return the sizes sorted by name, as a kernel takes them."""
     return tuple(sorted(sizes, key=lambda size: size.name))
 
 
 def sizes_in(values: Iterable[Index]) -> set[Size]:
-    """Return the symbolic sizes that indices mention, the extents of their axes included."""
+    """Return the symbolic sizes in indices, including those in extents of their axes."""
     found: set[Size] = set()
     for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
         match atom:
@@ -106,7 +106,7 @@ def sizes_in(values: Iterable[Index]) -> set[Size]:
 
 
 def sizes_in_exprs(roots: Iterable[Expr]) -> set[Size]:
-    """Return the symbolic sizes that expressions mention, strides of what they load included."""
+    """Return the symbolic sizes in expressions, including those in strides of loaded buffers."""
     found: set[Size] = set()
     for node in postorder(roots):
         match node:

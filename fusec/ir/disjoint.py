@@ -1,10 +1,10 @@
-"""Do different points write different elements? The race check of stores.
+"""The race check of stores: prove that different points write different elements.
 
 A tuple of indices determines an axis if its coordinate can be computed from their values. Three
 steps, repeated until nothing new is found:
 
 * an index that is a mixed-radix number over unknown atoms, ``k1*a1 + k2*a2 + ...`` in which each
-  ``k`` is more than the greatest value of all that is below it, determines its digits: with
+  ``k`` exceeds the greatest value of the sum of all lower digits, determines its digits: with
   ``r < 13`` and ``13*p + r < 200``, which is r's limit, ``200*m + 13*p + r`` determines m, p and r;
 * an atom whose axes are all determined is determined;
 * ``x % n`` and ``x // n`` together determine ``x``, which is then one more index.
@@ -55,10 +55,10 @@ def has_distinct_elements(buffer: Buffer) -> bool:
 
 
 def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
-    """Return True if provably no point of one tuple of indices is one of the other's.
+    """Return True if two tuples of indices provably never address the same element.
 
-    Along some position all of one tuple's values are below all of the other's, or the two are
-    numbers of mixed radix with another digit, such as ``64*i + j`` and ``64*i + j + 32``, j < 32.
+    In some position all values of one tuple are below all of the other's, or the two are
+    mixed-radix numbers that differ in a digit, such as ``64*i + j`` and ``64*i + j + 32``, j < 32.
     """
     axes = {axis for value in other for axis in value.axes}
     renamed = {axis: index(Axis(axis.name, axis.extent, axis.limit)) for axis in axes}
@@ -69,13 +69,13 @@ def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
 
 
 UNKNOWN = 1 << 62
-"""More than any extent."""
+"""The last value of an axis whose extent is symbolic: more than any extent."""
 CHOICES = 3
-"""Values of a digit that are tried at most: two where the digits below it stay below its step."""
+"""Most values of a digit to try; there are two where lower digits sum to less than its step."""
 
 
 def _is_never_zero(value: Index) -> bool:
-    """Return True if multiples of axes provably never add up to 0."""
+    """Return True if a linear combination of axes and a constant is provably never 0."""
     digits: dict[int, tuple[int, int]] = {}
     for monomial, coefficient in value.terms:
         axis, *others = monomial
@@ -89,7 +89,7 @@ def _is_never_zero(value: Index) -> bool:
 
 
 def _may_reach(digits: list[tuple[int, tuple[int, int]]], wanted: int) -> bool:
-    """Return False if ``sum(step * digit)`` over (step, range of the digit) is never ``wanted``."""
+    """Return False if ``sum(step * digit)`` is never ``wanted``; ``digits`` are (step, range)."""
     if not digits:
         return wanted == 0
     *below, (step, (low, high)) = digits
@@ -120,7 +120,7 @@ def _digits(equation: Index, known: set[Atom]) -> set[Atom]:
             return set()
         step = product((coefficient, *(atom for atom in monomial if atom is not unknown[0])))
         steps[unknown[0]] = steps.get(unknown[0], index(0)) + step
-    span = below = index(0)  # the greatest value below by extents; the value, which has limits
+    span = below = index(0)  # of lower digits: the greatest sum by extents; the sum, with limits
     for atom, step in sorted(steps.items(), key=lambda item: abs(item[1].hint())):
         if step.hint() < 0:
             step = -step

@@ -1,4 +1,4 @@
-"""Element types: what is stored in memory, and what arithmetic is done in.
+"""Element types, as they are stored in memory and as arithmetic uses them.
 
 A value of a 16-bit float type is computed in f32 and rounded when it is stored; small integers are
 computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels do.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """What arithmetic an element type has."""
+    """The kind of arithmetic that an element type has."""
 
     BOOL = "bool"
     UNSIGNED = "unsigned"
     SIGNED = "signed"
     FLOAT = "float"
-    OPAQUE = "opaque"  # no arithmetic here: complex, quantised and the like flow between externs
+    OPAQUE = "opaque"  # no arithmetic here: complex, quantised etc., passed between externs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What conditions say of indices: comparisons as values that are at most zero.
+"""Bounds that conditions imply on indices, each as an index that is at most zero.
 
 Worked example: ``n <= m and not n + 40 <= m`` holds exactly where ``n - m <= 0`` and
 ``m - n - 39 <= 0``.
@@ -13,29 +13,29 @@ from fusec.ir.expr import Expr, Op, index_of
 from fusec.ir.index import Index
 
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
-"""Comparison -> the one that holds where it does not, of numbers that are not NaN."""
+"""Comparison -> its negation, for numbers that are not NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``value <= 0`` holds wherever a condition does."""
+    """The bound ``value <= 0``, which a condition implies."""
 
     value: Index
 
 
 def edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...]:
-    """Return edges without which a condition, or its opposite, does not hold."""
+    """Return bounds that hold wherever the value of a condition is ``holds``."""
     return tuple(edge for edge in _parts(condition, holds) if edge is not None)
 
 
 def all_edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...] | None:
-    """Return the edges within which a condition, or its opposite, holds, or None if unknown."""
+    """Return the bounds that are equivalent to a condition being ``holds``, or None if unknown."""
     parts = tuple(_parts(condition, holds))
     return None if None in parts else tuple(edge for edge in parts if edge is not None)
 
 
 def _parts(condition: Expr, holds: bool) -> Iterator[Edge | None]:
-    """Yield what must hold together; None for what is no comparison of indices."""
+    """Yield the bound of each conjunct of ``condition == holds``; None for one without a bound."""
     match condition:
         case Op(name="not", args=(opposite,)):
             yield from _parts(opposite, not holds)

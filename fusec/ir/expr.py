@@ -55,7 +55,7 @@ _RESULTS = {"bool": BOOL, "i32": I32}
 
 
 class Buffer:
-    """A tensor in memory: ``shape`` and ``strides`` (elements) are over sizes. By identity."""
+    """A tensor in memory, by identity; ``shape`` and ``strides`` (in elements) may be symbolic."""
 
     __slots__ = ("__weakref__", "_flat", "base", "dtype", "name", "shape", "strides")
 
@@ -75,12 +75,12 @@ class Buffer:
 
     @classmethod
     def row_major(cls, name: str, shape: tuple[Index, ...], dtype: DType) -> Buffer:
-        """Return a new tensor whose elements lie in memory in the order of their indices."""
+        """Return a new tensor with row-major strides."""
         return cls(name, shape, contiguous_strides(shape), dtype)
 
     @property
     def is_row_major(self) -> bool:
-        """Whether its elements lie in memory in the order of their indices."""
+        """Whether its strides are row-major."""
         return self.strides == contiguous_strides(self.shape)
 
     def flat(self) -> Buffer:
@@ -110,12 +110,12 @@ def _offset(strides: tuple[Index, ...], indices: tuple[Index, ...]) -> Index:
 
 
 class _Expr(Node):
-    """Fields every expression has.
+    """Base of all expressions.
 
     Attributes:
         axes: the free axes.
-        children: the direct sub-expressions, those inside of indices included.
-        named: the axes that the node itself reads or binds, beside those of its children.
+        children: the direct sub-expressions, including those inside indices.
+        named: the axes that the node itself mentions or binds, without those of its children.
     """
 
     __slots__ = ("axes", "children", "dtype", "named")
@@ -162,7 +162,7 @@ class Load(_Expr):
 
 
 class Const(_Expr):
-    """A number. Interned by its printed form, so that 0.0, -0.0 and NaN keep apart."""
+    """A number. Interned by its printed form, so that 0.0, -0.0 and NaN stay distinct."""
 
     __slots__ = ("value",)
 
@@ -227,7 +227,7 @@ class Cast(_Expr):
 
 
 class Select(_Expr):
-    """``then`` where ``condition``, else ``other``; a NaN in the value not chosen is no matter."""
+    """``then`` where ``condition``, else ``other``; a NaN in the other branch has no effect."""
 
     __slots__ = ("condition", "other", "then")
 
@@ -244,7 +244,7 @@ class Select(_Expr):
 
 
 class Reduce(_Expr):
-    """``monoid`` over ``over`` (bound axes) of ``bodies``, accumulated in their types.
+    """The reduction of ``bodies`` by ``monoid`` over bound axes ``over``, in the bodies' types.
 
     Attributes:
         bodies: one for each value that the monoid combines; the last one's type is the result's.
@@ -268,14 +268,14 @@ class Reduce(_Expr):
 
     @property
     def body(self) -> Expr:
-        """The body of a reduction of one value; others have no such attribute, for patterns."""
+        """The only body. With more it raises AttributeError, so that patterns do not match."""
         if len(self.bodies) != 1:
             raise AttributeError(f"{self.monoid} has {len(self.bodies)} bodies")
         return self.bodies[0]
 
 
 class Var(_Expr):
-    """A named value of a program; ``axes`` are its lanes. By identity of ``serial``."""
+    """A named value of a program, told apart by ``serial``; ``axes`` are its lanes."""
 
     __slots__ = ("name", "serial")
 
@@ -334,7 +334,7 @@ def _coerce(value: float | int | bool, dtype: DType) -> float | int | bool:
 
 
 def op(name: str, *args: Expr) -> Expr:
-    """Return the operation, with constants folded where that is exact."""
+    """Return the operation ``name`` of ``args``."""
     return Op(name, args)
 
 
@@ -350,7 +350,7 @@ def cast(arg: Expr, dtype: DType) -> Expr:
 
 
 def _folds(arg: Const, want: DType) -> bool:
-    """Return True if a constant may simply be written as one of another type."""
+    """Return True if a cast of a constant to ``want`` may be folded into the constant."""
     if arg.dtype not in (F64, I64, BOOL) or want not in (F32, F64, I64, I32):
         return False
     if want is I32 and not -(2**31) <= arg.value < 2**31:
@@ -359,7 +359,7 @@ def _folds(arg: Const, want: DType) -> bool:
 
 
 def in_range(value: IntoIndex, low: IntoIndex | None, high: IntoIndex | None) -> Expr | None:
-    """Return the guard ``low <= value < high`` without what is provable; None if all of it is."""
+    """Return the guard ``low <= value < high`` without provable parts; None if nothing is left."""
     value = index(value)
     guard: Expr | None = None
     if low is not None and not is_nonnegative(value - low):
@@ -393,11 +393,11 @@ def index_exprs(value: Index) -> Iterator[Expr]:
 
 
 children: Callable[[Expr], tuple[Expr, ...]] = operator.attrgetter("children")
-"""Return the direct sub-expressions of a node, those inside its indices included."""
+"""Return the direct sub-expressions of a node, including those inside its indices."""
 
 
 def postorder(roots: Iterable[Expr]) -> list[Expr]:
-    """Return every node below ``roots``, and these, once, children before parents."""
+    """Return the distinct nodes of the expressions ``roots``, children before parents."""
     given = tuple(roots)
     if len(given) != 1:
         return reach(given, children)
@@ -409,11 +409,11 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
 
 
 _below: weakref.WeakKeyDictionary[Expr, tuple[Expr, ...]] = weakref.WeakKeyDictionary()
-"""What a node is made of, while somebody uses it: asked so often that it is 7 % of the passes."""
+"""Node -> the nodes below it, while the node lives: these walks take 7 % of the passes' time."""
 
 
 def reach(roots: Iterable[_T], below: Callable[[_T], Iterable[_T]]) -> list[_T]:
-    """Return all that is reached from ``roots``, and these, once, what is below before it."""
+    """Return the distinct nodes that are reachable from ``roots``, and these, in post-order."""
     seen: set[_T] = set()
     order: list[_T] = []
     stack: list[Any] = [*roots][::-1]
@@ -432,7 +432,7 @@ def reach(roots: Iterable[_T], below: Callable[[_T], Iterable[_T]]) -> list[_T]:
 
 
 _BELOW_DONE = object()
-"""Follows a node on the stack of ``reach`` until all that is below it is in order."""
+"""Lies above a node on the stack of ``reach``: popped once all nodes below it are in order."""
 
 
 def loads(roots: Iterable[Expr]) -> list[Load]:
@@ -442,7 +442,7 @@ def loads(roots: Iterable[Expr]) -> list[Load]:
 
 @functools.lru_cache(maxsize=1 << 13)
 def reductions(root: Expr) -> tuple[Reduce, ...]:
-    """Return the distinct reductions in an expression, in post-order; it is asked often."""
+    """Return the distinct reductions in an expression, in post-order; memoised."""
     return tuple(node for node in postorder((root,)) if isinstance(node, Reduce))
 
 
@@ -477,7 +477,7 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
 
 
 def replace_bound(over: tuple[Axis, ...], indices: Mapping[Axis, Index] | None) -> tuple[Axis, ...]:
-    """Rename, split or merge bound axes: each is replaced by the axes of what it maps to."""
+    """Rename, split or merge bound axes: each becomes the axes of the index that it maps to."""
     if not indices:
         return over
     renamed: list[Axis] = []
@@ -500,10 +500,10 @@ def _check_capture(
 
 
 def read_index(value: Expr, extent: Index) -> Index:
-    """Return the index that a value is, below ``extent``; a position that surely is needs no check.
+    """Return a value as an index below ``extent``, without a gather where that is provable.
 
-    ``bias[h]`` of a position ``h`` is a load like others, of which vectors are made. A number that
-    is not surely in range is read like any other value: what it indexes may never be computed.
+    ``bias[h]`` of a position ``h`` is an ordinary load, which can be vectorised. A number that is
+    not provably in range becomes a gather, because the load at that index may never run.
     """
     known = index_of(value)
     if known is not None and is_in_range(known, extent):
@@ -512,12 +512,12 @@ def read_index(value: Expr, extent: Index) -> Index:
 
 
 def as_value(extent: Index) -> Expr:
-    """Return an index as a value: a number where it is one."""
+    """Return an index as an expression, a ``Const`` if it is constant."""
     return IndexValue(extent) if extent.terms else Const(extent.const, I64)
 
 
 def index_of(node: Expr) -> Index | None:
-    """Return the index that a value is: a position, or a number; None for anything else."""
+    """Return the index in an ``IndexValue`` or integer ``Const``; None for anything else."""
     if isinstance(node, IndexValue):
         return node.index
     if isinstance(node, Const) and node.dtype in (I32, I64):
@@ -531,8 +531,8 @@ def substitute(
     """Return ``value`` with axes replaced; division atoms are rebuilt and simplified.
 
     Args:
-        gather: gives what stands for an expression that is read; by default, that with its axes
-            replaced.
+        gather: maps the expression of a gather to its replacement; by default, the expression
+            with its axes replaced.
     """
     if gather is None and (not value.axes or mapping.keys().isdisjoint(value.axes)):
         return value
@@ -568,12 +568,12 @@ def _substitute_atom(
 
 
 def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
-    """Replace axes by indices; bound axes of reductions may be renamed, split or merged by it."""
+    """Replace axes by indices, which may rename, split or merge bound axes of reductions."""
     return substitute_all((root,), mapping)[0]
 
 
 def substitute_all(roots: tuple[Expr, ...], mapping: Mapping[Axis, Index]) -> tuple[Expr, ...]:
-    """``substitute_axes`` for several expressions at once, so that what they share stays shared."""
+    """``substitute_axes`` for several expressions at once, so that shared nodes stay shared."""
     if not mapping:
         return roots
     new: dict[Expr, Expr] = {}

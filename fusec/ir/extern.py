@@ -1,17 +1,17 @@
 """Lines and steps that are not index notation: calls of eager kernels, constants, size arithmetic.
 
-An ``Extern`` names the kernel that it calls. What passes may know of that beyond its arguments is
-its ``effect``, one of a closed set that the frontend fills in (``frontend/effects.py``)::
+An ``Extern`` names the kernel that it calls. Beyond its arguments, passes know its ``effect``, one
+of a closed set that the frontend chooses from (``frontend/effects.py``)::
 
-    effect ::= Unknown | Fresh | Pending      results: perhaps views; new memory; not there yet
+    effect ::= Unknown | Fresh | Pending      results: maybe views; new memory; asynchronous
              | Alias                          results are views of arguments; no kernel runs
              | Product                        args[0] @ args[1]
              | BiasedProduct                  args[0] + args[1] @ args[2]
              | Convolution                    a call that may apply more to its result
-             | Copy | Write                   args[0] is written: all of it, or a part
-             | WindowUpdate | Update          args[0] with a part replaced, as a new tensor
+             | CopyInto | WriteInto           args[0] is written: all of it, or a part
+             | WindowUpdate | Scatter         args[0] with a part replaced, as a new tensor
 
-No pass asks for the name of an operation.
+No rewrite depends on the name of an operation.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The results, what other ranks send, may be read once another call has waited for them."""
+    """The results are sent by other ranks: they may be read once another call has awaited them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """Another library's call of ``(a, w, bias or None, *rest)`` that returns ``a @ w.T + bias``.
 
-    It takes a bias whose elements are neighbours in memory, and sums of one term or more.
+    The bias must be contiguous, and the sums must have at least one term.
 
     Attributes:
-        library: as reports call it.
+        library: its name in reports.
         target: the call's printed name.
-        rest: its arguments behind the bias.
-        packed: what holds ``w`` in the library's own layout, which it takes in its place.
-        sized: it is packed for one number of rows; the call takes ``w``, too, and at last that.
+        rest: its arguments after the bias.
+        packed: the constant that holds ``w`` in the library's own layout, and is passed instead.
+        sized: packed for one number of rows; the call takes ``w``, too, and that number last.
     """
 
     library: str
@@ -78,7 +78,7 @@ class Linear:
     sized: bool = False
 
     def arguments(self, a: View, w: View, bias: Argument) -> tuple[Argument, ...]:
-        """Return what the call takes."""
+        """Return the arguments of the call."""
         if self.packed is None:
             return (a, w, bias, *self.rest)
         if self.sized:
@@ -94,7 +94,7 @@ class Product:
         biased: the call of ``(bias, a, b)`` that returns ``bias + a @ b``.
         added: the call of ``(total, a, b)`` that adds ``a @ b`` to ``total`` in place.
         linear: calls of other libraries that return the same.
-        panels: what holds ``args[1]`` as the call's meaning reads it, if that is another layout.
+        panels: the constant that holds ``args[1]`` in panels for the decomposition, if any.
     """
 
     biased: str
@@ -116,10 +116,10 @@ class BiasedProduct:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The result, in memory of its own, is a convolution of ``args[0]`` that may be followed.
+    """The result, in memory of its own, is a convolution of ``args[0]`` with possible epilogues.
 
     Attributes:
-        activations: by name, what stands in the place of the call's last arguments that applies it.
+        activations: by name, the last arguments of the call that make it apply the activation.
         added: the call of ``(x, other, ...)`` that adds a tensor like the result to it.
     """
 
@@ -134,9 +134,9 @@ class CopyInto:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a part lies in a whole: along ``axis``, from ``start`` on.
+    """A slice (the part) of a tensor (the whole) along ``axis``, from ``start`` on.
 
-    Without ``step`` it is one position, and the part has not that axis.
+    Without ``step`` it is one position, and the part lacks that axis.
     """
 
     axis: int
@@ -144,14 +144,14 @@ class Window:
     step: Index | None
 
     def indices(self, at: tuple[Index, ...]) -> tuple[Index, ...]:
-        """Return the whole's indices of the part's element at ``at``."""
+        """Return the indices in the whole of the part's element ``at``."""
         before, after = at[: self.axis], at[self.axis :]
         if self.step is None:
             return (*before, self.start, *after)
         return (*before, self.start + after[0] * self.step, *after[1:])
 
     def view(self, whole: Buffer, shape: tuple[Index, ...]) -> View:
-        """Return the part as a window into the whole."""
+        """Return the part as a view of the whole."""
         k, strides = self.axis, whole.strides
         along = () if self.step is None else (strides[k] * self.step,)
         kept = (*strides[:k], *along, *strides[k + 1 :])
@@ -160,10 +160,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowUpdate:
-    """The result is a copy of ``args[0]`` with ``args[1]`` in a window of it.
+    """The result is a copy of ``args[0]`` with a window of it replaced by ``args[1]``.
 
     Attributes:
-        copied: the call of ``(window, part)`` that writes the part where the window lies.
+        copied: the call of ``(window, part)`` that writes the part into the window.
     """
 
     window: Window
@@ -176,7 +176,7 @@ class Scatter:
 
     Attributes:
         in_place: the call that changes ``args[0]`` itself.
-        moved: how many elements of it that reads and writes.
+        moved: the number of elements that this call reads and writes.
     """
 
     in_place: str
@@ -209,11 +209,11 @@ Effect: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class BoundSize:
-    """A size that depends on data, where a call gives it.
+    """A data-dependent size that a call defines.
 
     Attributes:
-        result: which of the call's results.
-        axis: of that, which extent; None if the result is the number itself.
+        result: the index of the call's result that has it.
+        axis: the axis of that result whose extent it is; None if the result is the number itself.
     """
 
     size: Size
@@ -228,14 +228,14 @@ class Extern:
     Attributes:
         node: name of the FX node, which holds the callable.
         target: its printed name, such as ``aten.mm.default``.
-        outputs: buffers it makes, None for results that are not tensors.
-        effect: what passes may know of it.
-        impure: it writes its arguments or talks to other ranks; kept, in order.
+        outputs: buffers that it defines, None for results that are not tensors.
+        effect: what the call does to memory, and what passes may rewrite it to.
+        impure: it writes its arguments or communicates with other ranks; kept, in order.
         many: the call returns a sequence.
-        meaning: definitions that compute the same outputs, where index notation can say them: what
-            stands in the call's place where a kernel of fusec's own is the better choice.
-        gives: sizes that are known once it has run.
-        library: which one computes it, if that is not the one that the FX node names.
+        decomposition: definitions that compute the same outputs, where index notation can express
+            them; they replace the call where a kernel of fusec's own is the better choice.
+        gives: the sizes that it defines.
+        library: the library that computes it, if that is not the one that the FX node names.
     """
 
     node: str
@@ -254,7 +254,7 @@ class Extern:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """All arguments, those by name last."""
+        """All arguments, keyword arguments last."""
         return (*self.args, *(value for _, value in self.kwargs))
 
     @property
@@ -264,12 +264,12 @@ class Extern:
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        """The distinct buffers among the arguments, in order: also those that it writes."""
+        """The distinct buffers among the arguments, in order, including those that it writes."""
         return tuple(dict.fromkeys(view.buffer.base for view in self.views))
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
-        """The buffers that it makes."""
+        """The buffers that it defines."""
         return tuple(buffer for buffer in self.outputs if buffer is not None)
 
     @property
@@ -281,29 +281,29 @@ class Extern:
 
     @property
     def defines_sizes(self) -> tuple[Size, ...]:
-        """The sizes that it gives, or about which it asserts what others rely on."""
+        """The sizes that it defines, or about which it asserts conditions that others rely on."""
         conditions = [arg for arg in self.args if isinstance(arg, Comparison | Junction)]
         asserted = sizes_in(i for condition in conditions for i in argument_indices(condition))
         return by_name(asserted.union(bound.size for bound in self.gives))
 
     @property
     def is_launch(self) -> bool:
-        """Whether a kernel may run: not for a view, or a condition on sizes."""
+        """Whether it may launch a kernel: False for a view, or a condition on sizes."""
         return self.effect != Alias() and bool(self.views or self.writes)
 
     @property
     def result(self) -> Buffer | None:
-        """The tensor that it makes, if there is one alone."""
+        """The buffer of its only result, or None."""
         return self.outputs[0] if len(self.outputs) == 1 else None
 
     @property
     def title(self) -> str:
-        """The name of what it calls, as reports say it."""
+        """The name of the called operation in reports."""
         return self.target.removeprefix("aten.")
 
     @property
     def may_alias(self) -> bool:
-        """Whether results may share memory with arguments, or be written when it has returned."""
+        """Whether results may alias arguments, or may still be written after it has returned."""
         match self.effect:
             case Unknown() | Alias() | Pending():
                 return True
@@ -317,12 +317,12 @@ class Extern:
 
     @property
     def product(self) -> Product | None:
-        """What is known of it as a product of matrices; None if it is none."""
+        """The effect of a product of matrices; None for any other call."""
         return self.effect if isinstance(self.effect, Product) else None
 
     @property
     def others(self) -> Mapping[str, Extern]:
-        """Calls of other libraries that return the same, by the library's name."""
+        """The equivalent calls of other libraries, by the library's name."""
         match self.effect, self.args:
             case Product(linear=linear), (View() as a, View() as b):
                 bias: Argument = None
@@ -346,7 +346,7 @@ class Extern:
         }
 
     def packed_for(self, library: str) -> Constant | None:
-        """Return what holds the packed weight that its call in a library reads, if one does."""
+        """Return the packed weight that the equivalent call of ``library`` reads, or None."""
         match self.effect:
             case Product(linear=linear) | BiasedProduct(linear=linear):
                 return next((o.packed for o in linear if o.library == library), None)
@@ -355,14 +355,14 @@ class Extern:
 
     @property
     def written(self) -> View | None:
-        """The argument that it is known to write."""
+        """The argument that it is known to write, or None."""
         match self.effect, self.args:
             case ((CopyInto() | WriteInto()), (View() as target, *_)):
                 return target
         return None
 
     def reading(self, instead: Mapping[Buffer, Buffer]) -> Extern:
-        """Return the call with other buffers in the place of some of its arguments'."""
+        """Return the call with its arguments' buffers replaced as ``instead`` maps them."""
         if not any(view.buffer in instead for view in self.views):
             return self
         return self.map_views(lambda v: replace(v, buffer=instead.get(v.buffer, v.buffer)))
@@ -373,7 +373,7 @@ class Extern:
         return replace(self, args=tuple(map_views(a, rule) for a in self.args), kwargs=kwargs)
 
 
-# -- what is no call of a kernel -------------------------------------------------------------------
+# -- lines without a kernel call -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -405,7 +405,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizeMinimum:
-    """A size computed from others: the least of them. No kernel runs."""
+    """A size computed from others: their minimum. No kernel runs."""
 
     size: Minimum
 
@@ -423,9 +423,9 @@ class SizeMinimum:
 
     @property
     def defines_sizes(self) -> tuple[Size, ...]:
-        """The size that it gives."""
+        """The size that it defines."""
         return (self.size,)
 
 
 CallStep: TypeAlias = Extern | Constant | SizeMinimum
-"""What stands in a graph and in a schedule as it is: no pass takes it apart."""
+"""A line of a graph that becomes a step of the schedule as it is, without a kernel of fusec."""

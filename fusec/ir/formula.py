@@ -1,7 +1,7 @@
-"""Sizes as trees of texts and numbers: the one form in which what is written down has them.
+"""Sizes as trees of strings and integers: the form in which all files store them.
 
-``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``runtime/archive/sizes.py`` owns the grammar, for it
-reads such trees without the IR; the functions for C print them (``codegen/host/native_sizes.py``).
+``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``runtime/archive/sizes.py`` owns the grammar, because
+it reads these trees without the IR; ``codegen/host/native_sizes.py`` prints them as C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def formula_of(value: Index) -> Formula:
     """Return an index without axes as a tree, its sizes by their names.
 
     Raises:
-        Unsupported: for what is no sum, product, quotient or least one of sizes.
+        Unsupported: for an atom that is no size, minimum, quotient or remainder of sizes.
     """
     terms = [_term(factor, atoms) for atoms, factor in value.terms]
     if value.const or not terms:

@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 Line: TypeAlias = "Def | CallStep | RowLoop"
-"""What a graph is made of: one after the other."""
+"""An element of a graph, in execution order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,10 @@ class Graph:
     """Definitions and externs in execution order.
 
     Attributes:
-        inputs: tensors, symbolic sizes, objects that externs take, or None for arguments nobody
-            reads, in call order.
+        inputs: tensors, symbolic sizes, objects that externs take, or None for unused arguments,
+            in call order.
         outputs: what the call returns: views of buffers, sizes, constants, objects or None.
-        decisions: what was decided about it so far.
+        decisions: decisions of passes about it so far.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Graph:
         return frozenset(view.buffer for view in argument_views(self.outputs))
 
     def map_defs(self, rule: Callable[[Def], Iterable[Line]]) -> Graph:
-        """Return the graph with the lines of ``rule`` in the place of each definition."""
+        """Return the graph with each definition replaced by the lines that ``rule`` returns."""
         nodes: list[Line] = []
         for line in self.nodes:
             nodes.extend(rule(line) if isinstance(line, Def) else (line,))
@@ -146,19 +146,19 @@ class Graph:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The symbolic sizes: inputs, extents of inputs, and those that externs give."""
+        """The symbolic sizes: inputs, extents of inputs, and sizes that externs define."""
         bound = (size for node in self.nodes for size in node.defines_sizes)
         return tuple(dict.fromkeys((*self.given_sizes, *bound)))
 
     @property
     def given_sizes(self) -> tuple[Size, ...]:
-        """The symbolic sizes that its inputs give: these, and their extents."""
+        """The symbolic sizes known from inputs: size inputs, and extents of tensors."""
         given = (item for item in self.inputs if isinstance(item, Size))
         return (*given, *(size for size, _, _ in self.measured))
 
     @property
     def measured(self) -> tuple[tuple[Size, Buffer, int], ...]:
-        """The sizes that are no inputs but extents of some, each with its first place: an axis."""
+        """The sizes read from input tensors, each with the first tensor and axis that has it."""
         found: dict[Size, tuple[Size, Buffer, int]] = {}
         for item in (item for item in self.inputs if isinstance(item, Buffer)):
             for axis, extent in enumerate(item.shape):
@@ -170,7 +170,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """``buffer[indices] = expr`` at every point of the kernel's axes that either side has."""
+    """``buffer[indices] = expr`` at every point of the kernel's axes that either side mentions."""
 
     buffer: Buffer
     indices: tuple[Index, ...]
@@ -178,7 +178,7 @@ class Store:
 
 
 def axes_of(stores: Iterable[Store]) -> set[Axis]:
-    """Return every axis that some stores, and what they compute, mention."""
+    """Return every axis in the indices and expressions of stores."""
     stores = tuple(stores)
     found = {axis for store in stores for value in store.indices for axis in value.axes}
     for node in postorder(store.expr for store in stores):
@@ -192,15 +192,15 @@ def axes_of(stores: Iterable[Store]) -> set[Axis]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """Several definitions over unified axes, internal loads substituted away.
+    """Several definitions over unified axes, with loads of internal buffers inlined.
 
     Attributes:
-        grid: axes along which every store and reduction keeps its coordinate: parallel.
+        grid: parallel axes: every store and reduction keeps its coordinate along them.
         inside: axes that are reduced, or that only some stores have.
-        defs: the buffers of all definitions inside, also those that are never stored.
-        labels: names for values, from the definitions they were.
-        configuration: which of its target's plans it runs by: 0 is the one chosen by rule, others
-            won a race.
+        defs: the buffers of all definitions inside, including buffers that are never stored.
+        labels: names of values, from the definitions that they come from.
+        configuration: the index of the target's plan that it runs by: 0 is the one chosen by
+            rule, others won a race.
     """
 
     name: str
@@ -217,9 +217,9 @@ class Kernel:
         return self.grid + self.inside
 
     def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Kernel:
-        """Return the kernel with all its expressions, labels' included, rewritten in one go.
+        """Return the kernel with all its expressions, labels' included, rewritten in one call.
 
-        So labels still name what they named: what is equal before is equal after.
+        Labels stay attached to their values, because equal expressions stay equal.
         """
         labels = tuple(value for value, _ in self.labels)
         found = iter(rule((*(store.expr for store in self.stores), *labels)))
@@ -227,7 +227,7 @@ class Kernel:
         return replace(self, stores=stores, labels=tuple((next(found), n) for _, n in self.labels))
 
     def substitute(self, mapping: Mapping[Axis, Index]) -> Kernel:
-        """Return the kernel with axes renamed, split or merged: in values, places and loops."""
+        """Return the kernel with axes renamed, split or merged: in values, indices and loops."""
         mapped = self.map(lambda exprs: substitute_all(exprs, mapping))
         return replace(
             mapped,
@@ -241,7 +241,7 @@ class Kernel:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """What one launch of it runs: itself. Those of a foreach kernel are several."""
+        """The kernels of one launch: itself. A foreach kernel has several."""
         return (self,)
 
     impure: ClassVar[bool] = False
@@ -255,12 +255,12 @@ class Kernel:
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
-        """The distinct buffers that it stores to, in order: also inputs, in place."""
+        """The distinct buffers that it stores to, in order, including inputs written in place."""
         return tuple(dict.fromkeys(store.buffer.base for store in self.stores))
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """The symbolic sizes that it needs, by name: if it is flat, its program's arguments."""
+        """The symbolic sizes that it needs, by name; of a flat kernel, its program's arguments."""
         indices = [i for s in self.stores for i in (*s.indices, *s.buffer.strides)]
         found = sizes_in_exprs(store.expr for store in self.stores)
         return by_name(found | sizes_in_axes(self.axes) | sizes_in(indices))
@@ -269,22 +269,22 @@ class Kernel:
 FlatKernel = NewType("FlatKernel", Kernel)
 """A kernel whose loads and stores have one index: an element offset into ``Buffer.flat()``.
 
-``passes.coalesce`` makes it, and what plans and lowers kernels asks for it.
+``passes.kernel.coalesce`` makes it; scheduling and lowering take it.
 """
 
 
 @functools.lru_cache(maxsize=8)
 def kernel_nodes(kernel: Kernel) -> tuple[Expr, ...]:
-    """Return the distinct nodes of what a kernel stores, children first; it is asked often."""
+    """Return the distinct nodes of a kernel's stores, children first; memoised."""
     return tuple(postorder(s.expr for s in kernel.stores))
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A graph cut into kernels: kernels, externs and loops over rows in execution order.
+    """A graph cut into kernels: kernels, externs and row loops in execution order.
 
     Attributes:
-        decisions: what led to it, those about the graph first.
+        decisions: decisions of passes, those about the graph first.
     """
 
     graph: Graph
@@ -293,12 +293,12 @@ class Schedule:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels that are steps of their own."""
+        """The kernels that are steps, without those of foreach kernels and row loops."""
         return tuple(step for step in self.steps if isinstance(step, Kernel))
 
     @property
     def externs(self) -> tuple[Extern, ...]:
-        """The calls of eager kernels, but for those inside loops."""
+        """The calls of eager kernels, without those inside row loops."""
         return tuple(step for step in self.steps if isinstance(step, Extern))
 
     @property
@@ -308,11 +308,11 @@ class Schedule:
 
     @property
     def loops(self) -> tuple[RowLoop, ...]:
-        """The loops over rows."""
+        """The row loops."""
         return tuple(step for step in self.steps if isinstance(step, RowLoop))
 
     def map_kernels(self, rule: Callable[[Kernel], Iterable[Step]]) -> Schedule:
-        """Return the schedule with the steps of ``rule`` in the place of each kernel."""
+        """Return the schedule with each kernel replaced by the steps that ``rule`` returns."""
         steps: list[Step] = []
         for step in self.steps:
             steps.extend(rule(step) if isinstance(step, Kernel) else (step,))
@@ -322,21 +322,21 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLoop:
-    """A loop over the rows of some tensors, so many at a time.
+    """A loop over the rows of some tensors, a chunk of rows at a time.
 
-    The body's inputs are, in this order: sizes (``count``, if it is one, and any of those of the
-    graph around); a buffer for each of ``sliced`` and of ``whole``; ``added``. It returns the rows
-    of ``results``, then what is added to ``sums``.
+    The body's inputs are, in this order: sizes (``count``, if it is one, and any of the enclosing
+    graph's); a buffer for each of ``sliced`` and of ``whole``; ``added``. It returns the rows of
+    ``results``, then the terms to be added to ``sums``.
 
     Attributes:
-        rows: of the whole.
-        chunk: rows at a time.
-        count: the same as the body knows it; a size of its own if the last chunk may be short.
-        body: what runs for each chunk: a graph of so many rows, or a schedule of that graph.
-        sliced: windows whose first axis is the rows.
-        results: buffers of which the body makes some rows; row-major.
-        sums: buffers that begin as 0.
-        added: buffers that begin as 0 and to which the body itself adds.
+        rows: the number of all rows.
+        chunk: the rows of one iteration.
+        count: the chunk's rows in the body; a size of its own if the last chunk may be short.
+        body: the graph of one chunk, or its schedule.
+        sliced: windows whose first axis is the rows; the body takes a chunk of each.
+        results: buffers of which the body computes some rows; row-major.
+        sums: buffers that start at 0, to which the loop adds.
+        added: buffers that start at 0, to which the body itself adds.
     """
 
     name: str
@@ -356,12 +356,12 @@ class RowLoop:
 
     @property
     def graph(self) -> Graph:
-        """The graph of so many rows."""
+        """The graph of one chunk."""
         return self.body if isinstance(self.body, Graph) else self.body.graph
 
     @property
     def schedule(self) -> Schedule:
-        """What runs for each chunk.
+        """The schedule of one chunk.
 
         Raises:
             InternalError: if the body was not fused.
@@ -372,11 +372,11 @@ class RowLoop:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """What the loop reads."""
+        """The views that the loop reads."""
         return (*self.sliced, *self.whole)
 
     def reading(self, instead: Mapping[Buffer, Buffer]) -> RowLoop:
-        """Return the loop with other buffers in the place of some that it reads."""
+        """Return the loop with the buffers that it reads replaced as ``instead`` maps them."""
         if not any(view.buffer in instead for view in self.views):
             return self
         sliced, whole = (
@@ -392,7 +392,7 @@ class RowLoop:
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
-        """The buffers that are new after the loop."""
+        """The buffers that the loop defines."""
         return (*self.results, *self.sums, *self.added)
 
     @property
@@ -404,20 +404,20 @@ class RowLoop:
 
     @property
     def rounds(self) -> int:
-        """How many chunks there are, at the hints of sizes."""
+        """The number of chunks, at the hints of sizes."""
         return -(-self.rows.hint() // self.chunk)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForeachKernel:
-    """Kernels that are alike and independent of each other, run by one launch.
+    """Independent kernels of one canonical form, run by one launch.
 
     Attributes:
         kernels: the members.
-        template: what they have in common, over buffers and axes of its own, whose extents are
+        template: their common form, over buffers and axes of its own, whose extents are
             ``extents``.
-        buffers: the template's.
-        rows: of each member, the buffers that stand for ``buffers`` and the values of ``extents``.
+        buffers: the template's buffers.
+        rows: for each member, its buffers in place of ``buffers`` and the values of ``extents``.
     """
 
     name: str
@@ -448,26 +448,26 @@ class ForeachKernel:
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """What the members store."""
+        """The stores of all members."""
         return tuple(store for kernel in self.kernels for store in kernel.stores)
 
     @property
     def origin(self) -> Origin:
-        """Where the members come from."""
+        """The joined origins of the members."""
         return sum((kernel.origin for kernel in self.kernels), NOWHERE)
 
 
 Step: TypeAlias = "Kernel | ForeachKernel | RowLoop | CallStep"
-"""What a schedule runs: one after the other."""
+"""An element of a schedule, in execution order."""
 
 
 def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
-    """Return all kernels of a schedule, also those of foreach kernels and of loops over rows."""
+    """Return all kernels of a schedule, including those of foreach kernels and row loops."""
     return tuple(kernel for launch in all_launches(schedule) for kernel in launch.kernels)
 
 
 def all_launches(schedule: Schedule) -> tuple[Kernel | ForeachKernel, ...]:
-    """Return what a schedule launches of its own, what is inside loops over rows included."""
+    """Return all kernels and foreach kernels of a schedule, including those inside row loops."""
     found: list[Kernel | ForeachKernel] = []
     for step in schedule.steps:
         if isinstance(step, RowLoop):

@@ -122,7 +122,7 @@ class Index(Node):
     def __mod__(self, other: IntoIndex) -> Index:
         return mod(self, index(other))
 
-    # -- questions --------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def is_constant(self) -> bool:
@@ -150,11 +150,11 @@ class Index(Node):
         return _coefficient(self, axis) if axis in self.axes else _SMALL[0]
 
     def steps_by_one(self, axis: Axis) -> bool:
-        """Return True if an axis walks memory by one element, where this is an offset."""
+        """Return True if this index, as an offset, has stride 1 along an axis."""
         return self.coefficient(axis) is index(1)
 
     def atoms(self) -> Iterator[Atom]:
-        """Yield the atoms of all products, those inside of divisions included."""
+        """Yield the atoms of all products, including those inside divisions."""
         for monomial, _ in self.terms:
             for atom in monomial:
                 yield atom
@@ -230,8 +230,8 @@ def sum_of_terms(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
 def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
     """Rewrite ``k*n*(x//n) + k*(x%n)`` to ``k*x``: a reshape and its inverse.
 
-    Changes ``merged`` and returns what is to be added to the constant. One pair at a time, for the
-    x that comes of a pair may be half of the next.
+    Changes ``merged`` and returns the increment of the constant. One pair at a time, because the
+    x of one pair may be part of the next pair.
     """
     const = 0
     while (pair := _division_pair(merged)) is not None:
@@ -245,7 +245,7 @@ def _rejoin_divisions(merged: dict[Monomial, int]) -> int:
 
 
 def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index] | None:
-    """Return the monomial of some ``k*(x%n)``, ``k*n*(x//n)`` if that is there too, and ``k*x``."""
+    """Return the monomial of a ``k*(x%n)``, the ``k*n*(x//n)`` beside it, and ``k*x``, or None."""
     for monomial, coefficient in merged.items():
         for atom in (a for a in monomial if coefficient and isinstance(a, Mod)):
             scale = sum_of_terms([(without(monomial, atom), coefficient)], 0)
@@ -256,7 +256,7 @@ def _division_pair(merged: dict[Monomial, int]) -> tuple[Monomial, Index, Index]
 
 
 _SMALL = tuple(Index((), value) for value in range(17))
-"""Small constants, which most arithmetic makes."""
+"""Cached small constants, the most frequent results of arithmetic."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -296,7 +296,7 @@ def mod(a: Index, b: Index) -> Index:
         return index(a.const % b.const)
     if is_in_range(a, b):
         return a
-    if a.const:  # keep rejoinable: no constant inside a Mod that has one of its own
+    if a.const:  # keep rejoinable: no constant in the dividend of a Mod
         return a - b * floordiv(a, b)
     return index(Mod(a, b))
 
@@ -327,7 +327,7 @@ def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
 
 
 _LONGEST_DIVISION = 4
-"""Steps of a division by a sum, such as ``(s*n - s + i) // (n - 1)``: s, and then i is left."""
+"""Most steps of a division by a sum; ``(s*n - s + i) // (n - 1)`` takes one: s, and i is left."""
 
 
 def is_in_range(value: Index, extent: Index) -> bool:
@@ -340,11 +340,11 @@ def is_in_range(value: Index, extent: Index) -> bool:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_nonnegative(value: Index) -> bool:
-    """Return True if ``value >= 0`` is provable: axes in their domains, sizes at their least.
+    """Return True if ``value >= 0`` is provable from domains of axes and lower bounds of sizes.
 
-    First with every division bounded by itself, then with those that their divisors multiply
-    bounded by what they divide: ``x - (n - 1) <= n*(x//n) <= x``. Last, by what a division alone
-    asks of its dividend: ``x//n <= v`` is ``x < n*(v + 1)``, and ``x//n >= v`` is ``x >= n*v``.
+    First with every division bounded by itself, then with divisions that are multiplied by their
+    divisor bounded by the dividend: ``x - (n - 1) <= n*(x//n) <= x``. Last, by solving for the
+    dividend of a lone division: ``x//n <= v`` is ``x < n*(v + 1)``, ``x//n >= v`` is ``x >= n*v``.
     """
     for relaxed in _relaxations(value):
         low = _least(relaxed)
@@ -354,9 +354,9 @@ def is_nonnegative(value: Index) -> bool:
 
 
 def _without_divisions(value: Index) -> Iterator[Index]:
-    """Yield, for an outermost division that is a term alone, what is >= 0 if and only if value is.
+    """Yield an index that is >= 0 if and only if ``value`` is, without one of its divisions.
 
-    It is in no other term, nor inside of another division, so it is gone then: this ends.
+    That is an outermost one, a term by itself and in no other term: so the recursion ends.
     """
     divisions = [atom for monomial, _ in value.terms for atom in monomial if _is_floor(atom)]
     depth = max((atom.depth for atom in divisions), default=0)
@@ -374,7 +374,7 @@ def _without_divisions(value: Index) -> Iterator[Index]:
 
 
 def _holds(low: Index) -> bool:
-    """Prove ``low >= 0``, where no axis is left outside of divisions."""
+    """Prove ``low >= 0``, where no axis is left outside divisions."""
     if _sizes_nonnegative(low):
         return True
     bounded = _bound_atoms(low, _is_division)
@@ -389,7 +389,7 @@ def _holds(low: Index) -> bool:
 
 
 def _at_most(low: Index) -> Index:
-    """Replace each size by its greatest value where it is taken away, alone or as a factor."""
+    """Replace each size by its greatest value where it is subtracted, alone or as a factor."""
     total = low
     for monomial, coefficient in low.terms:
         if coefficient < 0 and (len(monomial) == 1 or _all_nonnegative(monomial)):
@@ -399,9 +399,9 @@ def _at_most(low: Index) -> Index:
 
 
 def _least(value: Index) -> Index | None:
-    """Return a lower bound without axes, each at the end of its domain that makes the sum least.
+    """Return a lower bound without axes: each is at the end of its domain that minimises the sum.
 
-    None where there is none. Ragged axes go first, for their limits mention others.
+    None where there is none. Ragged axes go first, because their limits mention other axes.
     """
     axes = {x for m, _ in value.terms for x in m if isinstance(x, Axis)}
     if not axes:
@@ -412,7 +412,7 @@ def _least(value: Index) -> Index | None:
     factor = sum_of_terms(factors, 0)
     if _is_step(factor):
         return _least(rest)
-    if not _is_step(-factor):  # of both signs: the least of each term by itself
+    if not _is_step(-factor):  # of either sign: bound each term by itself
         if not all(_all_nonnegative(m) for m, _ in factors):
             return None
         factor = sum_of_terms([(m, c) for m, c in factors if c < 0], 0)
@@ -424,7 +424,7 @@ def _least(value: Index) -> Index | None:
 
 
 def _is_step(factor: Index) -> bool:
-    """Prove ``factor >= 0`` of what multiplies an axis, such as ``n - n//2``."""
+    """Prove ``factor >= 0`` for the factor of an axis, such as ``n - n//2``."""
     is_sum = len(factor.terms) > 1 and not factor.axes
     return _sizes_nonnegative(factor) or (is_sum and is_nonnegative(factor))
 
@@ -491,17 +491,17 @@ def _divide_bound(bound: Index | None, divisor: Index) -> Index | None:
 
 
 def _is_positive(divisor: Index) -> bool:
-    """Prove ``divisor > 0`` of what divides, which is not 0: so it only has to be >= 0."""
+    """Prove ``divisor > 0``: a divisor is never 0, so that ``divisor >= 0`` suffices."""
     return divisor.const > 0 if divisor.is_constant else is_nonnegative(divisor)
 
 
 def _relaxations(value: Index) -> Iterator[Index]:
-    """Yield ``value``, and what is below it with some of its divisions bounded, then the next.
+    """Yield ``value``, then lower bounds of it, each with more divisions bounded.
 
-    First those whose bound cancels a term: with q for n//4, ``4*q*x - 16*q*(x//4)`` is at least
+    First divisions whose bound cancels a term: with q for n//4, ``4*q*x - 16*q*(x//4)`` is at least
     ``4*q*x - 4*q*x``, which is 0; if q is bounded as well, n and x are left. Then the outermost,
-    for they may hold what is beside them: with q for x//n, ``q - 3*((q + 1)//3)`` is at least
-    ``q - (q + 1)``, where q is left out, but at most x/n if each is bounded alone.
+    because they may contain other terms: with q for x//n, ``q - 3*((q + 1)//3)`` is at least
+    ``q - (q + 1)``, where q cancels; it does not where each is bounded alone.
     """
     yield value
     while found := tuple(_relaxed_terms(value)):
@@ -511,9 +511,9 @@ def _relaxations(value: Index) -> Iterator[Index]:
 
 
 def _relaxed_terms(value: Index) -> Iterator[tuple[tuple[bool, int], Index]]:
-    """Yield ``k*x``, or ``k*(x - (n-1))`` for k > 0, without ``k*n*(x//n)``.
+    """Yield the changes of ``k*n*(x//n)`` to ``k*x``, or to ``k*(x - (n-1))`` for k > 0.
 
-    With each its rank: whether it has a product that is elsewhere, and the depth of the division.
+    Each with its rank: whether it has a monomial of ``value``, and the depth of the division.
     """
     there = {monomial for monomial, _ in value.terms}
     for monomial, coefficient in value.terms:
@@ -528,7 +528,7 @@ def _relaxed_terms(value: Index) -> Iterator[tuple[tuple[bool, int], Index]]:
 
 
 def _relaxed(monomial: Monomial, coefficient: int, atom: FloorDiv) -> Index | None:
-    """Return what a product is never below, with one of its divisions left out, or None."""
+    """Return a lower bound of a term with one division replaced by its dividend, or None."""
     others, divisor = without(monomial, atom), atom.divisor
     if not _is_positive(divisor) or not _all_nonnegative(others):
         return None

@@ -1,8 +1,8 @@
 """Hash-consing: one object for each distinct node, so that equality is identity.
 
 A class whose metaclass is ``Interned`` is called with its fields, positionally; equal fields give
-the same object. The table is weak: a node that nobody uses is forgotten. Locked, because torch
-compiles backward graphs from autograd threads.
+the same object. The table holds weak references: a node without other references is dropped. It is
+locked, because torch compiles backward graphs from autograd threads.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 _lock = threading.RLock()
-"""Reentrant: while it is held, a collection may end nodes."""
+"""Reentrant, because a garbage collection while it is held may call ``_remove``."""
 
 
 class _Entry(weakref.ref[Any]):
-    """What the table holds of a node, and where: its end is an entry's removal."""
+    """A weak reference to a node, with the key in the table for its removal."""
 
     __slots__ = ("key",)
     key: tuple[Any, ...]
@@ -33,7 +33,7 @@ def _remove(entry: _Entry) -> None:
 
 
 class Interned(type):
-    """Metaclass of immutable nodes that exist once. A class may define ``intern_key(*fields)``."""
+    """Metaclass of hash-consed nodes. A class may define ``intern_key(*fields)``."""
 
     def __call__(cls, *fields: Any) -> Any:
         named: Callable[..., tuple[Any, ...]] | None = cls.intern_key  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ class Interned(type):
         with _lock:
             entry = _table.get(key)
             if entry is not None and (node := entry()) is not None:
-                return node  # of another thread
+                return node  # made by another thread
             _table[key] = new
         return made
 
@@ -56,7 +56,7 @@ class Node(metaclass=Interned):
     """Base of interned nodes. Fields are set once, in ``__init__``, and never change.
 
     Attributes:
-        intern_key: returns what makes two nodes the same, where that is not the fields.
+        intern_key: returns the key that equal nodes share; None where it is the fields.
     """
 
     __slots__ = ("__weakref__",)

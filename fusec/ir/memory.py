@@ -1,21 +1,21 @@
-"""Where the buffers of a schedule lie, and for how long: a plan of memory, and what makes it legal.
+"""Memory plans: allocation, reuse and lifetimes of a schedule's buffers, and their verifier.
 
 Grammar of the printed form::
 
-    memory ::= ['free' buffer, ...] step* run*     inputs that nobody reads go at once
+    memory ::= ['free' buffer, ...] step* run*     inputs that no step reads
     step   ::= allocation* ['free' buffer, ...]    before a step, and after it
     allocation ::= 'new' buffer | buffer 'over' buffer
     run    ::= 'run' kernel, ...                   one call launches them
 
-A plan allocates what kernels and loops write. What a buffer lies over is dead, or it dies in the
-step, whose kernel may write over what it has read (``overwritable``): then it is freed after it.
-Inputs and what eager kernels may have kept are memory of others: they can be freed, which lets go
-of them, but nothing else is ever put there.
+A plan allocates the buffers that kernels and loops write. A buffer lies over one that is dead, or
+over one that dies in the step, if its kernel may overwrite that operand (``overwritable``); the
+operand is then freed after the step. Inputs, and buffers of which eager kernels may have kept a
+view, are not the plan's: they can be freed, which drops the reference, but are never reused.
 
 Worked example: ``k0: x -> a``, ``k1: a -> b``, ``k2: b -> c`` with all of one layout::
 
     new a           free x
-    new b                         # a is dead, and waits
+    new b                         # a is dead, for reuse
     c over a        free b
 
 Where each kernel may write over what it reads, b lies over a, and c over b::
@@ -42,7 +42,7 @@ from fusec.ir.verify import check
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory for a buffer: new, or that of one that is dead or dies in the step."""
+    """Memory for a buffer: new, or that of ``over``, which is dead or dies in the step."""
 
     buffer: Buffer
     over: Buffer | None
@@ -50,10 +50,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What happens before a step, and after it.
+    """The allocations before a step, and the frees after it.
 
     Attributes:
-        freed: buffers that nothing touches any more.
+        freed: buffers that no later step uses.
     """
 
     allocated: tuple[Allocation, ...] = ()
@@ -62,9 +62,9 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class NativeRun:
-    """Kernels that follow each other, which one call launches.
+    """Consecutive kernels that one native call launches.
 
-    What any of them allocates is there before the first; what they free goes after the last.
+    All buffers are allocated before the first kernel and freed after the last.
 
     Attributes:
         first: the position of its first step.
@@ -86,9 +86,9 @@ class Memory:
 
     Attributes:
         unread: inputs that are freed before the first step.
-        steps: of each of its steps.
-        bodies: of the bodies of its loops, in order.
-        runs: what is launched together, in order.
+        steps: the allocations and frees of each step.
+        bodies: the plans of the bodies of its row loops, in order.
+        runs: the kernels that are launched together, in order.
     """
 
     unread: tuple[Buffer, ...]
@@ -97,14 +97,14 @@ class Memory:
     runs: tuple[NativeRun, ...] = ()
 
     def of_run(self, run: NativeRun) -> StepMemory:
-        """Return what happens before a run, and after it."""
+        """Return the allocations before a run, and the frees after it."""
         steps = self.steps[run.first : run.last + 1]
         allocated = tuple(a for step in steps for a in step.allocated)
         return StepMemory(allocated, tuple(b for step in steps for b in step.freed))
 
 
 def made_by(step: Step) -> tuple[Buffer, ...]:
-    """Return the buffers for which memory must be there before a step: inputs may be among them."""
+    """Return the buffers that need memory before a step, including inputs written in place."""
     match step:
         case Kernel() | ForeachKernel() | RowLoop():
             return step.writes
@@ -113,7 +113,7 @@ def made_by(step: Step) -> tuple[Buffer, ...]:
 
 
 def owned(step: Step) -> tuple[Buffer, ...]:
-    """Return the buffers of a step that nobody else sees: memory of them may be written again."""
+    """Return the buffers that a step writes and nothing else aliases: their memory is reusable."""
     match step:
         case Extern(effect=Fresh() | Product() | Convolution()):
             return step.writes
@@ -122,10 +122,10 @@ def owned(step: Step) -> tuple[Buffer, ...]:
 
 
 def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
-    """Return which results may lie over which operands, if the stores of a point run in order.
+    """Return result -> operands that it may overwrite, if the stores of a point run in order.
 
-    Each element of the operand is read before the result is stored there: by the point alone that
-    stores it, or by reductions that this waits for. The two have one footprint.
+    Each element of the operand is read before the result is stored there: only by the point that
+    stores it, or by reductions that the store waits for. Both have the same footprint.
     """
     found: dict[Buffer, tuple[Buffer, ...]] = {}
     operands = {b: footprint(b) for b in kernel.reads if b not in kernel.writes}
@@ -141,9 +141,9 @@ def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
 def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
     """Return True if a kernel reads an operand where it stores a result, and before it does.
 
-    What is reduced over the inside of a point is known before anything is stored there. Without an
-    inside a point is one block, in which values come before the stores that they are made of. A
-    reduction beside the store reads what the store has loaded.
+    Reductions over the inside axes of a point are complete before anything is stored there. Without
+    inside axes a point is one block, in which all operands of a store precede it. A reduction
+    beside the store (``_beside``) uses the element that the store has loaded.
     """
     place = store.buffer.offset(store.indices)
     for load in loads(s.expr for s in kernel.stores):
@@ -162,10 +162,10 @@ def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
 
 
 def _beside(kernel: Kernel, store: Store, operand: Buffer) -> set[Expr]:
-    """Return the reductions that run in the loops of a store, which loads the operand for both.
+    """Return the reductions in a store's loop nest that load the operand only as the store does.
 
-    They wait for nothing that the store does not wait for, and have its axes: a bias's gradient is
-    summed where the gradient behind it is stored.
+    They have its axes, and depend on no reduction that the store does not depend on: the gradient
+    of a bias is summed in the loops that store its summands.
     """
     axes = store.buffer.offset(store.indices).axes
     at_store = reach((store.expr,), lambda node: () if isinstance(node, Reduce) else children(node))
@@ -182,10 +182,10 @@ def _beside(kernel: Kernel, store: Store, operand: Buffer) -> set[Expr]:
 
 
 def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_element: bool) -> bool:
-    """Return True if an expression reads an operand, but not within what is awaited.
+    """Return True if an expression reads an operand outside the nodes ``awaited``.
 
     Args:
-        at_element: it may read it outside reductions.
+        at_element: loads outside reductions are allowed.
     """
     waiting, seen = [root], set(awaited)
     while waiting:
@@ -215,10 +215,10 @@ def all_apart(schedule: Schedule) -> Memory:
 
 
 def footprint(buffer: Buffer) -> tuple[object, ...]:
-    """Return what two buffers have in common if one can lie where another did: extent and type.
+    """Return a key that is equal for buffers that can use the same memory: extent and type.
 
-    Their shapes may differ: what a library made as a matrix, a kernel writes as [batch, time, c].
-    The number of elements tells what is empty from what is not.
+    Their shapes may differ: a library makes a matrix where a kernel writes [batch, time, c].
+    The number of elements distinguishes empty buffers from others.
     """
     elements = math.prod(buffer.shape, start=index(1))
     return elements, buffer.flat().shape, buffer.dtype
@@ -230,7 +230,7 @@ def kept_views(schedule: Schedule) -> set[Buffer]:
 
 
 def overlaid(schedule: Schedule, memory: Memory) -> dict[str, frozenset[Buffer]]:
-    """Return, of each kernel that writes over what it reads, the buffers that lie over others."""
+    """Return kernel -> buffers that share memory, for kernels that overwrite operands."""
     found: dict[str, frozenset[Buffer]] = {}
     for step, plan in zip(schedule.steps, memory.steps, strict=True):
         over = [a for a in plan.allocated if a.over in plan.freed]
@@ -242,7 +242,7 @@ def overlaid(schedule: Schedule, memory: Memory) -> dict[str, frozenset[Buffer]]
 
 
 def print_memory(schedule: Schedule, memory: Memory) -> str:
-    """Return the plan, one line a step."""
+    """Return the text of a plan, with one line for each step."""
     lines = [f"free {', '.join(b.name for b in memory.unread)}"] if memory.unread else []
     for step in memory.steps:
         parts = [
@@ -258,15 +258,15 @@ def print_memory(schedule: Schedule, memory: Memory) -> str:
     return "\n".join(lines)
 
 
-# -- what is legal ---------------------------------------------------------------------------------
+# -- verification ----------------------------------------------------------------------------------
 
 
 def verify_memory(schedule: Schedule, memory: Memory) -> None:
-    """Check that a plan gives each value memory of its own for as long as it is needed.
+    """Check that a plan gives each value memory of its own while it is live.
 
     No two live values share memory; nothing is read before it was written or after it was freed; no
-    size is asked for before it is known; memory that an eager kernel may still see is not written
-    again.
+    size is used before it is known; memory of which an eager kernel may have kept a view is not
+    reused.
 
     Raises:
         InvalidIR: naming the step and the buffer at fault.
@@ -297,13 +297,13 @@ def _check_runs(schedule: Schedule, memory: Memory) -> None:
 
 
 class _Residents:
-    """What is in memory at one moment of a run.
+    """The state of memory between two steps.
 
     Attributes:
-        present: buffers that have memory; ``own`` of them by the plan.
-        written: those that hold a value.
-        shared: those of which an eager kernel that has run may have kept a view.
-        known: sizes.
+        present: buffers that have memory; ``own`` are those whose memory the plan may reuse.
+        written: buffers that hold a value.
+        shared: buffers of which an eager kernel that has run may have kept a view.
+        known: sizes that have a value.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -342,7 +342,7 @@ class _Residents:
             self.free(buffer, line)
 
     def overwrite(self, allocation: Allocation, step: Step, line: str) -> None:
-        """Check that a kernel has read what it writes over."""
+        """Check that a kernel reads an operand before it overwrites it."""
         buffer, over = allocation.buffer, allocation.over
         may = overwritable(step) if isinstance(step, Kernel) else {}
         problem = f"{buffer} lies over {over}, which may be read after {buffer} is written"
@@ -380,13 +380,13 @@ class _Residents:
 
 
 def bytes_of(buffer: Buffer) -> int:
-    """Return how many bytes a buffer's memory has, at the hints of sizes."""
+    """Return the bytes of a buffer's storage, at the hints of sizes."""
     extents: tuple[Index, ...] = buffer.base.flat().shape
     return extents[0].hint() * buffer.dtype.itemsize
 
 
 def steps_with_runs(memory: Memory) -> list[StepMemory]:
-    """Return what each step allocates and frees; a run does so in its first and its last one."""
+    """Return the plan of each step; a run allocates in its first step and frees in its last."""
     plans = list(memory.steps)
     for run in memory.runs:
         whole, between = memory.of_run(run), [StepMemory()] * (len(run.kernels) - 2)
@@ -399,9 +399,9 @@ def steps_with_runs(memory: Memory) -> list[StepMemory]:
 
 
 def peak_bytes(schedule: Schedule, memory: Memory) -> int:
-    """Return the most bytes that what a schedule makes takes at once, at the hints of sizes.
+    """Return the peak bytes of the buffers that a schedule computes, at the hints of sizes.
 
-    Its inputs and constants are not counted. What eager kernels need inside is not known.
+    Inputs and constants are not counted, nor the workspace of eager kernels, which is unknown.
     """
     given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     bodies = iter(zip(schedule.loops, memory.bodies, strict=True))

@@ -1,8 +1,8 @@
 """Reductions: an associative, commutative combination and its identity.
 
 Most combine one value. ``argmax`` and ``argmin`` combine pairs of a value and an index, and their
-result is the index: the least one of the greatest or least value. A NaN is greater and less than
-all numbers, and its index is to be less than those of all numbers.
+result is the index: the least one of the greatest or least value. A NaN counts as greater and as
+less than all numbers; callers give it an index that is less than those of all numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTEGER_BITS = {"u8": 8, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
 class Monoid:
     """A reduction: ``combine`` names a row of ``scalar.SCALAR_OPS``.
 
-    Of pairs, it says which value is better.
+    For pairs, it is the comparison by which the first value is better.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Monoid:
 
     @property
     def parts(self) -> tuple[Monoid, ...]:
-        """The values it combines, each as the reduction that gives it, the result's last."""
+        """The reductions that give each combined value; the last one gives the result."""
         return _PAIRS.get(self.name) or (self,)
 
     def __repr__(self) -> str:

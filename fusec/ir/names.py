@@ -1,7 +1,7 @@
-"""Identifiers for what is printed: each thing has one, and no two have the same.
+"""Unique identifiers in printed code, one for each object.
 
 Worked example: ``names.new("x.weight")`` is ``x_weight``, then ``x_weight_1``. A kernel's printed
-function is called by its operations and its name, ``add_layer_norm_k7``.
+function is named after its operations and the kernel, ``add_layer_norm_k7``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 
 class Named(Protocol):
-    """Something with a name, which others may have, too."""
+    """An object with a name that need not be unique."""
 
     @property
     def name(self) -> str: ...
 
 
 def identifier(text: str) -> str:
-    """Return a text as an identifier of any language: letters, digits, ``_``, a letter first."""
+    """Return a text as an identifier in any language: letters, digits, ``_``, a letter first."""
     safe = re.sub(r"[^A-Za-z0-9_]", "_", text).lstrip("_")
     return safe if safe[:1].isalpha() else f"v{safe}"
 
@@ -34,15 +34,15 @@ _PLAIN = {
     "clone", "copy", "to_copy", "convert_element_type", "alias", "detach", "expand", "full",
     "scalar_tensor", "arange",
 }  # fmt: skip
-"""Operations that say little of a kernel that has others."""
+"""Operations that say little about a kernel; others are named before them."""
 
 
 def operation_words(ops: Iterable[str]) -> tuple[str, ...]:
-    """Return operations as people call them, each once: "layer_norm", "softmax", "attention".
+    """Return the common names of operations, each once: "layer_norm", "softmax", "attention".
 
-    An operation of a library, "fusec.random_seeds.default", is called without its name.
+    Namespace and overload are dropped: "fusec.random_seeds.default" becomes "random_seeds".
 
-    Where there are more than ``SHOWN_OPERATIONS``, those that say most stand first.
+    Where there are more than ``SHOWN_OPERATIONS``, the plain ones (``_PLAIN``) come last.
     """
     plain = (op.split(".")[-2] if "." in op else op for op in ops)
     names = (name.lstrip("_").removeprefix("native_") for name in plain)
@@ -53,10 +53,10 @@ def operation_words(ops: Iterable[str]) -> tuple[str, ...]:
 
 
 def function_name(kernel: str, ops: Iterable[str]) -> str:
-    """Return what the printed function of a kernel is called: ``add_layer_norm_k7``.
+    """Return the name of a kernel's printed function: ``add_layer_norm_k7``.
 
-    It is what traces of a GPU show, and what they add up by. It has ``SHOWN_OPERATIONS`` at most,
-    and those at the end are left out where it becomes longer than ``LONGEST_FUNCTION``.
+    GPU profiles show kernels, and sum their times, by this name. It has ``SHOWN_OPERATIONS`` at
+    most; the last ones are left out where it becomes longer than ``LONGEST_FUNCTION``.
     """
     name = ""
     for word in operation_words(ops)[:SHOWN_OPERATIONS]:
@@ -71,11 +71,11 @@ LONGEST_FUNCTION = 48
 
 
 class Names:
-    """The names in use.
+    """The identifiers in use, and the objects that have them.
 
     Args:
-        reserved: those that nothing gets.
-        separator: stands in front of the number of a name that was taken.
+        reserved: names that are never returned.
+        separator: text in front of the number that is appended to a name in use.
     """
 
     def __init__(self, reserved: Iterable[str] = (), separator: str = "_") -> None:
@@ -84,7 +84,7 @@ class Names:
         self._given: dict[object, str] = {}
 
     def new(self, wanted: str) -> str:
-        """Return ``wanted`` as an identifier, with the first free number if that is taken."""
+        """Return ``wanted`` as an identifier, with the first free number if it is in use."""
         name = base = identifier(wanted)
         count = self._counts.get(base, 0)
         while name in self._counts:
@@ -95,7 +95,7 @@ class Names:
         return name
 
     def __call__(self, thing: Named, prefix: str = "") -> str:
-        """Return the name of a thing; if it has none yet, its own after a prefix."""
+        """Return the identifier of an object; at the first call, a new one from prefix and name."""
         name = self._given.get(thing)
         if name is None:
             name = self._given[thing] = self.new(prefix + thing.name)
@@ -105,5 +105,5 @@ class Names:
         return thing in self._given
 
     def all(self) -> tuple[str, ...]:
-        """Return the names of things in the order in which they were given."""
+        """Return the identifiers of objects, in the order in which they were made."""
         return tuple(self._given.values())

@@ -1,8 +1,8 @@
-"""Sums that may run beside the maximum they refer to: the algebra of online softmax.
+"""The algebra of online softmax: sums that may run in the same loop as their maximum.
 
 A sum over n of ``exp(s - m) * w`` with ``m = max(n: s)`` needs m before its first term. But
-``exp(s - m') = exp(s - m) * exp(m - m')``: a sum of terms that are *linear* in ``exp(s - m)`` may
-start with the maximum so far, and be multiplied by ``exp(m - m')`` when that grows to m'. So one
+``exp(s - m') = exp(s - m) * exp(m - m')``: a sum of terms that are linear in ``exp(s - m)`` may use
+the running maximum, and is rescaled by ``exp(m - m')`` when that grows from m to m'. So one
 loop computes both (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 an attention is one loop over keys.
 
@@ -10,7 +10,7 @@ A positive factor of the scores may be applied after the maximum, ``max(n: k*x) 
 rounding keeps order, so both are equal to the last bit. The terms are then ``exp(k*x - k*m)``.
 
 Worked example: with ``l = sum(n: exp(s - m))`` the weights ``exp(s - m) / l`` are linear once the
-division has left the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) * v) / l``.
+division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) * v) / l``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Scale: TypeAlias = tuple[str, float]
 """How scores are scaled: ("mul", k) or ("div", k), with k positive."""
 ONE: Scale = ("mul", 1.0)
 LEAST = 1e-30
-"""Factors so small or so large may overflow on one side alone."""
+"""The least factor that is moved: below it, or above its inverse, one side may overflow."""
 
 
 def find_row_maxima(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
@@ -47,7 +47,7 @@ def find_row_maxima(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
 
 
 def dependents(roots: Iterable[Expr], row_max: Reduce) -> set[Expr]:
-    """Return the nodes below ``roots`` that have ``row_max`` below them."""
+    """Return the nodes of ``roots`` that depend on ``row_max``, without itself."""
 
     found: set[Expr] = {row_max}
     for node in postorder(roots):
@@ -57,13 +57,13 @@ def dependents(roots: Iterable[Expr], row_max: Reduce) -> set[Expr]:
 
 
 def _is_linear(root: Expr, row_max: Reduce) -> bool:
-    """Return True if ``root`` is a multiple of ``exp(s - row_max)`` by what does not mention it."""
+    """Return True if ``root`` is ``exp(s - row_max)`` times factors independent of ``row_max``."""
     mentions = dependents((root,), row_max) | {row_max}
     node, held = root, frozenset[Expr]()
     while node in mentions:
         match node:
             case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is row_max:
-                # A factor is outside the maximum, or within it as in the scores.
+                # The scale is applied to the maximum, or inside it as to the scores.
                 (score, factor), (_, other) = (a, ONE) if b is row_max else unscaled(a), unscaled(b)
                 known = score not in mentions and factor == other
                 return known and _at_most(score, row_max.body, held)
@@ -94,10 +94,10 @@ def scale_of(node: Reduce, row_max: Reduce) -> Scale:
 
 
 def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with positive factors outside maxima, and outside masks by -inf.
+    """Return the expressions with positive factors moved out of maxima and of masks by -inf.
 
-    Values are the same to the last bit. A row then has one multiplication, where each score had
-    one, and the scores' own can be one with that by the logarithm's base
+    Values are equal to the last bit. The maximum is then scaled once per row instead of once per
+    score, and the scores' factor can be merged with that of the logarithm's base
     (``codegen/triton/base_two.py``).
     """
 
@@ -118,7 +118,7 @@ def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def unscaled(node: Expr) -> tuple[Expr, Scale]:
-    """Return what is multiplied or divided by a positive number, and by which; else by 1."""
+    """Return a node without its positive constant factor or divisor, and that, or ``ONE``."""
     match node:
         case Op(name="mul" | "div", args=(a, Const(value=k))) if a.dtype.is_float:
             if LEAST <= k <= 1 / LEAST:
@@ -146,11 +146,11 @@ def _at_most(score: Expr, top: Expr, held: frozenset[Expr]) -> bool:
 
 
 def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with divisors and factors that do not vary outside their sums.
+    """Return the expressions with loop-invariant divisors and factors moved out of their sums.
 
-    So is a condition that does not vary, of weights that are else 0: that a row is all masked. Only
-    of sums that become linear in an ``exp(s - m)`` by it: elsewhere the rounding of a division
-    is the user's. A rounding to 16 bits moves to the value before the division.
+    An invariant condition whose other branch is 0, for fully masked rows, is moved out as well.
+    Only sums that become linear in an ``exp(s - m)`` by it are changed: elsewhere a division rounds
+    where the user wrote it. A rounding to 16 bits moves to the value before the division.
     """
 
     def hoisted(node: Expr) -> Expr:
@@ -171,7 +171,7 @@ def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def _applied(name: str, value: Expr, factor: Expr) -> Expr:
-    """Return a value with what left its sum."""
+    """Return a sum with a factor or condition that was moved out of it."""
     if name not in ("where", "unless"):
         return Op(name, (value, factor))
     zero = Const(0.0, value.dtype)
@@ -180,9 +180,9 @@ def _applied(name: str, value: Expr, factor: Expr) -> Expr:
 
 
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[tuple[str, Expr]]]:
-    """Return a product without its factors that do not vary along ``over``, and these.
+    """Return a product without the factors that are invariant along ``over``, and these factors.
 
-    Of each, the operation that applies it; "where" and "unless" apply a condition.
+    Each comes with the operation that applies it; "where" and "unless" apply a condition.
     """
     match root:
         case Select(condition=c, then=a, other=Const(value=0)) if c.axes.isdisjoint(over):

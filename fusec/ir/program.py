@@ -1,4 +1,4 @@
-"""Programs: what the printers walk. One kernel, scheduled: scopes of statements over named values.
+"""Programs: scheduled kernels, as printers take them: scopes of statements over named values.
 
 Grammar of the printed form::
 
@@ -15,8 +15,8 @@ Grammar of the printed form::
     matrix    ::= buffer '[' offset ']'
 
     role      ::= statement | 'fill' ring ':' var '=' buffer '[' offset ']' ',' ...
-                | 'take' ring [n 'before'] ':' var ',' ...   Take: what a slot of the ring holds
-                | 'await' var ',' ... ['but' n]          Await: products under way
+                | 'take' ring [n 'before'] ':' var ',' ...   Take: the tiles in a slot of the ring
+                | 'await' var ',' ... ['but' n]          Await: asynchronous products
                 | 'free' ring [n 'before'] ['from the second' axis 'on']
 
 Semantics. The body runs once for each point of the grid, in any order or in parallel. A lane axis
@@ -24,13 +24,13 @@ is no loop: a value with lane axes is a tile that holds one element for each lan
 index, the element offset into the buffer's storage (``buffer.flat()``), and a guard that is a value
 of the program; lanes whose guard is false touch no memory and give 0. ``Reduce`` in a ``Let`` folds
 lanes of one value. ``For`` runs ``axis`` from ``start`` while it is less than each of ``stops``; a
-Carry declared outside keeps its value from one iteration to the next. ``Multiply`` is what a
-``Dot`` of tiles becomes where tiles are arrays; i, j and k in it count rows, columns and terms.
+Carry declared outside keeps its value from one iteration to the next. ``Multiply`` replaces a
+``Dot`` of tiles where tiles are arrays; i, j and k in it count rows, columns and terms.
 
-Where warps have roles, one program is printed as several
-(``codegen/triton/warp_specialization.py``). One role fills the slots of a *ring* in turn, each as
-soon as it is free; others take what is in them, in that order. A ``Dot`` of what was taken is under
-way until an ``Await``, and only then may its slot be freed.
+With warp specialization, one program is printed as several
+(``codegen/triton/warp_specialization.py``). A producer warp fills the slots of a ring in turn, each
+as soon as it is free; consumer warps take their tiles in the same order. A ``Dot`` of taken tiles
+is asynchronous until an ``Await``, and only then may its slot be freed.
 
 Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*16 + ci``)::
 
@@ -52,10 +52,10 @@ from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
 from fusec.ir.index import Axis, Index, Size, index
 
 MULTIPLE = 16
-"""A launch tells a GPU's kernel which addresses, in bytes, and sizes are multiples of it."""
+"""A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""
 
 GROUPS = {"cooperative": 1, "pingpong": 2}
-"""Roles of warps: how many groups of them multiply what one loads, each at a tile of its own."""
+"""Warp specialization -> the number of consumer groups, each with a tile of its own."""
 MAX_SIZE = 2**31 - 2**20
 """The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
 
@@ -137,15 +137,14 @@ class Matrix:
 class Multiply:
     """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32, in any order of k.
 
-    Operands are of f32, or both of bf16. Columns of ``into`` are neighbours in their panels, and of
-    ``right`` in f32. ``into`` overlaps neither
-    operand.
+    Both operands are f32, or both are bf16. The columns of ``into`` are contiguous within a panel,
+    as are those of ``right`` in f32. ``into`` overlaps neither operand.
 
     Attributes:
         rows, terms: i and k are less than each of these; there are none where one is not positive.
         columns: a multiple of ``width``.
         width: columns of a panel.
-        adds: to what is there; else that is overwritten, with 0 where there are no terms.
+        adds: adds to ``into``; else overwrites it, with 0 where there are no terms.
     """
 
     into: Matrix
@@ -160,7 +159,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ring:
-    """Places in shared memory, ``slots`` of them for each group of warps that empties them."""
+    """A ring buffer in shared memory, with ``slots`` slots for each consumer group."""
 
     name: str
     slots: int
@@ -168,7 +167,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fill:
-    """Copy tiles into the next slot of a ring, once that is free."""
+    """Copy tiles into the next slot of a ring, as soon as it is free."""
 
     ring: Ring
     loads: tuple[Let, ...]
@@ -176,11 +175,11 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Take:
-    """Wait until the next slot of a ring is full, and name what it holds.
+    """Wait until the next slot of a ring is full, and name the tiles in it.
 
     Attributes:
-        before: of one of the slots that were taken already, which is not freed yet: 1 for the last,
-            2 for the one before. 0 for the next one.
+        before: 0 for the next slot; else a slot that was taken already and is not yet freed: 1 for
+            the last one, 2 for the one before.
     """
 
     ring: Ring
@@ -190,7 +189,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Await:
-    """Wait for the products that were started, but for the last ``pending`` ones."""
+    """Wait for all products that were started, except the last ``pending`` ones."""
 
     sums: tuple[Var, ...]
     pending: int
@@ -198,10 +197,10 @@ class Await:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Free:
-    """Let a slot be filled again: the one taken last, or so many before it.
+    """Free a slot, to be filled again: the one taken last, or ``before`` takes earlier.
 
     Attributes:
-        after: none is freed in the first iteration of the loop with this axis.
+        after: axis of a loop in whose first iteration no slot is freed.
     """
 
     ring: Ring
@@ -223,23 +222,23 @@ class Program:
         sizes: symbolic extents, passed as 64-bit integers after the buffers.
         grid: one instance of the body for each point.
         lanes: lane axes, outermost first; their extents are constants (powers of two on a GPU).
-        notation: the kernel in index notation, and the user's source lines: a header comment.
+        notation, source: the kernel in index notation, and the user's source lines: for comments.
         warps: for a GPU, warps of one program instance.
-        stages: how many iterations of a loop are under way at once: loads run ahead.
+        stages: iterations of a loop that are in flight (software pipelining): loads run ahead.
         group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
-            in blocks of so many along the second to last grid axis; 0 for row by row.
+            in blocks of this many along the second to last grid axis; 0 for row by row.
         descriptors: for a GPU, operands of products are copied by tensor descriptors where they
             can be.
-        registers: for a GPU, the most that a thread may have; 0 for as many as the compiler likes.
-        table: it runs for each row of a table, which has the addresses of its buffers and its
-            sizes: one launch for many alike kernels.
-        roles: for a GPU, "cooperative": one warp loads what the others multiply; "pingpong": what
-            two groups of others multiply, each at a tile of its own; "": every warp does both.
-        programs: for a GPU, how many programs walk over the grid in turns; 0: one for each point.
-        overlaid: buffers of which one may lie over another.
+        registers: for a GPU, the limit of registers per thread; 0 for the compiler's choice.
+        table: it runs for each row of a table of buffers' addresses and sizes: one launch of a
+            foreach kernel.
+        roles: for a GPU, warp specialization: "cooperative" has one producer warp and one consumer
+            group, "pingpong" two consumer groups with a tile each; "": every warp does both.
+        programs: for a GPU, the number of persistent programs; 0: one for each grid point.
+        overlaid: buffers that may alias each other.
         rounded: for a CPU, exponentials that only ever reach memory rounded to 16 bits
             (``codegen/lowering/precision.py``): a shorter polynomial is as good.
-        elements: how many points one kernel call visits, for the choice of threads (a CPU hint).
+        work: how many points one kernel call visits, for the choice of threads (a CPU hint).
     """
 
     name: str
@@ -270,7 +269,7 @@ class Program:
 
 
 def statements(body: Iterable[Statement]) -> Iterator[Statement]:
-    """Yield the statements of a block in order, each loop followed by those in it."""
+    """Yield the statements of a block in order, each loop followed by its body's."""
     for statement in body:
         yield statement
         if isinstance(statement, For):
@@ -278,7 +277,7 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def reads(statement: Statement) -> tuple[Expr, ...]:
-    """Return the values that a statement names; of a loop, those in its bounds."""
+    """Return the operands of a statement; of a loop, the values in its bounds."""
     match statement:
         case Let(value=Var() as value) | Update(value=Var() as value):
             return (value,)
@@ -296,7 +295,7 @@ def reads(statement: Statement) -> tuple[Expr, ...]:
 def map_statements(
     body: Iterable[Statement], rule: Callable[[Statement], Iterable[Statement]]
 ) -> tuple[Statement, ...]:
-    """Return a block with those of ``rule`` in the place of each statement but a loop."""
+    """Return a block with each statement but a loop replaced by the results of ``rule``."""
     done: list[Statement] = []
     for statement in body:
         if isinstance(statement, For):
@@ -362,7 +361,7 @@ def _least(bounds: tuple[Index, ...]) -> str:
 
 
 def _product(product: Multiply) -> str:
-    """Return a product's line; i, j and k count rows, columns and terms."""
+    """Return the line of a product; i, j and k count rows, columns and terms."""
     i, j, k = (Axis(name, index(product.width)) for name in "ijk")
     into, right = product.into, product.right
     left = product.left.at(index(i), index(0), index(k))
@@ -386,7 +385,7 @@ def _var(var: Var) -> str:
 
 
 def stored_alone(body: tuple[Statement, ...]) -> frozenset[Var]:
-    """Return values that are only ever stored: their rounding may be left to the store."""
+    """Return the variables that are only stored, so that the store may round them."""
     inside = list(statements(body))
     stored = {s.value for s in inside if isinstance(s, Put) and isinstance(s.value, Var)}
     others = (s for s in inside if not isinstance(s, Put))

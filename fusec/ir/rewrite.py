@@ -1,7 +1,7 @@
 """Rewriting expressions bottom-up, once per distinct node.
 
-``rewrite(roots, rule)`` offers each node, with its children rewritten already, to ``rule``; what
-the rule returns takes its place. Memoised on identity and iterative: deep chains are no problem.
+``rewrite(roots, rule)`` replaces each node, whose children are rewritten already, by the result of
+``rule``. Memoised on identity and iterative: deep chains are no problem.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
 
 
 class Rewriter:
-    """``rewrite`` by one rule, with a memory: what one call has rewritten, the next ones look up.
+    """``rewrite`` by one rule, memoised across calls.
 
-    The rule may depend on nothing but the node. A chain that grows by an operation a call then
-    costs one visit a call, not one for each operation below.
+    The rule must depend on the node alone. A chain that grows by one operation per call then costs
+    one visit per call, not one for each operation in it.
     """
 
     __slots__ = ("new", "rule")
@@ -74,9 +74,9 @@ class Rewriter:
 
 
 def reading(instead: Mapping[Buffer, Buffer]) -> Rule:
-    """Return the rule by which loads of some buffers read others, at the same indices.
+    """Return the rule that redirects loads of the buffers in ``instead``, at the same indices.
 
-    It looks up what the mapping says by then.
+    The mapping is looked up when the rule runs, so that it may still grow.
     """
 
     def rule(node: Expr) -> Expr:
@@ -92,7 +92,7 @@ def around_reductions(
 ) -> Expr:
     """Return ``change(body)`` with the outermost reductions for which ``held`` is true left alone.
 
-    After unification the bound axis of a row's sum *is* the axis of the row's elements: a blind
+    After unification the bound axis of a row's sum is the axis of the row's elements: a plain
     substitution, or a guard along that axis, would be captured by the sum.
     """
     names: dict[Expr, Expr] = {}
@@ -114,7 +114,7 @@ def around_reductions(
 def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     """Return the value of ``expr`` where ``guard`` holds and 0 elsewhere, its loads guarded too.
 
-    What a guarded load becomes when the buffer's definition takes its place.
+    It replaces a guarded load when the buffer's definition is inlined.
     """
     if guard is None:
         return expr
@@ -123,8 +123,8 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in postorder((expr,))
     ):
         # A reduction that does not vary along the guarded axes does not need the guard; one that
-        # does gets bound axes of its own, or it would capture the guard's. So does what varies
-        # along these, for they are other ones then.
+        # does gets fresh bound axes, or it would capture the guard's. So does a reduction that
+        # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
         return around_reductions(
             expr,
@@ -132,7 +132,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
             lambda body: with_guard(_fresh_bound_axes(body), condition),
         )
 
-    # What the condition itself computes is computed, and checked, wherever it is asked.
+    # The condition itself is computed everywhere, so that its nodes stay as they are.
     checks = any(map(is_checked, postorder((expr,))))
     asked = frozenset(postorder((condition,))) if checks else frozenset[Expr]()
 
@@ -150,12 +150,12 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
 
 
 def is_checked(node: Expr) -> TypeGuard[Op]:
-    """Return True for what may end the call, which no masked lane and no padding must do."""
+    """Return True for an operation that may raise an error, which masked lanes must not do."""
     return isinstance(node, Op) and node.name in CHECKED
 
 
 def checked_where(condition: Expr, node: Op) -> Op:
-    """Return a checked value that ends the call only where ``condition`` holds."""
+    """Return a checked operation that may raise its error only where ``condition`` holds."""
     value, *bounds = node.args
     safe = Select(condition, value, Const(CHECKED[node.name], node.dtype))
     return Op(node.name, (safe, *(_extent_where(condition, bound) for bound in bounds)))
@@ -170,10 +170,10 @@ def _extent_where(condition: Expr, extent: Expr) -> Expr:
 
 
 def read_at(expr: Expr, indices: Iterable[Index]) -> Expr:
-    """Return ``expr``, which was read at some indices, with each that memory gave checked there.
+    """Return ``expr``, inlined at some indices, with every gathered index checked for its range.
 
-    A load checks its own. Where no load has such an index (of positions, of numbers, of one element
-    that stands for all), or one that its guard forbids out of range, a selection does::
+    A load checks its own indices. Where no load has the gathered index (positions, constants,
+    broadcasts), or only one whose guard tests that index, a selection checks it::
 
         arange(n)[k]   is   where(within(k, n) >= 0, k, 0)
     """
@@ -198,13 +198,13 @@ def _checked_by_loads(expr: Expr) -> Iterator[Runtime]:
 
 
 def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
-    """Return the axes that reductions bind which vary along some axes."""
+    """Return the axes bound by those reductions that vary along ``axes``."""
     reductions = (n for n in postorder((expr,)) if isinstance(n, Reduce))
     return frozenset(a for n in reductions if not n.axes.isdisjoint(axes) for a in n.over)
 
 
 def _fresh_bound_axes(expr: Expr) -> Expr:
-    """Return the expression with every reduction over axes of its own."""
+    """Return the expression with every reduction over fresh axes."""
 
     def renamed(node: Expr) -> Expr:
         if not isinstance(node, Reduce):
@@ -218,9 +218,9 @@ def _fresh_bound_axes(expr: Expr) -> Expr:
 
 
 def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Rewriter) -> Def:
-    """Return a line with those that it loads in their places, at the loaded indices, simplified.
+    """Return a line with definitions inlined for its loads, at the loaded indices, simplified.
 
-    It comes from where these come from, too.
+    Its origin includes those of the definitions.
     """
     sources = [definitions[buffer] for buffer in line.reads if buffer in definitions]
     if not sources:

@@ -1,8 +1,8 @@
 """The table of scalar operations: every ``Op`` node names one row.
 
-A row says how many arguments an operation takes, what its result's type is, and what it costs.
+A row has an operation's number and types of arguments, the type of its result, and its cost.
 A new primitive is one row here, one in each printer's table and one in the interpreter's;
-``tests/ir/test_scalar.py`` says which is missing.
+``tests/ir/test_scalar.py`` fails for a missing one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _ROWS = (
     ScalarOp("truncdiv", 2, takes="integer", cost=8),  # integers: rounds to zero
     ScalarOp("remainder", 2, cost=8, infix="%"),  # sign of the divisor, as torch.remainder
     ScalarOp("fmod", 2, cost=8),  # sign of the dividend
-    ScalarOp("nonzero", 1, takes="integer"),  # its argument; C++ reports zero: eager's divisor
-    ScalarOp("within", 2, takes="integer"),  # (k, n) -> k; C++ reports one outside 0 <= k < n
-    ScalarOp("probability", 1, takes="float"),  # its argument; C++ reports one outside [0, 1]
+    ScalarOp("nonzero", 1, takes="integer"),  # identity; C++ reports 0, as eager of a divisor
+    ScalarOp("within", 2, takes="integer"),  # (k, n) -> k; C++ reports k outside [0, n)
+    ScalarOp("probability", 1, takes="float"),  # identity; C++ reports values outside [0, 1]
     ScalarOp("pow", 2, cost=24),
     ScalarOp("atan2", 2, takes="float", cost=32),
     ScalarOp("minimum", 2, takes="any"),  # NaN if either is
@@ -110,7 +110,7 @@ _ROWS = (
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 
 CHECKED: dict[str, int] = {"nonzero": 1, "within": 0, "probability": 0}
-"""Operations that may end the call, on CPUs, by a first argument with which they never do."""
+"""Operation that may raise an error on CPUs -> a first argument for which it never does."""
 
 ROUND: dict[DType, str] = {F16: "round_f16", BF16: "round_bf16"}
-"""The operation that rounds an f32 to a 16-bit type, by that type."""
+"""16-bit type -> the operation that rounds an f32 to it."""

@@ -1,15 +1,15 @@
-"""Products of few rows: each weight is read once, and multiplied with all rows there and then.
+"""Skinny products: each weight is read once, and multiplied with all rows at once.
 
-A product of at most some rows waits for its weights, which are as many as without any other row.
-What it takes is told from its sum here; the frontend's spelling, the rows' place among the factors
-and the type of the operands do not matter.
+A product of few rows is limited by the reading of its weights, whose number does not depend on the
+rows. It is recognised by its sum here; the frontend's spelling, the order of the factors and the
+type of the operands do not matter.
 
-Weights lie along the sum, or in *panels*: so many neighbours are the columns of one term, and the
-terms of these columns follow each other (``frontend/fx_passes/packing.py``).
+Weights are contiguous along the sum, or in panels: the columns of one term in a panel are
+neighbours, and the terms of these columns follow each other (``frontend/fx_passes/packing.py``).
 
 Worked example: ``sum(k: x[m, k] * w[n, k])`` with m of 4 streams w along k. Its rows are ``(m,)``
 and its column is n; with m of extent 1, which no expression has as an axis, it has no rows. With
-``w[n//32, k, n%32]`` in the place of ``w[n, k]`` its panels are of 32.
+``w[n//32, k, n%32]`` instead of ``w[n, k]`` its panels have 32 columns.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fusec.ir.expr import substitute as substitute_index
 from fusec.ir.index import Axis, Index, floordiv, index, mod, product
 
 WIDEST_PANEL = 128
-"""Columns of the widest panel: a wider one is a matrix by rows, whose terms lie in other pages."""
+"""Columns of the widest panel: a wider one is a row-major matrix with terms on other pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A product of few rows.
+    """A skinny product.
 
     Attributes:
         rows: the axes of the rows, of constant extents; none where there is one row.
-        columns: the axis of what is streamed; of panels it may be cut in these and their places.
+        columns: the axis of the columns; of panels, perhaps two: panels and columns in a panel.
         few: the operand that has the rows, in f32.
-        terms: how many each sum has.
+        terms: the number of terms of each sum.
         itemsize: bytes of a weight.
-        panel: columns of a panel; 0 where weights lie along the sum. Its places may be fewer.
+        panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter.
     """
 
     rows: tuple[Axis, ...]
@@ -47,9 +47,9 @@ class Streamed:
 
 
 def streamed(node: Expr, most: int) -> Streamed | None:
-    """Return a sum as a product of at most ``most`` rows; None for anything else.
+    """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
 
-    Both operands are contiguous along what it sums over, or the weights lie in panels.
+    Both operands are contiguous along the summed axis, or the weights are in panels.
     """
     found = sides(node)
     if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
@@ -76,7 +76,7 @@ def streamed(node: Expr, most: int) -> Streamed | None:
 
 
 def _is_contiguous(operand: Expr, axis: Axis) -> bool:
-    """Return True if what an operand loads along an axis are neighbours."""
+    """Return True if an operand's loads have stride 1 along an axis."""
     found = [n for n in postorder((operand,)) if isinstance(n, Load) and axis in n.axes]
     steps = {load.buffer.offset(load.indices).coefficient(axis) for load in found}
     return steps == {index(1)}
@@ -87,7 +87,7 @@ def _itemsize(operand: Expr) -> int:
 
 
 def _panel(many: Expr, over: Axis, columns: tuple[Axis, ...]) -> int:
-    """Return how many columns of a term are neighbours in memory, if these are a panel; else 0."""
+    """Return the number of columns of a panel, or 0 if the operand is not in panels."""
     found = [n for n in postorder((many,)) if isinstance(n, Load)]
     if len(found) != 1 or found[0].guard is not None:
         return 0

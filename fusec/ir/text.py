@@ -1,6 +1,6 @@
 """The printed form of every structure, as logs, docs, dumps and golden files show it.
 
-The grammar stands on top of ``index.py``, ``expr.py``, ``graph.py`` and ``program.py``.
+The grammar is in the docstrings of ``index.py``, ``expr.py``, ``graph.py`` and ``program.py``.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from fusec.ir.index import Axis, Index, Size
 from fusec.ir.scalar import SCALAR_OPS
 
 LONGEST_LINE = 10_000
-"""Characters of a printed expression; a longer one shows its innermost parts as ``...``."""
+"""Most characters of a printed sub-expression; a longer one is printed as ``...``."""
 LONG_NODE = 80
-"""Characters from which any node that is used twice gets a line of its own."""
+"""A node that is used twice and has more characters than this gets a line of its own."""
 
 
 def print_expr(root: Expr) -> str:
     """Return the expression on one line; nodes used twice are printed twice.
 
-    What has been printed is abbreviated before it grows beyond all bounds, as sums of sums do.
+    Long sub-expressions are abbreviated, because shared nodes make the text grow exponentially.
     """
     text: dict[Expr, str] = {}
     for node in postorder((root,)):
@@ -65,7 +65,7 @@ def print_expr(root: Expr) -> str:
 
 
 def print_lines(roots: dict[str, Expr]) -> list[str]:
-    """Return ``target = expr`` lines; larger shared nodes get a line ``t<n>`` of their own."""
+    """Return ``target = expr`` lines; large shared nodes get a line ``t<n>`` of their own."""
     uses: dict[Expr, int] = {}
     order = postorder(roots.values())
     for node in order:
@@ -192,7 +192,7 @@ def print_call(line: CallStep) -> str:
 
 
 def print_graph(graph: Graph) -> str:
-    """Return the whole graph, one line a definition."""
+    """Return the text of a graph, with one line for each definition."""
     inputs = []
     for item in graph.inputs:
         match item:
@@ -218,7 +218,7 @@ def print_graph(graph: Graph) -> str:
 
 
 def print_kernel(kernel: Kernel) -> str:
-    """Return a kernel: its axes, then its stores, shared sub-expressions on lines of their own."""
+    """Return the text of a kernel: its axes, then its stores with shared sub-expressions named."""
     outputs = ", ".join(dict.fromkeys(s.buffer.name for s in kernel.stores))
     head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
     head += f"    inside {print_axes(kernel.inside)}"
@@ -227,7 +227,7 @@ def print_kernel(kernel: Kernel) -> str:
 
 
 def print_schedule(schedule: Schedule) -> str:
-    """Return kernels, externs and loops over rows in execution order."""
+    """Return the text of all steps, in execution order."""
     return "\n\n".join(map(print_step, schedule.steps))
 
 
@@ -244,7 +244,7 @@ def print_step(step: Step) -> str:
 
 
 def print_template(foreach: ForeachKernel) -> str:
-    """Return what the members of a foreach kernel have in common."""
+    """Return the text of a foreach kernel's template, without its members."""
     head, *lines = print_kernel(foreach.template).splitlines()
     axes = head.partition("    ")[2]
     head = f"foreach {foreach.name} of {len(foreach.kernels)} kernels    {axes}"
@@ -252,7 +252,7 @@ def print_template(foreach: ForeachKernel) -> str:
 
 
 def print_foreach(foreach: ForeachKernel) -> str:
-    """Return what the members have in common, then a line for each of them."""
+    """Return the text of the template, then a line for each member."""
     lines = [print_template(foreach)]
     for kernel, (buffers, sizes) in zip(foreach.kernels, foreach.rows, strict=True):
         pairs = [f"{s.name}={n}" for s, n in zip(foreach.extents, sizes, strict=True)]
@@ -262,7 +262,7 @@ def print_foreach(foreach: ForeachKernel) -> str:
 
 
 def print_row_loop(loop: RowLoop) -> str:
-    """Return a loop over rows: what it slices and makes, then its body, indented."""
+    """Return the text of a row loop: its operands and results, then its body, indented."""
     inner = [i for i in loop.graph.inputs if isinstance(i, Buffer)]
     sliced = [
         f"{i.name}: {print_type(i)} of {print_argument(v)}"
@@ -287,7 +287,7 @@ def print_row_loop(loop: RowLoop) -> str:
 
 
 def print_index(value: Index) -> str:
-    """Return the index as a sum; the grammar stands on top of ``index.py``."""
+    """Return the index as a sum; the grammar is in the docstring of ``index.py``."""
     parts: list[str] = []
     for monomial, coefficient in value.terms:
         body = "*".join(repr(atom) for atom in monomial)

@@ -1,18 +1,18 @@
 """What is legal at each stage. A verifier raises ``InvalidIR``, naming the line at fault.
 
-Of an expression, wherever it stands:
+In an expression, wherever it stands:
 
-* its free axes, and those that limits of its ragged axes mention, are in scope;
-* every load is provably in range, or guarded; a gather's ``Runtime`` index is so by definition;
+* its free axes, and the axes in limits of its ragged axes, are in scope;
+* every load is guarded, or provably in range; a gather's ``Runtime`` index is so by definition;
 * a reduction binds distinct axes;
 * operations and reductions work in compute types (f32, f64, i32, i64, bool) that their row of
   ``scalar.py`` takes; nothing is opaque.
 
-Of a graph: no axis is both free and bound in a definition, for any index may replace a free one. Of
-a graph or schedule: every buffer is defined once and before use. Of a kernel, its axes unified:
-reduced ones are inside, never on the grid; what it writes it reads at no other index; its stores
-are disjoint: their indices determine every axis of the grid and of the value (the race check, see
-``disjoint.py``).
+In a graph, no axis is both free and bound in a definition: any index may be substituted for a free
+one. In a graph or schedule, every buffer is defined once and before use. In a kernel, whose axes
+are unified, reduced axes are inside, never on the grid; a buffer that it writes is loaded at no
+other index; stores are disjoint: their indices determine every axis of the grid and of the value
+(the race check, see ``disjoint.py``).
 
 ``verify_program`` is defined in ``verify_program.py``.
 """
@@ -61,7 +61,7 @@ from fusec.ir.scalar import SCALAR_OPS
 def check(condition: bool, line: str, problem: str) -> None:
     """Raise InvalidIR unless ``condition``; ``line`` is the target of the statement at fault.
 
-    Callers do not print expressions for this: ``problem`` is made whether it is needed or not.
+    ``problem`` is built even where the condition holds, so callers print no expressions in it.
     """
     if not condition:
         raise InvalidIR(f"{line}: {problem}")
@@ -79,7 +79,7 @@ def _names(axes: Iterable[Axis]) -> str:
 
 
 def verify_expr(root: Expr, scope: frozenset[Axis], line: str) -> None:
-    """Check an expression of a graph or kernel whose free axes may be those of ``scope``.
+    """Check an expression of a graph or kernel, whose free axes must be in ``scope``.
 
     Raises:
         InvalidIR: naming ``line``.
@@ -99,7 +99,7 @@ def verify_expr(root: Expr, scope: frozenset[Axis], line: str) -> None:
 
 
 def _needed_axes(node: Expr, needed: dict[Expr, frozenset[Axis]]) -> frozenset[Axis]:
-    """Return the free axes of a node, those that ragged limits mention included."""
+    """Return the free axes of a node, including the axes in limits of ragged axes."""
     axes = node.axes.union(*(needed[child] for child in children(node)))
     bound = frozenset(node.over) if isinstance(node, Reduce) else frozenset()
     for axis in (*axes, *bound):
@@ -117,13 +117,13 @@ def _verify_load(node: Load, line: str) -> None:
 
 
 def verify_range(value: Index, extent: Index, what: str, line: str) -> None:
-    """Check that ``0 <= value < extent`` is provable; a gather alone is so by definition."""
+    """Check that ``0 <= value < extent`` is provable, as it is by definition for a gather alone."""
     if not (is_in_range(value, extent) or is_in_range_everywhere(value, extent)):
         raise InvalidIR(f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded")
 
 
 def verify_node_types(node: Expr, line: str) -> None:
-    """Check the dtype rules of one node; those that its constructor checks are not repeated."""
+    """Check the dtype rules of one node that its constructor does not check."""
     check(not node.dtype.is_opaque, line, f"a value of opaque type {node.dtype}")
     match node:
         case Op():
@@ -148,7 +148,7 @@ def _verify_reduced(monoid: Monoid, dtype: DType, line: str) -> None:
 
 
 def _accepts(takes: str, dtype: DType) -> bool:
-    """Return True if an operation that takes ``takes`` (see ``ScalarOp``) takes ``dtype``."""
+    """Return True if ``takes``, a value of ``ScalarOp.takes``, admits arguments of ``dtype``."""
     match takes:
         case "any":
             return True
@@ -236,7 +236,7 @@ def _verify_call(node: CallStep, defined: set[Buffer]) -> None:
 
 
 def verify_kernel(kernel: Kernel) -> None:
-    """Check a kernel by itself: what it loads is not known to be defined.
+    """Check a kernel by itself, but not whether the buffers that it loads are defined.
 
     Raises:
         InvalidIR: naming the store at fault.
@@ -257,7 +257,7 @@ def verify_kernel(kernel: Kernel) -> None:
 
 
 def verify_flat(kernel: FlatKernel) -> None:
-    """Check that a kernel has element offsets for indices, over axes of its own.
+    """Check that each load and store is addressed by an element offset over the kernel's axes.
 
     Raises:
         InvalidIR: naming the buffer at fault.
@@ -308,7 +308,7 @@ def verify_schedule(schedule: Schedule) -> None:
 def _verify_launch(
     launch: Kernel | ForeachKernel, defined: set[Buffer], written: set[Buffer]
 ) -> None:
-    """Check what one launch runs; ``written`` are the inputs that nothing wrote in place so far."""
+    """Check the kernels of one launch; ``written`` has the inputs not written in place so far."""
     line = f"kernel {launch.name}"
     for buffer in launch.reads:
         check(buffer in defined, line, f"{buffer} is not defined yet")
@@ -322,7 +322,7 @@ def _verify_launch(
 
 
 def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
-    """Check a loop over rows: its body, and that what goes in and comes out has the body's form."""
+    """Check a row loop's body, and that its inputs and outputs match the loop's buffers."""
     line = f"rows {loop.name}"
     match loop.body:
         case Graph():

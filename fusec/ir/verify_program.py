@@ -1,18 +1,18 @@
 """What is legal in a program. ``verify_program`` raises ``InvalidIR``, naming the statement.
 
-* A name is defined once, before its use and in an enclosing scope; names in scope read differently.
+* A name is defined once, before its use and in an enclosing scope; names in scope are distinct.
 * A ``Let`` or ``Update`` is one node over variables and constants; dtypes as in ``verify.py``.
 * A variable has every lane that its value has; in a form for a printer
-  (``codegen/lowering/orient.py``), a copy of a tile may have twins of its lanes: rows for columns.
-  Indices vary along the grid, open loops and lanes; where a loop starts and stops does not vary
-  along lanes.
+  (``codegen/lowering/orient.py``), a transposed copy of a tile may have the twins of its lanes.
+  Indices vary along the grid, enclosing loops and lanes only; bounds of loops do not vary along
+  lanes.
 * An access has one index, into a buffer of the program or an array in scope. It is guarded by a
-  bool or provably in range, where a loop's axis is less than any one of its stops.
+  bool or provably in range; for the proof a loop's axis is less than any one of its stops.
 * ``Update`` changes a carry in scope. Sizes in indices are among the program's.
-* A ``Multiply`` is legal if the loops that it stands for are: f32 or bf16, summed in f32.
+* A ``Multiply`` is legal if the equivalent loop nest is: f32 or bf16, summed in f32.
 
-That programs write disjoint elements is a property of the kernel, and checked there: a mask that
-makes lanes disjoint is a value here, which no prover follows.
+That stores are disjoint is checked on the kernel, not here: a mask that makes lanes disjoint is a
+run-time value in a program, which the prover cannot follow.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from fusec.ir.verify import check, verify_node_types
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What a statement may use.
+    """The axes and names that a statement may use.
 
     Attributes:
-        held: axes held at one coordinate: the grid and open loops.
-        loops: open loops, outermost first.
-        copied: accesses of whole tiles that end where their tensor does.
+        held: axes that are scalar at a statement: the grid and enclosing loops.
+        loops: enclosing loops, outermost first.
+        copied: copies of whole tiles by descriptor, which stop at their tensor's bounds.
     """
 
     lanes: frozenset[Axis]
@@ -74,7 +74,7 @@ class _Scope:
     copied: frozenset[Var | Put]
 
     def inside(self, loop: For) -> _Scope:
-        """Return the scope of a loop's body: what it defines is not seen outside."""
+        """Return the scope of a loop's body: its definitions are not visible outside."""
         return replace(
             self,
             held=self.held | {loop.axis},
@@ -90,8 +90,8 @@ def verify_program(program: Program, copied: frozenset[Var | Put] = frozenset())
     """Check a program.
 
     Args:
-        copied: loads, by what they name, and stores that touch nothing outside of their tensor:
-            hardware copies their tiles by descriptor.
+        copied: loads, by the variable that they define, and stores whose tiles hardware copies by
+            descriptor: they touch nothing outside their tensor.
     Raises:
         InvalidIR: naming the statement at fault.
     """
@@ -178,13 +178,13 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
 
 
 def _are_twins(missing: frozenset[Axis], instead: frozenset[Axis]) -> bool:
-    """Return True if one tile is another with rows for columns: its lanes are twins of these."""
+    """Return True if the lanes ``missing`` have twins in ``instead``, as in a transposed tile."""
     lacking, having = ({(a.name, a.extent) for a in axes} for axes in (missing, instead))
     return lacking <= having
 
 
 def _sums_over_twins(dot: Dot) -> bool:
-    """Return True if a product of oriented tiles sums over a lane of each, of one extent."""
+    """Return True if a ``Dot`` of oriented tiles sums over a lane of each, of equal extents."""
     if len(dot.over) != 2:
         return False
     left, right = dot.over
@@ -232,7 +232,7 @@ def _verify_loop(loop: For, scope: _Scope) -> None:
 
 
 def _verify_product(product: Multiply, scope: _Scope) -> None:
-    """Check a product as the loops that it stands for: over rows, panels, columns and terms."""
+    """Check a product as its equivalent loop nest over rows, panels, columns and terms."""
     line = f"{product.into.buffer.name} = ... @ ..."
     into, left, right = product.into, product.left, product.right
     check(into.buffer.base in scope.writes, line, f"{into.buffer.name} is not written here")
@@ -261,7 +261,7 @@ def _verify_matrix(
     """Check that all elements of a matrix are in range.
 
     Args:
-        bounds: of its rows, its panels, and the columns of one.
+        bounds: the stops of its rows, of its panels, and of the columns of a panel.
     """
     axes = []
     for name, stops in zip("ijk", bounds, strict=True):
@@ -277,7 +277,7 @@ def _verify_matrix(
 
 
 def _verify_index(value: Index, lanes: frozenset[Axis], scope: _Scope, line: str) -> None:
-    """Check that an index varies along open axes and ``lanes`` alone, over names in scope."""
+    """Check that an index varies only along scalar axes and ``lanes``, with names in scope."""
     for expr in index_exprs(value):
         _verify_name(expr, scope, line)
     loose = value.axes - scope.held - lanes

@@ -1,1 +1,1 @@
-"""Graph to graph, graph to kernels, kernel to plan: all that decides, nothing that prints."""
+"""Passes: graph to graph, graph to kernels, kernel to plan. They decide; code generation prints."""

@@ -1,4 +1,4 @@
-"""Who makes and who reads each buffer: the dependencies between lines of a graph, or steps."""
+"""Producers and consumers of buffers: the dependency DAG of the lines of a graph, or of steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BufferReaders:
-    """The readers of each buffer.
+    """Def-use chains of a graph, by the positions of its lines.
 
     Attributes:
-        producer: buffer -> position of the line that makes it.
+        producer: buffer -> position of the line that writes it.
         readers: buffer -> positions of the definitions that load it.
         live_out: buffers that an extern reads or the graph returns: these must be in memory.
     """
@@ -33,7 +33,7 @@ class BufferReaders:
 
 
 def find_uses(graph: Graph) -> BufferReaders:
-    """Return producers, readers and live-out buffers of a graph."""
+    """Return producers, consumers and live-out buffers of a graph."""
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
     live_out = set(graph.returned)
@@ -48,10 +48,10 @@ def find_uses(graph: Graph) -> BufferReaders:
 
 
 class Overwrites:
-    """Where calls write to memory that lines before them read: no read may be moved beyond.
+    """Positions of impure calls, which may write their arguments: no load may move past one.
 
-    Worked example: of ``m = 2 * a; copy_(a, b); y = sin(m)`` ``m`` has to be stored, for ``y``
-    would read ``a`` behind its change.
+    Worked example: in ``m = 2 * a; copy_(a, b); y = sin(m)`` the definition of ``m`` must not be
+    substituted into ``y``, which would load ``a`` after ``copy_`` has changed it.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -61,7 +61,7 @@ class Overwrites:
                 self.places.setdefault(buffer, []).append(position)
 
     def between(self, sources: Iterable[Buffer], first: int, last: int) -> bool:
-        """Return True if a source may change after line ``first`` and before line ``last``."""
+        """Return True if a source may be written after line ``first`` and before line ``last``."""
         places = self.places
         return bool(places) and any(
             first < place < last for buffer in sources for place in places.get(buffer, ())
@@ -69,11 +69,11 @@ class Overwrites:
 
 
 def dependencies(steps: Sequence[Line | Step]) -> Dag:
-    """Return the DAG of lines or steps that are in an order of execution, by position.
+    """Return the dependency DAG of lines or steps in execution order; nodes are positions.
 
-    An edge a -> b means that b must run after a: b reads or writes again what a makes, or b writes
-    in place what a reads, or b has a size that a gives or checks, or both are impure and a stands
-    first. An impure call may write any of its arguments.
+    An edge a -> b means that b must run after a: b reads or writes a buffer that a writes, or b
+    writes a buffer that a reads, or b uses a size that a defines or checks, or both are impure and
+    a comes first. An impure call may write any of its arguments.
     """
     dag: Dag = nx.DiGraph()
     writer: dict[Buffer, int] = {}
@@ -100,44 +100,44 @@ def dependencies(steps: Sequence[Line | Step]) -> Dag:
 
 
 def count_readers(schedule: Schedule) -> Counter[Buffer]:
-    """Return how many steps read each buffer; what the graph returns counts as one more."""
+    """Return how many steps read each buffer; a buffer that the graph returns counts one more."""
     count = Counter(buffer for step in schedule.steps for buffer in step.reads)
     count.update(schedule.graph.returned)
     return count
 
 
 def below(dag: Dag, members: set[int]) -> set[int]:
-    """Return some lines and what depends on one of them."""
+    """Return ``members`` and all their descendants."""
     return set(reach(members, lambda n: list(dag.successors(n))))
 
 
 def between(dag: Dag, members: set[int]) -> set[int]:
-    """Return some lines and what depends on one of them and is needed by one."""
+    """Return ``members`` and all nodes on paths between two of them."""
     above = reach(members, lambda n: list(dag.predecessors(n)))
     return below(dag, members) & set(above)
 
 
 class TopologicalOrder:
-    """A topological order of a DAG that is kept while nodes are merged, two at a time.
+    """A topological order of a DAG, maintained while nodes are merged, two at a time.
 
-    Whether a merge would close a cycle is asked for every pair that fusion considers. A path from
-    one node to another runs through nodes between them in the order, so nothing beyond is searched;
-    and a merge moves only what stands between the two (as Pearce and Kelly, 2006, do for edges).
+    Fusion checks for every candidate pair whether a merge would close a cycle. A path from one node
+    to another runs through nodes between them in the order, so the search is bounded by the two
+    positions; a merge reorders only that interval (as Pearce and Kelly, 2006, do for edges).
     """
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
         nodes = list(nx.topological_sort(dag))
-        self.line: list[int | None] = [*nodes]  # None where a node was
+        self.line: list[int | None] = [*nodes]  # None where a node was removed
         self.position = {node: place for place, node in enumerate(nodes)}
 
     def has_detour(self, a: int, b: int) -> bool:
-        """Return True if a path of several edges joins the two: merging would close a cycle."""
+        """Return True if a path of two or more edges joins the two: a merge would close a cycle."""
         first, last = sorted((a, b), key=self.position.__getitem__)
         return self._between(first, last) is None
 
     def _between(self, first: int, last: int) -> set[int] | None:
-        """Return what needs ``first`` and stands before ``last``; None if ``last`` needs it."""
+        """Return the descendants of ``first`` before ``last``; None if a detour joins the two."""
         end = self.position[last]
         found: set[int] = set()
         waiting = [n for n in self.dag.successors(first) if n != last]
@@ -151,7 +151,7 @@ class TopologicalOrder:
         return found
 
     def on_detours(self, a: int, b: int) -> list[int]:
-        """Return, in order, what stands on paths of several edges between two nodes."""
+        """Return the inner nodes of all paths between two nodes, in topological order."""
         first, last = sorted((a, b), key=self.position.__getitem__)
         at, dag = self.position, self.dag
         later = set(reach((first,), lambda n: [s for s in dag.successors(n) if at[s] < at[last]]))
@@ -159,7 +159,7 @@ class TopologicalOrder:
         return sorted({*found} - {first, last}, key=at.__getitem__)
 
     def merge(self, a: int, b: int, merged: int) -> None:
-        """Put one node where two were; they have no detour."""
+        """Replace two nodes, between which there is no detour, by one."""
         first, last = sorted((a, b), key=self.position.__getitem__)
         later = self._between(first, last) or set()
         start, end = self.position.pop(first), self.position.pop(last)
@@ -183,12 +183,12 @@ class TopologicalOrder:
 
 
 def sorted_steps(dag: Dag) -> list[int]:
-    """Return the nodes of a DAG in an order that is topological and close to their numbers."""
+    """Return the nodes of a DAG in topological order, by number where the DAG leaves a choice."""
     return list(nx.lexicographical_topological_sort(dag))
 
 
 def chain_lengths(dag: Dag) -> dict[int, int]:
-    """Return for each node, by number, how many nodes the longest chain before it has."""
+    """Return node -> number of edges on the longest path that ends at it, sorted by node."""
     length: dict[int, int] = {}
     for node in nx.topological_sort(dag):
         length[node] = max((length[p] + 1 for p in dag.predecessors(node)), default=0)
@@ -196,7 +196,7 @@ def chain_lengths(dag: Dag) -> dict[int, int]:
 
 
 def joined(dag: Dag, place: Mapping[int, int]) -> Dag:
-    """Return a DAG with ``place[node]`` where each node was; nodes of one place have no path."""
+    """Return the DAG with ``place[node]`` for each node; no path may join nodes of one place."""
     found: Dag = nx.DiGraph()
     found.add_nodes_from(place[node] for node in dag.nodes)
     found.add_edges_from((place[a], place[b]) for a, b in dag.edges)
@@ -204,7 +204,7 @@ def joined(dag: Dag, place: Mapping[int, int]) -> Dag:
 
 
 def in_order(items: Iterable[_T], before: Mapping[_T, set[_T]]) -> list[_T] | None:
-    """Return some items in their own order as far as what stands before each allows, or None."""
+    """Return the items in a stable topological order, or None if ``before`` has a cycle."""
     left, order = list(items), []
     while left:
         ready = next((a for a in left if before.get(a, set()).isdisjoint(left)), None)

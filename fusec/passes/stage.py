@@ -1,7 +1,7 @@
 """``Stage``: one rewrite of one structure, as data; ``fold`` runs a list of them.
 
-The lists stand in ``fusec/driver/stages.py``. What all of them share is done once, between two
-stages: the structure's verifier runs, and its text is kept for ``fusec dump``.
+The lists are in ``fusec/driver/stages.py``. After each stage the context runs the structure's
+verifier and keeps its printed text for ``fusec dump``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class Stage:
     """One rewrite of one structure.
 
     Attributes:
-        name: as ``fusec dump --stage`` has it.
+        name: the argument of ``fusec dump --stage``.
         does: one sentence, for docs/design.md.
         run: (structure, context) -> structure; the same object where nothing changes.
-        takes, gives: what the structure is before and after.
-        only: whether a compile has the stage, by its target and options.
+        takes, gives: the kinds of the structure before and after.
+        only: whether a compile runs the stage, by its target and options.
         needs: stages that must have run before.
         inner: the list that the stage runs, once for each graph that it considers.
-        check: raises InvalidIR where what it made lacks what it promises beyond its structure.
+        check: raises InvalidIR where the result breaks a promise that its verifier does not know.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Stage:
 
 
 class StageContext(Protocol):
-    """What runs stages: it knows the compile's target and options, checks and records."""
+    """Runs single stages with a compile's target and options; verifies and records the results."""
 
     def apply(self, stage: Stage, structure: Any) -> Any:
-        """Return what a stage makes of a structure."""
+        """Return the result of a stage on a structure."""
 
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what a stage makes of each of some structures."""
+        """Return the result of a stage on each of several structures, by name."""
 
 
 def fold(stages: Iterable[Stage], structure: Any, context: StageContext) -> Any:
-    """Return what stages make of a structure, one after another."""
+    """Return the result of running the stages on a structure, one after another."""
     for stage in stages:
         if stage.only(context):
             structure = context.apply(stage, structure)
@@ -58,7 +58,7 @@ def fold(stages: Iterable[Stage], structure: Any, context: StageContext) -> Any:
 def fold_each(
     stages: Iterable[Stage], structures: Mapping[str, Any], context: StageContext
 ) -> Mapping[str, Any]:
-    """Return what stages make of structures by name: each stage of all, then the next."""
+    """Return structures by name after the stages: each stage runs on all, then the next."""
     for stage in stages:
         if stage.only(context):
             structures = context.apply_each(stage, structures)

@@ -1,4 +1,4 @@
-"""Bytes that one launch moves, and what it multiplies: each tensor's elements once.
+"""Bytes and multiply-adds of one launch, each tensor's elements counted once.
 
 Worked example: ``k0 -> add, gelu`` of f32[8, 128] reads x and r and writes two: 4 * 4096 bytes.
 """
@@ -19,18 +19,18 @@ from fusec.passes.machine import Machine
 
 ZERO = index(0)
 GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
-"""Operations that read from their first argument no more elements than they return."""
+"""Operations that read at most as many elements of their first argument as they return."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchCost:
-    """What one launch does, by its shapes.
+    """Traffic, arithmetic and modelled time of one launch, from its shapes.
 
     Attributes:
-        bytes: that it reads and writes.
-        multiplied: multiply-adds of matrix products by the type of their operands, masked ones,
-            too; those of eager kernels are not known here.
-        us: the time that fusion priced it at; None for an eager kernel whose meaning is not known.
+        bytes: bytes read and written.
+        multiplied: multiply-adds of matrix products by the type of their operands, masked ones
+            included; empty for eager kernels.
+        us: modelled time, as fusion uses it; None for an eager kernel without a decomposition.
     """
 
     bytes: int
@@ -39,7 +39,7 @@ class LaunchCost:
 
 
 def work_of(launch: Kernel | ForeachKernel | Extern, machine: Machine) -> LaunchCost:
-    """Return what a launch does."""
+    """Return the traffic, arithmetic and modelled time of a launch."""
     match launch:
         case Extern():
             us = price_call(launch, machine).us if launch.decomposition else None

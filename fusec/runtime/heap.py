@@ -1,4 +1,4 @@
-"""What a compile spares the garbage collector: to visit the whole process again and again."""
+"""Keep the garbage collector from visiting the whole process again and again in a compile."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OBJECTS = 5_000_000
-"""Objects made, and not ended, between two collections of the youngest: by default 700.
+"""Net allocations between two collections of the youngest generation in a compile; default: 700.
 
-What a compile makes is nearly all in use until its end. DenseNet-121, training, fusec's own
-CPU-seconds: 8.6 and 9.0, and 9.8 and 9.9 with a collection each 10,000, which needs 22 MiB of 766
-less (interleaved, 2026-11-24).
+Nearly all objects of a compile live until its end. DenseNet-121, training, fusec's own CPU-seconds:
+8.6 and 9.0, and 9.8 and 9.9 with a collection each 10,000, which needs 22 MiB of 766 less
+(interleaved, 2026-11-24).
 """
 FROZEN_AT_START = 1000
-"""More objects than an interpreter freezes by itself: 375 (3.12), none (others)."""
+"""More objects than an interpreter freezes at its start: 375 (3.12), none (others)."""
 
 _lock = threading.Lock()
 _blocks = 0
@@ -25,12 +25,12 @@ _before = gc.get_threshold()
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """Have collections inside this block be few, and pass over what was there before it.
+    """Make collections rare inside this block, and exclude the objects from before it.
 
-    A full one visits all that a process holds, some million objects beside torch and a model, in
+    A full collection visits every object of the process, some million beside torch and a model, in
     0.2 CPU-seconds; a compile makes enough objects for two to nine of them, a tenth of its time.
-    Blocks may be nested. Where the user has frozen the heap, or collects by hand, it is left as it
-    is.
+    Blocks may be nested. If the user has frozen the heap, or disabled collections, nothing is
+    changed.
     """
     global _blocks, _before
     with _lock:
@@ -55,10 +55,10 @@ def _reset_full_collection() -> None:
     """Reset the count by which the collector decides when its next full collection is due.
 
     A full collection is due once the objects that survived two young ones since the last full one
-    are a quarter of those that it left. What a block makes is frozen and so not among the latter.
-    Right behind a block a full collection would thus begin, over the whole process: 0.7 CPU-seconds
-    between forward and backward of DenseNet-121, 1.2 behind these. Here everything is frozen first,
-    so that a full collection visits nothing and sets the count to zero.
+    are a quarter of those that it left. A block's objects are frozen, so they do not count among
+    the latter, and a full collection of the whole process would begin right behind the block: 0.7
+    CPU-seconds between forward and backward of DenseNet-121, 1.2 behind these. Freezing everything
+    first makes a full collection visit nothing and set the count to zero.
     """
     gc.freeze()
     gc.collect()
@@ -67,7 +67,7 @@ def _reset_full_collection() -> None:
 def _is_frozen() -> bool:
     """Return True once the user has frozen the heap.
 
-    Frozen objects are counted one by one, a million in 0.05 CPU-seconds: until there are many.
+    Counting visits every frozen object, a million in 0.05 CPU-seconds: it ends once there are many.
     """
     global _is_users
     _is_users = _is_users or gc.get_freeze_count() >= FROZEN_AT_START

@@ -1,7 +1,7 @@
-"""Torch's interior, as much of it as a compiled graph needs while it runs.
+"""Torch's private interfaces that a compiled graph needs at run time.
 
-``fusec.torch_interior`` has what a compile takes, and imports Dynamo, AOTAutograd and sympy.
-Nothing here does: a process that loads an archive has none of them.
+``fusec.torch_interior`` has those of the compiler, and imports Dynamo, AOTAutograd and sympy. This
+module imports none of them: a process that loads an archive does without.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""A window of a tensor by sizes, strides and an offset from its first element, without a version
-counter of the tensor's: for what is only read. Half the time of ``torch.as_strided``."""
+"""A window of a tensor by sizes, strides and an offset from its first element, which does not share
+the tensor's version counter: for reads alone. Half the time of ``torch.as_strided``."""
 empty_on_cpu = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 """``torch.empty_strided`` of sizes, strides and a type, in a third of its time."""
 profiler_range = torch._C._profiler._RecordFunctionFast
@@ -50,13 +50,13 @@ transforms = torch._C._functorch.peek_interpreter_stack
 def is_profiling() -> bool:
     """Return True while a profiler of torch runs, or ``emit_nvtx``: 40 ns, as a flag of a module.
 
-    ``torch.autograd._profiler_enabled`` asks for the thread's own state, which takes 140.
+    ``torch.autograd._profiler_enabled`` reads the thread's own state, which takes 140.
     """
     return profiler._is_profiler_enabled
 
 
 def untraced(call: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """Return ``call``, into which Dynamo does not look; itself, in a process that has no Dynamo."""
+    """Return ``call`` such that Dynamo does not trace it; unchanged in a process without Dynamo."""
     if "torch._dynamo" not in sys.modules:
         return call  # torch.compiler.disable imports it, which takes a second
     disabled: Callable[..., Any] = torch.compiler.disable(call, reason=reason)
@@ -64,7 +64,7 @@ def untraced(call: Callable[..., Any], reason: str) -> Callable[..., Any]:
 
 
 def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
-    """Return what asks for the current GPU's number; a build for CPUs alone has but ``otherwise``.
+    """Return a function for the current GPU's number; ``otherwise`` in a torch for CPUs.
 
     Without the check for initialisation that ``torch.cuda.current_device`` makes each time.
     """
@@ -74,18 +74,18 @@ def current_device_getter(otherwise: Callable[[], int]) -> Callable[[], int]:
 
 def is_compiling() -> bool:
     """Return True while Dynamo, or what it calls, compiles in this thread."""
-    guards = sys.modules.get("torch._guards")  # which nothing but a compile needs
+    guards = sys.modules.get("torch._guards")  # imported by compiles alone
     return guards is not None and guards.CompileContext.current_compile_id() is not None
 
 
 def mutate_copies(operator: OpOverload) -> Callable[..., tuple[Any, ...]]:
-    """Return what ``auto_functionalized_v2`` is of an operator that changes its arguments.
+    """Return a faster ``auto_functionalized_v2`` of an operator that mutates its arguments.
 
-    It calls the operator on copies, and returns its results and the copies. Torch's own looks at
+    It calls the operator on copies, and returns its results and the copies. Torch's own inspects
     the operator's schema in each call, twice: half of a wrapper's time, by a profile (2026-11).
 
     The function takes the operator, its other arguments by name, ``_all_bases`` to copy, and how
-    each changed argument is a view of a base (``_x_base_index`` and others).
+    each mutated argument is a view of a base (``_x_base_index`` and others).
     """
     from torch._higher_order_ops import auto_functionalize as torch_s  # local: a second to import
     from torch._prims_common import clone_preserve_strides

@@ -1,8 +1,8 @@
-"""One line of the terminal for what takes long: what a compile is at, what a race tries.
+"""Show the progress of long compiles and races in one line of the terminal.
 
-It is written over again and again and is empty in the end. In a pipe or a file there is none, and
-none of a compile that ends within ``PATIENCE_S``. Where graphs are compiled inside a compile, the
-outermost one's line says what is done.
+The line is overwritten in place and cleared at the end. Nothing is shown if stderr is no terminal,
+or for a compile that ends within ``PATIENCE_S``. Nested compiles show the line of the outermost
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 PATIENCE_S = 2.0
-"""A compile that takes less shows nothing; a line that is shown is renewed so often."""
+"""Seconds before a compile shows its line, and between updates of it."""
 
 _lock = threading.Lock()
 _open: list[_Line] = []
@@ -24,7 +24,7 @@ _racing = 0
 
 @contextlib.contextmanager
 def long_compile(name: str) -> Iterator[None]:
-    """Show on a terminal what the compile of a graph is at, once it takes long."""
+    """Show the progress of a graph's compile on a terminal, once it takes long."""
     if not _is_terminal():
         yield
         return
@@ -45,7 +45,7 @@ def long_compile(name: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Say what the compile that runs is at, if one shows it."""
+    """Set what the compile's line shows as its current step."""
     with _lock:
         if _open:
             _open[0].said = text
@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def race_line() -> Iterator[Callable[[str], None]]:
-    """Yield what shows each step of a race; a compile's own line waits for its end."""
+    """Yield a function that shows the step of a race; the compile's own line pauses meanwhile."""
     global _racing
     if not _is_terminal():
         yield lambda message: None
@@ -69,7 +69,7 @@ def race_line() -> Iterator[Callable[[str], None]]:
 
 
 class _Line:
-    """What a compile is at; ``run`` shows it until ``done``."""
+    """The progress of a compile; ``run`` shows it until ``done`` is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

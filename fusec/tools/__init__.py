@@ -1,2 +1,1 @@
-"""What explains, draws, bisects, emulates and checks: tools over the compiler, which never imports
-them."""
+"""Tools on top of the compiler (explain, draw, bisect, emulate, check); it never imports them."""

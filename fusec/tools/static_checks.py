@@ -1,10 +1,9 @@
-"""What a compiled kernel will do on the device, read from its code: no device is needed.
+"""Predict from its code what a compiled kernel does on the device; no device is needed.
 
-The text of stages is what compilers print, so that these are regular expressions over a foreign
-format; all of them are here. What is a fault and what is not, ``tools/report/static_rules.py``
-says.
+The stages are text that compilers print, so they are parsed by regular expressions over a foreign
+format; all of these are here. ``tools/report/static_rules.py`` decides which facts are faults.
 
-Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` says that a thread
+Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` means that a thread
 loads eight times, 16 bytes at once.
 """
 
@@ -41,18 +40,18 @@ _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 _TENSOR_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA")
 _COPY_OPCODES = ("LDGSTS", "UTMALDG")
 _ROLES = "setmaxnreg"
-"""What gives registers of a warp to others, of which it is one that loads what they multiply."""
+"""The PTX instruction by which a producer warp gives registers to the consumer warps."""
 _POLL = 4
-"""Instructions of a loop that waits for an mbarrier."""
+"""The most instructions of a loop that polls an mbarrier."""
 _WIDTH = re.compile(r"\.[SU]?(8|16|32|64|128)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """One streaming multiprocessor: what blocks on it share (registers: 65536 on all of these).
+    """Limits of one streaming multiprocessor, shared by its blocks (65536 registers on all).
 
     Attributes:
-        has_wgmma: whether products of tiles are warp-group instructions.
+        has_wgmma: whether matrix products are warp-group instructions (``wgmma``).
         issue_budget: thread-instructions that it can issue in the time in which its share of the
             memory moves one byte: 128 lanes * processors * clock / bandwidth. H200: 132, 1.755 GHz,
             4.3 TB/s; A100: 108, 1.41 GHz, 1.7 TB/s; B200: 148, 1.85 GHz, 7.2 TB/s; RTX 5090: 170,
@@ -78,12 +77,12 @@ PROCESSORS: Mapping[str, Processor] = {
     "sm_120": Processor(1536, 100 * 1024, 24, 33.0),
 }
 REGISTERS = 65536
-_RESERVED_SHARED = 1024  # by the system, a block
+_RESERVED_SHARED = 1024  # bytes per block, by the system
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalAccess:
-    """Accesses of one thread to global memory that one line of the kernel's source asks for.
+    """The global memory accesses of one thread that come from one line of the kernel's source.
 
     Attributes:
         line: of the source, counted from 1; 0 where Triton was told to keep no lines.
@@ -104,7 +103,7 @@ class GlobalAccess:
 
 @dataclass(frozen=True, slots=True)
 class DotTile:
-    """A product in the source: ``[m, k] x [k, n]`` of elements of a type as of MLIR ("bf16")."""
+    """A matrix product in the source: ``[m, k] x [k, n]``; ``dtype`` as in MLIR ("bf16")."""
 
     m: int
     n: int
@@ -114,16 +113,16 @@ class DotTile:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A loop of the machine code without the loops in it, or what stands in no loop.
+    """A loop of the machine code without its inner loops, or the code outside all loops.
 
     Attributes:
-        inside: the number of the section around it; -1 for what stands in no loop.
-        instructions: that a warp issues each time.
-        specials: those among them that compute a function by table (MUFU).
+        inside: the index of the enclosing section; -1 for the code outside all loops.
+        instructions: that a warp issues per iteration.
+        specials: those among them of the special function unit (MUFU).
         barriers: of the block.
-        loaded, stored: bytes of global memory that one thread asks for; TMA moves tiles.
-        copied: bytes among those loaded that go to shared memory, and that nobody waits for yet.
-        products: instructions of tensor cores.
+        loaded, stored: bytes of global memory per thread, without TMA, which moves tiles.
+        copied: those of the loaded bytes that are copied asynchronously to shared memory.
+        products: tensor core instructions.
     """
 
     inside: int
@@ -146,19 +145,19 @@ class StaticReport:
         spill_bytes: written to and read from local memory because registers ran out.
         shared_bytes: of one block.
         accesses: to global memory, by line of the source; TMA moves tiles and is not among them.
-        converted: elements of each tile that threads exchange, in the ttgir.
+        converted: elements of each tile whose layout the ttgir converts: threads exchange them.
         barriers, instructions: in the machine code, without padding.
         blocks: that one multiprocessor holds at once.
-        occupancy: their threads, as a share of all it can hold.
-        dots: the products of tiles that the source asks for.
+        occupancy: their threads, as a share of the most that it can hold.
+        dots: the matrix products of the source.
         wgmma, mma, tcgen05: tensor core instructions of each kind.
-        tma: copies of tiles, either way.
+        tma: TMA copies of tiles, in either direction.
         loops: in the machine code.
         dot_loops: those with tensor core instructions; ``idle_dot_loops`` of them have no
             asynchronous copy, so that they wait for memory in each iteration, unless another warp
             copies for them.
-        serialised: what ptxas says of wgmma that it could not overlap (C75xx).
-        sections: what stands in no loop, then each loop, outer ones before those in them.
+        serialised: messages of ptxas about wgmma that it could not overlap (C75xx).
+        sections: the code outside all loops, then each loop, outer before inner.
     """
 
     target: str
@@ -185,22 +184,22 @@ class StaticReport:
 
     @property
     def convert_layouts(self) -> int:
-        """How many tiles threads exchange to get them into another layout."""
+        """The number of tiles that threads exchange to change their layout."""
         return len(self.converted)
 
     @property
     def load_widths(self) -> dict[int, int]:
-        """Bytes of one load of one thread from global memory -> how many."""
+        """Bytes of one load of one thread from global memory -> number of such loads."""
         return self._widths("load")
 
     @property
     def store_widths(self) -> dict[int, int]:
-        """Bytes of one store of one thread to global memory -> how many."""
+        """Bytes of one store of one thread to global memory -> number of such stores."""
         return self._widths("store")
 
     @property
     def copies(self) -> int:
-        """How many cp.async a thread starts."""
+        """The number of cp.async instructions of a thread."""
         return sum(self._widths("copy").values())
 
     @property
@@ -215,7 +214,7 @@ class StaticReport:
 
     @property
     def wide_share(self) -> float:
-        """The share of 16-byte accesses, by bytes; TMA does without; 1 if there is no access."""
+        """The share of 16-byte accesses, by bytes and without TMA; 1 if there is no access."""
         total = sum(access.bytes for access in self.accesses)
         wide = sum(access.bytes for access in self.accesses if access.width >= WIDE)
         return wide / total if total else 1.0
@@ -233,7 +232,7 @@ class StaticReport:
 
 
 WIDE = 16
-"""Bytes that one thread loads or stores at once at best."""
+"""Bytes of the widest load or store of one thread."""
 
 
 def inspect_kernel(asm: CompiledAsm) -> StaticReport:
@@ -286,7 +285,7 @@ def inspect_kernel(asm: CompiledAsm) -> StaticReport:
 def _accesses(ptx: str) -> tuple[GlobalAccess, ...]:
     """Return the accesses of a kernel to global memory, by line of its source.
 
-    Triton 3.9 counts the lines of inline assembly as if they were the source's: those do not count.
+    Triton 3.9 numbers lines of inline assembly as if they were the source's: these are skipped.
     """
     kinds = {"ld": "load", "st": "store"}
     found: Counter[tuple[int, str, int]] = Counter()
@@ -323,7 +322,7 @@ def _threads(ptx: str) -> int:
 
 
 def _assembler_output(asm: CompiledAsm) -> str:
-    """Return what ptxas prints of a kernel: registers, spills, what it could not do."""
+    """Return the output of ptxas for a kernel: registers, spills, warnings."""
     ptx = asm.text("ptx")
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
     name = target[1] if target else ""
@@ -362,9 +361,9 @@ def _resident_blocks(processor: Processor, threads: int, registers: int, shared_
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Opcodes in order, and the loops among them: (first, past the last) of each.
+    """Opcodes in order, and the loops among them, each as (first, past the last).
 
-    A wait that takes long goes on behind the end of the code, and its way back is no loop.
+    The slow path of a wait lies behind the end of the code; its branch back is no loop.
     """
 
     opcodes: tuple[str, ...]
@@ -392,11 +391,11 @@ class _Code:
         return cls(tuple(opcodes), tuple(loops.items()))
 
     def has(self, loop: tuple[int, int], families: tuple[str, ...]) -> bool:
-        """Return True if a loop has an instruction of one of some families."""
+        """Return True if a loop has an instruction of one of the opcode families."""
         return any(opcode.split(".")[0] in families for opcode in self.opcodes[slice(*loop)])
 
     def sections(self) -> Iterator[Section]:
-        """Yield what stands in no loop, then the loops in their order, but those that only wait."""
+        """Yield the code outside all loops, then the loops in order, except polling loops."""
         loops = [loop for loop in self.loops if not self._polls(loop)]
         spans = [(0, len(self.opcodes)), *sorted(loops, key=lambda s: (s[0], -s[1]))]
         around = [
@@ -413,7 +412,7 @@ class _Code:
             yield _section(around[k], own)
 
     def _polls(self, loop: tuple[int, int]) -> bool:
-        """Return True for a loop that looks whether an mbarrier's phase has ended."""
+        """Return True for a loop that polls an mbarrier until its phase ends."""
         first, last = loop
         return last - first <= _POLL and self.has(loop, ("SYNCS",))
 

@@ -1,1 +1,1 @@
-"""Programs as C++ kernels."""
+"""Printing programs as C++ kernels."""

@@ -1,6 +1,6 @@
-"""The form in which programs are printed as C++ kernels: tiles become arrays and vectors.
+"""The stages from a program to the form printed as C++: tiles become arrays and vectors.
 
-Programs without products of matrices are printed as they are lowered.
+Programs without matrix products are printed as lowered.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ CPP_FORM = (
         needs=("parametrize",),
     ),
 )
-"""From a program to the one that ``codegen/cpp/printer.py`` prints."""
+"""The stages from a program to the program that ``codegen/cpp/printer.py`` prints."""

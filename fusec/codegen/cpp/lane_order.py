@@ -1,14 +1,14 @@
-"""Which lane axis of a tile has the vectors: one order of all lane axes, the last is the column.
+"""Choose the vectorized axis of each tile: one order of all lane axes; a tile's last is its column.
 
-In one order of all axes each tile has its rows and its columns, and any two tiles agree where they
-meet. The order is the one by which the fewest elements are copied: loads and stores want their
-neighbours in memory to be columns; a product's right operand wants the axis that is summed over as
-rows, and lies there or is copied to panels; random numbers of four neighbours are drawn at once.
-What stands in a loop counts as often as loops run, about.
+One global order gives each tile its rows and columns, and makes tiles that are used together agree.
+The order minimizes the number of elements copied: loads and stores should be contiguous along the
+columns; a product's right operand needs the summed axis as rows, in memory or copied to panels;
+random numbers for four adjacent elements are drawn at once. A statement in a loop is weighted by a
+guess of the trip count (``OFTEN``).
 
 Worked example, an attention: keys, queries, then the head's dimension. So the scores have a vector
-of queries for each key; the queries are copied to panels once, keys and values are read where they
-lie, and the maximum and the sum of a row are those of lanes, without folding any.
+of queries for each key; the queries are copied to panels once, keys and values are read in place,
+and the maximum and the sum of a row are reduced lane by lane, without horizontal reductions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Let, Program, Put, Statement, Update
 
 COPIED, SCATTERED, DRAWN, FOLDED = 1.0, 4.0, 8.0, 0.02
-"""What an element costs: copied in blocks, loaded alone, drawn alone; one that lanes fold."""
+"""Cost of an element: block-wise copy, scalar access, scalar random draw, horizontal reduction."""
 MOST_AXES = 6
-"""Lane axes of which each order is tried."""
+"""Greatest number of lane axes of which all orders are tried."""
 OFTEN = 8
-"""Iterations of a loop, about."""
+"""Assumed trip count of a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class LaneOrder:
     axes: tuple[Axis, ...]
 
     def sorted(self, lanes: Iterable[Axis]) -> tuple[Axis, ...]:
-        """Return the lanes of a tile: its row, if it has two, and its column."""
+        """Return the lanes of a tile in order: its row, if it has two, and its column."""
         return tuple(sorted(lanes, key=self.axes.index))
 
     def sides(self, dot: Dot) -> tuple[Expr, Expr]:
-        """Return the operands of a product, the one that owns its rows first."""
+        """Return the operands of a product, the one with the result's rows first."""
         *_, column = self.sorted(dot.axes)
         return (dot.left, dot.right) if column in dot.right.axes else (dot.right, dot.left)
 
 
 def lane_order(program: Program, uses: TileUses) -> LaneOrder:
-    """Return the order by which a program of tiles copies least."""
+    """Return the order of lane axes for which a program of tiles copies least."""
     if len(program.lanes) > MOST_AXES:
         return LaneOrder(program.lanes)
     body = list(placed(program.body))
@@ -96,8 +96,8 @@ def _access(offset: Index, order: LaneOrder, uses: TileUses) -> float:
 
 
 def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
-    """Return what it costs to add to a tile of a longer array: it is done where neighbours are
-    columns."""
+    """Return the cost of accumulating in a slot of a larger array: infinite unless it is
+    contiguous along the columns."""
     load = uses.load(dot.into) if dot.into is not None else None
     if load is None:
         return 0.0
@@ -106,9 +106,9 @@ def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
 
 
 def _right(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
-    """Return what it costs to have the right operand as rows of neighbours, by its elements.
+    """Return the cost of copying the right operand to panels: 0 if it can be read in place.
 
-    A load is counted where it stands: what loops share is copied once.
+    A copy counts at the loop depth of the load: one hoisted out of loops is made once.
     """
     _, right = order.sides(dot)
     (terms,) = dot.over

@@ -1,9 +1,9 @@
-// The vector vocabulary of generated C++ kernels. Pasted in front of them; includes nothing.
+// Vector types and functions for generated C++ kernels. Printed before them; includes nothing.
 //
 // Before it:  #define FUSEC_W 16      lanes of a vector: 16 (AVX-512), 8 (AVX2), 4 (SSE, NEON)
 // Compiler:   g++ or clang (tested: g++ 11 and 12, clang 14); the flags of runtime/kernels/cpp_kernel.py.
-//             Never -ffast-math: rounding by addition and NaN propagation would go.
-// It has no feature macros: unused functions cost a few hundredths of a second in all.
+//             Never -ffast-math: it breaks rounding by addition and NaN propagation.
+// Unused functions are not excluded: they cost a few hundredths of a second in all.
 //
 // Grammar
 //   value  ::= vf32 | vf64 | vi64 | vi32 | vm                   FUSEC_W lanes each
@@ -22,17 +22,17 @@
 // Names
 //   v_f32(s) v_f64 v_i64 v_i32 v_bool      broadcast a scalar
 //   v_iota() v_iota32() v_first(n)         lane numbers, as vi64 or vi32; the mask of lanes below n
-//   ld_D(p)       st_D(p, v)               FUSEC_W neighbours at any alignment
+//   ld_D(p)       st_D(p, v)               FUSEC_W adjacent elements at any alignment
 //   ld_D_n(p, n)  st_D_n(p, v, n)          the first n of them, 0 <= n <= FUSEC_W; others read 0
 //   ldm_D(p, m)   stm_D(p, v, m)           those where the mask is set; others read 0
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
-//   called_ldim_D, called_floordiv, called_remainder    the same as calls, where a kernel has many
+//   called_ldim_D, called_floordiv, called_remainder    not inlined, for kernels with many of them
 //   ldt_D(t, p, s, n)                      t[k * FUSEC_W + l] = p[l * s + k] for all l and k < n,
 //   ldtm_D(t, p, s, n, m)                  n <= FUSEC_W: a block, transposed; 0 where the mask is not set;
 //                                          t has FUSEC_W * FUSEC_W elements, the rest is undefined
 //   lds_D(p)      sts_D(p, s)              one scalar
-//   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8      from every value
+//   to_f32 to_f64 to_i64 to_i32 to_bool to_i16 to_i8 to_u8      from a value of any type
 //   round_bf16(f32) round_f16(f32)         to that precision, and back
 //   f_select(m, x, y)                      m a mask or a bool
 //   f_<op>                                 every operation, for lanes and for scalars
@@ -41,7 +41,7 @@
 // Largest errors seen in f32 lanes, in ulp (10^7 samples each, with and without FMA): exp 1.0,
 // exp2 1.0, expm1 1.6, log 0.9, log2 1.4, log10 1.9, log1p 0.9, erf 1.9, tanh 1.4, sigmoid 2.4 (it
 // is 0 where exp(-x) overflows), sin and cos 1.6 at any argument, tan 3.4, pow 0.5, rsqrt 1.5.
-// Functions of double, and what is rare, are libm's, lane by lane.
+// Functions of double, and rare functions, are libm's, lane by lane.
 
 #define FUSEC_INLINE static inline __attribute__((always_inline, unused))
 #define FUSEC_INLINE_MEMBER inline __attribute__((always_inline))
@@ -88,8 +88,8 @@ typedef unsigned char m_u8, m_bool;
 #define FUSEC_TWICE(l) 2 * (l)
 #define FUSEC_UPPER(l) (l) + FUSEC_H
 
-// ---- what an instruction set has and vector extensions cannot say -------------------------------
-// gcc's builtins for one register; whatever stays undefined has a portable definition further down.
+// ---- instructions that gcc's vector extensions do not express -----------------------------------
+// gcc's builtins for one register; macros left undefined have a portable definition further down.
 // min and max give their second operand if either is NaN.
 // Rounding: 8 nearest, 9 down, 10 up, 11 to 0.
 
@@ -348,9 +348,9 @@ FUSEC_INLINE vf32 round_f16(vf32 x) { return fusec_f16_value(fusec_f16_bits(x));
 FUSEC_INLINE float round_f16(float x) { return round_f16(v_f32(x))[0]; }
 
 // ---- across lanes -------------------------------------------------------------------------------
-// Halves fold onto each other until one lane is left.
+// The two halves of a vector are combined until one lane is left.
 
-// If either is NaN, NaN: the comparison lets a NaN x through, the second line a NaN y.
+// NaN if either operand is NaN: the comparison keeps a NaN x, the second line returns a NaN y.
 template <class T> FUSEC_INLINE T fusec_max(T x, T y) {
   T r = x < y ? y : x;
   return y != y ? y : r;
@@ -407,7 +407,7 @@ FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
 #endif
 
 // ---- memory -------------------------------------------------------------------------------------
-// Bits move by size of the element, raw8 to raw64; FUSEC_ACCESS gives them their meaning.
+// Raw bits are loaded and stored by element size, raw8 to raw64; FUSEC_ACCESS decodes and encodes.
 
 typedef unsigned char raw8 __attribute__((may_alias));
 typedef unsigned short raw16 __attribute__((may_alias));
@@ -493,7 +493,7 @@ FUSEC_SCATTERED(vu16, raw16)
 FUSEC_SCATTERED(vi32, raw32)
 FUSEC_SCATTERED(vi64, raw64)
 
-// The first n neighbours, and those under a mask.
+// The first n adjacent elements, and those under a mask.
 #define FUSEC_PARTIAL(R, raw)                                                           \
   FUSEC_INLINE R fusec_ldn(const raw *p, long long n) {                                 \
     raw t[FUSEC_W] = {};                                                                \
@@ -579,9 +579,9 @@ FUSEC_PARTIAL(vi32, raw32)
 FUSEC_PARTIAL(vi64, raw64)
 #endif
 
-// Blocks of FUSEC_W x FUSEC_W, transposed in registers: to interleave the first half of the rows with the
-// second is one of log2(FUSEC_W) steps. Without loads under a mask, what is not whole goes element by
-// element.
+// Blocks of FUSEC_W x FUSEC_W, transposed in registers: each of log2(FUSEC_W) steps interleaves the
+// first half of the rows with the second. Without masked loads, partial blocks are copied element
+// by element.
 #ifdef __clang__
 #define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
@@ -776,16 +776,16 @@ FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((v
 #define FUSEC_BY_LANE1(f) FUSEC_BY_LANE1_F32(f) FUSEC_BY_LANE1_F64(f)
 #define FUSEC_BY_LANE2(f)                                                               \
   FUSEC_BY_LANE2_NATIVE(f, f, vf32, float) FUSEC_BY_LANE2_PAIR(f, f, vf64, double)
-// Functions of libm, under names that no compiler knows: gcc makes of sin(atan(x)) something that is
-// 1 where x is NaN.
+// libm functions under names that compilers do not recognise: gcc simplifies sin(atan(x)) to an
+// expression that is 1 where x is NaN.
 #define FUSEC_LIBM1(name)                                                               \
   __attribute__((const)) float fusec_libm_##name(float) __asm__(#name "f");             \
   __attribute__((const)) double fusec_libm_##name(double) __asm__(#name);
 #define FUSEC_LIBM2(name)                                                               \
   __attribute__((const)) float fusec_libm_##name(float, float) __asm__(#name "f");      \
   __attribute__((const)) double fusec_libm_##name(double, double) __asm__(#name);
-// A function of f32 that has a form for lanes computes a scalar by it, so that both have equal bits;
-// double is libm's.
+// A scalar f32 is computed by the vector function, so that both give equal bits; double is computed
+// by libm.
 #define FUSEC_SCALAR_BY_LANES1(name)                                                    \
   FUSEC_INLINE float f_##name(float x) { return f_##name(v_f32(x))[0]; }                \
   FUSEC_INLINE double f_##name(double x) { return fusec_libm_##name(x); }               \
@@ -946,7 +946,7 @@ FUSEC_INT_DIVISION(f_fmod, false, true)
 FUSEC_RARE vi64 called_floordiv(vi64 x, vi64 y) { return f_floordiv(x, y); }
 FUSEC_RARE vi64 called_remainder(vi64 x, vi64 y) { return f_remainder(x, y); }
 
-// A distance out of range shifts everything out, as in torch.
+// A shift count out of range shifts all bits out, as in torch.
 template <class T> FUSEC_INLINE T fusec_shl(T x, T y) {
   int top = sizeof(x[0]) * 8 - 1;
   return ((y < 0) | (y > top)) ? T{} : x << (y & top);
@@ -964,8 +964,8 @@ FUSEC_LIFT2_INT(f_shl, fusec_shl)
 FUSEC_LIFT2_INT(f_shr, fusec_shr)
 
 // ---- exponential and friends, f32 ---------------------------------------------------------------
-// Polynomials are minimax fits with float coefficients made for this file: a comment names what is
-// fitted, where, and to which error relative to the function's value. Range reduction: Cody and
+// Polynomials are minimax fits with float coefficients made for this file: a comment names the
+// function, the interval, and the error relative to the function's value. Range reduction: Cody and
 // Waite, Software Manual for the Elementary Functions (1980); Muller, Elementary Functions, ch. 11.
 
 // limit where x is beyond it, else x, NaN included.
@@ -985,8 +985,8 @@ FUSEC_INLINE vf32 fusec_exp_reduce(vf32 x, vf32 &t) {
   vf32 n = t - FUSEC_ROUNDER;
   return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-// exp(r) - 1, by (exp(r) - 1 - r) / r^2 on |r| <= 0.348, 2^-28 of exp(r). In pairs (Estrin), for a
-// chain of dependent steps is what a vector unit waits for.
+// exp(r) - 1, by (exp(r) - 1 - r) / r^2 on |r| <= 0.348, 2^-28 of exp(r). Evaluated in pairs
+// (Estrin): Horner's chain of dependent steps would be bound by latency.
 FUSEC_INLINE vf32 fusec_expm1_reduced(vf32 r) {
   vf32 r2 = r * r;
   vf32 p = (0.49999994f + r * 0.16666521f) + r2 * ((0.04166829f + r * 0.008368704f) +
@@ -1002,8 +1002,8 @@ FUSEC_INLINE vf32 fusec_scale(vf32 y, vf32 t) {
   return y * (vf32)((half + 127) << 23) * (vf32)((n - half + 127) << 23);
 #endif
 }
-// What is 0 is selected: to scale down to it takes a processor's assist, 150 cycles, and a mask of a
-// softmax is full of it.
+// Results of 0 are selected: to scale down to 0 takes a microcode assist, 150 cycles, and a masked
+// softmax has many of them.
 FUSEC_INLINE vf32 f_exp(vf32 x) {
   vi32 none = x < -104;
   vf32 t, r = fusec_exp_reduce(fusec_at_most(none ? vf32{} : x, 89), t);
@@ -1039,7 +1039,7 @@ FUSEC_INLINE vf32 fusec_log1p_tail(vf32 f) {
            f * (-0.11670016f + f * 0.06749175f)))))));
   return f * f * (f * p - 0.5f);
 }
-// What a logarithm of x is where x is zero, negative, infinite or NaN; y elsewhere.
+// The logarithm of x if x is zero, negative, infinite or NaN; else y.
 FUSEC_INLINE vf32 fusec_log_special(vf32 x, vf32 y) {
   y = x < __builtin_inff() ? y : x;
   y = x < 0 ? v_f32(__builtin_nanf("")) : y;
@@ -1080,7 +1080,7 @@ FUSEC_INLINE vf32 f_tanh(vf32 x) {
 }
 
 // 1 - exp(-q(x)): q = x + x p(x) fits -log(erfc(x)) on [0, 3.95] to 2^-27 of erf, and from there on
-// the result rounds to 1. Of small x, exp(-q) - 1 keeps all digits.
+// the result rounds to 1. For small x, exp(-q) - 1 keeps all digits.
 FUSEC_INLINE vf32 f_erf(vf32 x) {
   vf32 a = fusec_at_most(fusec_abs(x), 3.95f), a2 = a * a, a4 = a2 * a2;
   vf32 p = (0.12837917f + a * 0.6366194f) + a2 * (0.10277783f + a * -0.019153064f) +
@@ -1100,7 +1100,7 @@ FUSEC_INLINE hf64 fusec_quarter_turns(hf64 x, hf64 &r) {
   r = x - n * 0x1.921fb544p0 - n * 0x1.0b4611a626331p-34;
   return t;
 }
-// Sine and cosine of r; the quarter turns before it. On |r| <= 0.79, p fits (sin(r) - r) / r^3 to
+// Sine and cosine of r; returns the quarter turns n. On |r| <= 0.79, p fits (sin(r) - r) / r^3 to
 // 2^-27.8 and q fits (cos(r) - 1 + r^2 / 2) / r^4 to 2^-32.9.
 FUSEC_INLINE vi32 fusec_sincos(vf32 x, vf32 &sine, vf32 &cosine) {
   vf64 d = to_f64(x), reduced;
@@ -1175,7 +1175,7 @@ FUSEC_INLINE vf32 f_pow(vf32 x, vf32 y) {
 }
 
 // ---- scalars, and functions left to libm --------------------------------------------------------
-// exp, log, erf, tanh ... of double, and what is rare.
+// exp, log, erf, tanh ... of double, and rare functions.
 
 #define FUSEC_F64_BY_LIBM(name) FUSEC_LIBM1(name) FUSEC_SCALAR_BY_LANES1(name)
 FUSEC_F64_BY_LIBM(exp)
@@ -1220,7 +1220,7 @@ FUSEC_RARE float f_pow(float x, float y) { return f_pow(v_f32(x), v_f32(y))[0]; 
 FUSEC_INLINE double f_pow(double x, double y) { return fusec_libm_pow(x, y); }
 FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vf64, double)
 
-// Division of floats as torch has it: the remainder has the sign of the divisor, and x equals
+// Division of floats as in torch: the remainder has the sign of the divisor, and x equals
 // floordiv(x, y) y + remainder(x, y).
 template <class S> FUSEC_INLINE S fusec_float_remainder(S x, S y) {
   S r = f_fmod(x, y);
@@ -1368,8 +1368,8 @@ FUSEC_INLINE vi32 fusec_every_second(vi32 a, vi32 b, bool odd) {
              : __builtin_shuffle(a, b, vi32{FUSEC_LANES(FUSEC_TWICE)});
 #endif
 }
-// Lane l has index first + odd + 2 * l, where first is even; or first + which + 4 * l, where it is a
-// multiple of 4: one of the numbers that belong to an element. What these share is computed once.
+// Lane l has index first + odd + 2 * l, with first even; or first + which + 4 * l, with first a
+// multiple of 4: for elements with 2 or 4 random numbers. Calls for one element share counters.
 template <int odd> FUSEC_INLINE vi32 f_random_run2(long long seed, long long first) {
   return fusec_every_second(f_random_run(seed, first), f_random_run(seed, first + FUSEC_W), odd);
 }
@@ -1390,7 +1390,7 @@ FUSEC_INLINE bool fusec_in_range(long long i, long long n) { return i >= 0 && i 
 FUSEC_INLINE vm fusec_in_range(vi64 i, long long n) {
   return f_ge(i, v_i64(0)) & f_lt(i, v_i64(n));
 }
-// Which lanes may be read: those wanted and in range; a wanted one out of range sets *status.
+// The lanes to read: wanted and in range. A wanted lane out of range sets *status.
 FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
   if (wanted && !ok) *status = 1;
   return ok && wanted;
@@ -1424,7 +1424,7 @@ template <class T> FUSEC_INLINE T fusec_within(T k, T n, int *status) {
   return k;
 }
 
-// An address of whatever type, for a function that only passes it on.
+// A pointer of any type, for a function that only passes it on.
 struct any {
   void *address;
   template <class T> operator T *() const { return (T *)address; }

@@ -1,12 +1,12 @@
 """The C++ printer: one function a program, over the vocabulary of ``prelude.h``.
 
-A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. 16-bit
-floats live as f32 and small integers as i32 between memory and memory: a load widens, ``Put``
-rounds or wraps, and a value cast down and used again is rounded by its cast. Grid axes are OpenMP
-loops, run by torch's own threads; a kernel of little work stays on one.
+A value with the program's lane axis is a vector of ``FUSEC_W`` lanes, any other a scalar. In
+registers, 16-bit floats are f32 and small integers i32: a load widens, ``Put`` rounds or wraps, and
+a value cast down and used again is rounded by its cast. Grid axes are OpenMP loops, run by torch's
+own threads; a kernel of little work stays on one.
 
-An index read from memory is checked: out of range it touches no memory and sets ``*status`` to 1,
-as one that a scatter compares does; a divisor of integers that is 0 sets it to 2. The caller turns
+An index loaded from memory is checked: out of range it touches no memory and sets ``*status`` to 1,
+as does an index that a scatter compares; an integer divisor of 0 sets it to 2. The caller turns
 them into eager's errors.
 
 Worked example::
@@ -61,9 +61,9 @@ from fusec.ir.program import (
 from fusec.ir.scalar import CHECKED
 
 PARALLEL_WORK = 1 << 15
-"""Points below which one thread is faster: waking OpenMP's threads takes some 5 us."""
+"""Iterations below which one thread is faster: waking OpenMP's threads takes some 5 us."""
 STACK_BYTES = 1 << 17
-"""Private arrays up to this size live on the stack of their thread."""
+"""Private arrays up to this size are on the stack of their thread."""
 
 _VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
 _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
@@ -80,10 +80,10 @@ _HORIZONTAL = {
 
 
 def prelude(width: int, *, products: bool) -> str:
-    """Return the text in front of the kernels of one translation unit, for ``width`` lanes.
+    """Return the text before the kernels of one translation unit, for ``width`` lanes.
 
     Args:
-        products: whether there are products of matrices among them.
+        products: whether any of the kernels multiplies matrices.
     """
     names = ("prelude.h", "products.h") if products else ("prelude.h",)
     texts = (
@@ -93,7 +93,7 @@ def prelude(width: int, *, products: bool) -> str:
 
 
 def multiplies(program: Program) -> bool:
-    """Return True if a program multiplies matrices: with tiles, or as it is printed."""
+    """Return True if a program multiplies matrices, as a ``Dot`` or as a ``Multiply``."""
     return has_dots(program) or any(isinstance(s, Multiply) for s in statements(program.body))
 
 
@@ -103,7 +103,7 @@ def print_kernel(program: Program) -> str:
 
 
 class CppPrinter:
-    """Prints a program; ``kind`` says who may call the function."""
+    """Prints one program; ``kind`` is the function's linkage and return type."""
 
     def __init__(self, program: Program, kind: str = 'extern "C" void') -> None:
         self.kind = kind
@@ -116,7 +116,7 @@ class CppPrinter:
         self.loops: list[Axis] = []
         self.of_sizes: dict[Atom, str] = {}
         self.hoisted: list[str] = []
-        self.place = 0  # where `hoisted` goes: the line in front of all loops
+        self.place = 0  # line at which `hoisted` is inserted: before all loops
         self.unrounded = stored_alone(program.body)
         self.positions: dict[Expr, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane)
@@ -167,7 +167,7 @@ class CppPrinter:
         self.depth += 1
 
     def open_places(self) -> None:
-        """Open the loop over all blocks of all rows of a table (``codegen/host/table.py``)."""
+        """Open the loop over all blocks of a foreach kernel's table (``codegen/host/table.py``)."""
         program = self.program
         self.emit(f"#pragma omp parallel for schedule(static) if (work >= {PARALLEL_WORK})")
         self.emit("for (long long place = 0; place < count; ++place) {")
@@ -218,7 +218,7 @@ class CppPrinter:
         return text
 
     def block(self, body: tuple[Statement, ...]) -> None:
-        """Print statements, and what frees the arrays that they allocate."""
+        """Print statements, then the frees of the arrays that they allocate."""
         around, self.frees = self.frees, []
         for statement in body:
             self.statement(statement)
@@ -261,7 +261,7 @@ class CppPrinter:
         self.emit(f"{function}({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
 
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
-        """Return where a matrix begins, and some of its steps."""
+        """Return the arguments for a matrix: a pointer to its start, and the given strides."""
         start = f"{self.name(matrix.buffer)} + {self.scalar_index(matrix.start)}"
         return ", ".join((start, *map(self.scalar_index, steps)))
 
@@ -315,7 +315,7 @@ class CppPrinter:
         self.frees.append(f"__builtin_free({name});")
 
     def prefetch(self, load: Load) -> None:
-        """Print that what some later iteration loads is wanted, if other grid points do not."""
+        """Print a prefetch of a later iteration's load, unless all grid iterations share it."""
         (offset,) = load.indices
         own = any(axis in offset.axes for axis in self.program.grid)
         if not self.loops or not own or self.along_lane(offset)[1] is not index(1):
@@ -344,7 +344,7 @@ class CppPrinter:
         self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
 
     def operand(self, node: Expr, vector: bool) -> str:
-        """Return an argument, broadcast if the result has lanes and it has none."""
+        """Return an operand, broadcast if the result has lanes and the operand has none."""
         match node:
             case Const():
                 text = literal(node)
@@ -401,7 +401,7 @@ class CppPrinter:
         return f"f_{node.name}({', '.join(args)})"
 
     def random(self, node: Op) -> str:
-        """Return random bits of the lanes; where these are neighbours, four from a counter."""
+        """Return random bits for the lanes; at strides 1, 2 and 4, four elements a counter."""
         seed, position = node.args
         base, by = self.along_lane(self.positions.get(position, index(0)))
         step = by.const if by is not None and by.is_constant else 0
@@ -455,7 +455,7 @@ class CppPrinter:
     def lanes(
         self, verb: str, buffer: Buffer, offset: Index, *value: str, mask: str | None = None
     ) -> str:
-        """Return the access of a vector's lanes: neighbours, a step apart, or anywhere."""
+        """Return a vector load or store: contiguous, strided, or by an index vector."""
         pointer, (base, by) = self.name(buffer), self.along_lane(offset)
         tail = "".join(f", {text}" for text in (*value, mask) if text is not None)
         kind = f"{'' if mask is None else 'm'}_{buffer.dtype}"
@@ -470,7 +470,7 @@ class CppPrinter:
         return f"{called}{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
 
     def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
-        """Return a load's guard and whether it has lanes, gathers checked for their range."""
+        """Return a load's guard, and whether it has lanes, after range checks of its gathers."""
         text = None if guard is None else self.operand(guard, False)
         vector = guard is not None and self.is_vector(guard)
         for gather in (atom for atom in offset.atoms() if isinstance(atom, Runtime)):
@@ -494,7 +494,7 @@ class CppPrinter:
     # -- indices -----------------------------------------------------------------------------------
 
     def along_lane(self, offset: Index) -> tuple[Index, Index | None]:
-        """Split an offset into its part without the lane axis and its step along it."""
+        """Split an offset into its lane-free part and its lane stride, None if not uniform."""
         if self.lane is None or self.lane not in offset.axes:
             return offset, index(0)
         by = offset.coefficient(self.lane)
@@ -536,10 +536,10 @@ class CppPrinter:
                 raise InternalError(atom, stage="codegen.cpp")
 
     def hoist(self, atom: FloorDiv | Mod, text: str) -> str:
-        """Name a quotient of sizes, computed once in front of all loops; return the name.
+        """Define a quotient of sizes once before all loops, and return its name.
 
-        Sums of products of such quotients would double in length with each division around them.
-        Where a divisor is 0, the quotient belongs to what is never reached.
+        Nested quotients without names would double the length of the text with each division.
+        Where a divisor is 0, the result is 0: the code that uses it never runs.
         """
         name = f"q_{len(self.of_sizes)}"
         self.of_sizes[atom] = name
@@ -594,5 +594,5 @@ class CppPrinter:
 
 
 def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
-    """Return True if nothing but symbolic sizes is in a quotient or a remainder."""
+    """Return True if a quotient or remainder depends on symbolic sizes only."""
     return not any(isinstance(a, Axis | Runtime) for a in index(atom).atoms())

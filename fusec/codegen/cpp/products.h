@@ -1,20 +1,20 @@
 // Products of matrices in memory, for programs that have them; it follows prelude.h.
 //
-// f_multiply(c, row, panel,       c[i, j] (+)= sum(k: a[i, k] * b[k, j]) in f32 for i < rows,
-//            a, row, term,        j < columns (a multiple of FUSEC_W), k < terms: steps in elements;
-//            b, term, panel,      W columns are a panel, neighbours in memory
+// f_multiply(c, row, panel,       c[i, j] (+)= sum(k: a[i, k] * b[k, j]) in f32 for i < rows, j <
+//            a, row, term,        columns (a multiple of FUSEC_W), k < terms: strides in elements;
+//            b, term, panel,      W columns are a panel, contiguous in memory
 //            rows, columns, terms, adds)
-// f_multiply_bf16(c, row, panel,  the same of bf16, accumulated in f32; fastest where neighbours in a
-//            a, row, term,        are terms or rows, and in b terms or columns
+// f_multiply_bf16(c, row, panel,  the same of bf16, accumulated in f32; fastest if a is contiguous
+//            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
 //            rows, columns, terms, adds)
-// st_operand_bf16(p, v)           a store to a private operand: what is no normal number may be 0
-// f_exp_rounded(x)                exp of what will be rounded to 16 bits
+// st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
+// f_exp_rounded(x)                exp of x, for results that are rounded to 16 bits
 
 // ---- f32 ----------------------------------------------------------------------------------------
-// A block of R rows and V vectors of the result stays in registers while all terms are added up:
-// 24 accumulators of 32 registers, or 12 of 16. Rows are addressed from every third one, so that
-// pointers fit the other registers.
+// A block of R rows and V vectors of the result stays in registers while all terms are accumulated:
+// 24 accumulators of 32 registers, or 12 of 16. There is a pointer to every third row only, so that
+// the pointers fit in the general registers.
 
 #define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
 typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));
@@ -76,15 +76,15 @@ FUSEC_INLINE void f_multiply(
 }
 
 // ---- bf16 ---------------------------------------------------------------------------------------
-// Two terms of W columns are a vector of pairs, the earlier term in the lower half. Where the CPU has
-// tiles (AMX), 32 rows by 2 * W columns are summed in four of them: 920 to 1200 GFLOP/s with packing
-// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and the like, 2026-11). Elsewhere both operands are widened. `vdpbf16ps` is not
-// used: it reached 80 GFLOP/s there, less than half of f32.
+// Two terms of W columns are a vector of pairs, the earlier term in the lower half. If the CPU has
+// tiles (AMX), 32 rows by 2 * W columns are summed in four tiles: 920 to 1200 GFLOP/s with packing
+// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and similar, 2026-11). Else operands are
+// widened. `vdpbf16ps` is not used: it reached 80 GFLOP/s there, less than half of f32.
 
 #define FUSEC_TERMS 256  // terms that are packed at a time
-#define FUSEC_ROWS 128   // rows of a that are copied at a time, where they have to be
+#define FUSEC_ROWS 128   // rows of a that are copied at a time, if they must be copied
 
-// Tiles take numbers that are not normal for 0 in any case, and so does the instruction that rounds.
+// Subnormals may become 0: tiles treat them as 0 in any case, and so does the rounding instruction.
 FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
 #if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__AVX512BF16__) && !defined(__clang__)
   auto halves = __builtin_ia32_cvtneps2bf16_v16sf(v);
@@ -94,8 +94,8 @@ FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
 #endif
 }
 
-// exp for what is rounded to 16 bits: to 2^-17 of it, exp(0) exactly, and 0 below 2^-126. On
-// |r| <= 0.347 the coefficients fit (exp(r) - 1 - r) / r^2.
+// exp for results that are rounded to 16 bits: to 2^-17 of it, exp(0) exactly, and 0 below 2^-126.
+// On |r| <= 0.347 the coefficients fit (exp(r) - 1 - r) / r^2.
 FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
   vi32 none = x < -87;
   x = fusec_at_most(x, 89);
@@ -105,7 +105,7 @@ FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
 }
 FUSEC_INLINE float f_exp_rounded(float x) { return f_exp(x); }
 
-// Packs the pairs of some terms of W columns; terms beyond them, up to `all`, are 0.
+// Packs the terms of W columns in pairs; those from `terms` up to `all` are 0.
 static __attribute__((noinline, unused)) void fusec_pack_pairs(
     m_f32 *pairs, const m_bf16 *b, long long bk, long long bc, long long terms, long long all) {
   long long k = 0;
@@ -130,7 +130,7 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
       halves[(k / 2 * FUSEC_W + l) * 2 + k % 2] = k < terms ? b[k * bk + l * bc] : 0;
 }
 
-// Copies rows of a, one after another, each with zeros behind its terms, up to `all`.
+// Copies rows of a contiguously, each padded with zeros from `terms` up to `all`.
 static __attribute__((noinline, unused)) void fusec_copy_rows(
     m_bf16 *rows, const m_bf16 *a, long long ar, long long ak, long long count, long long terms,
     long long all) {
@@ -219,14 +219,14 @@ alignas(64) static const fusec_tile_shapes fusec_tiles = {
 #define FUSEC_TILE_STORE(t, p, step) FUSEC_TILE("tilestored %%tmm" #t ", (%0,%1,1)", t, p, step)
 #define FUSEC_TILE_ZERO(t) asm volatile("tilezero %tmm" #t)
 #define FUSEC_TILE_ADD(c, a, b) asm volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
-// Whether Linux lets this process use tiles: it has to ask once (ARCH_REQ_XCOMP_PERM of XTILEDATA).
+// True if Linux grants this process the use of tiles (ARCH_REQ_XCOMP_PERM of XTILEDATA, once).
 static bool fusec_has_tiles() {
   static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return may;
 }
 static inline void fusec_begin_tiles() { asm volatile("ldtilecfg %0" : : "m"(fusec_tiles)); }
 static inline void fusec_end_tiles() { asm volatile("tilerelease"); }
-// Adds 32 rows to V * W columns, with terms in multiples of 32.
+// Multiplies 32 rows by V * W columns; the number of terms is a multiple of 32.
 template <int V>
 static void fusec_block_tiles(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
@@ -260,7 +260,7 @@ static void fusec_block_tiles(
   if (V == 2) FUSEC_TILE_STORE(2, c + cp, step);
   if (V == 2) FUSEC_TILE_STORE(3, c + 16 * cr + cp, step);
 }
-// Blocks of 32 rows; the sums of fewer go through a copy, and any rows may follow theirs in a.
+// Blocks of 32 rows; fewer are summed in a copy of c, and the rows of a after them may be anything.
 template <int V>
 static __attribute__((noinline, unused)) void fusec_rows_tiles(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
@@ -285,7 +285,7 @@ template <int V> FUSEC_INLINE void fusec_rows_tiles(
     bool) {}
 #endif
 
-// V * W columns, with terms that a has in multiples of 32.
+// Multiplies by V * W columns; the rows of a have terms padded to a multiple of 32.
 template <int V>
 FUSEC_INLINE void fusec_columns_bf16(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_bf16 *b,

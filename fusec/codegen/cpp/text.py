@@ -1,4 +1,4 @@
-"""Texts of C++ that need nothing but what they say: constants and comments."""
+"""C++ text of constants and comments, without a printer's state."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def literal(node: Const) -> str:
 
 
 def comment(line: str) -> str:
-    """Return text that stays inside its comment: printable, no line splice at the end."""
+    """Return text that is safe in a ``//`` comment: printable, no line splice at the end."""
     clean = "".join(c if c.isprintable() else " " for c in line)
     return clean.rstrip("\\ ").replace("??/", "?/")

@@ -1,12 +1,12 @@
-"""Which values of a program of tiles lie in memory: the rest is computed where it is used.
+"""Choose the values of a program of tiles that are stored in arrays; others are computed at uses.
 
-In an array are what products make and what loops carry; a product's computed operand; a reduction;
-what is dear (``DEAR`` operations) and used twice, or further inside; and what has to be read in its
-place, because a carry or a buffer changes after it. A load that vectors or a product cannot read
-where it lies is copied to panels.
+Stored are results of products and loop carries; a product's computed operand; a reduction; an
+expensive value (``DEAR`` operations) that is used twice or in an inner loop; and a value whose
+carry or buffer changes after it. A load that vectors or a product cannot read in place is copied to
+panels.
 
 Worked example: of ``t = s * 0.125; u = t - m; e = exp(u)``, where a sum and a product read e, only
-e is in an array; the sum's loop computes t and u on its way there.
+e is in an array; the loop that stores e computes t and u inline.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fusec.ir.index import Axis
 from fusec.ir.scalar import SCALAR_OPS
 
 DEAR = 5
-"""Operations from which a value that is used twice is kept in an array: it is stored and loaded."""
+"""Least cost, in operations, of a value that is stored and loaded if it is used twice."""
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """What lies in memory.
+    """The values of a program that are stored in memory.
 
     Attributes:
-        stored: values in arrays, row after row; reductions included.
-        panels: copies in panels: value -> pairs of a row and a column.
+        stored: values in row-major arrays; reductions included.
+        panels: copies in panels: value -> pairs of a row and a column axis.
     """
 
     uses: TileUses
@@ -41,7 +41,7 @@ class Storage:
 
     @staticmethod
     def of(uses: TileUses, order: LaneOrder) -> Storage:
-        """Return what of a program's values lies in memory."""
+        """Decide for each value of a program whether it is stored, and copied to panels."""
         storage = Storage(uses, order)
         for var, value in uses.values.items():
             if uses.lanes & (var.axes | value.axes) or isinstance(value, Reduce):
@@ -49,12 +49,12 @@ class Storage:
         return storage
 
     def leaves(self, names: tuple[Expr, ...]) -> set[Var]:
-        """Return the values in memory, and those without lanes, that some values are made of."""
+        """Return the stored or scalar values that ``names`` are computed from inline."""
         made = self._made_of(names)
         return {node for node in made if isinstance(node, Var) and not self.is_inline(node)}
 
     def _made_of(self, names: Iterable[Expr]) -> list[Expr]:
-        """Return some values, and what those of them that are computed in place are made of."""
+        """Return values and their operands, transitively through values computed inline."""
 
         def inside(node: Expr) -> tuple[Expr, ...]:
             if isinstance(node, Var) and self.is_inline(node):
@@ -64,12 +64,12 @@ class Storage:
         return reach(names, inside)
 
     def is_inline(self, var: Var) -> bool:
-        """Return True for a value that is computed where it is used."""
+        """Return True for a value that is computed at each use instead of being stored."""
         known = var in self.uses.values and var.axes & self.uses.lanes
         return bool(known) and var not in self.stored and not self.is_turned(var)
 
     def is_turned(self, var: Var) -> bool:
-        """Return True for a load of which vectors read a copy."""
+        """Return True for a load that vectors read from its copy in panels."""
         return len(var.axes) == 2 and self.order.sorted(var.axes) in self.panels.get(var, ())
 
     def _decide(self, var: Var, value: Expr) -> None:
@@ -89,7 +89,7 @@ class Storage:
             self.stored.add(var)
 
     def _reads_turned(self, var: Var, load: Load | None) -> bool:
-        """Return True if vectors read a load whose neighbours in memory are those of its rows."""
+        """Return True for an elementwise-used load that is contiguous along its rows."""
         if load is None or len(var.axes) != 2 or not self.uses.elementwise(var):
             return False
         return self.uses.is_turned(load, *self.order.sorted(var.axes))
@@ -101,7 +101,7 @@ class Storage:
             held.append((row, column))
 
     def _copy_operand(self, var: Var) -> None:
-        """Decide what is copied of an operand of products."""
+        """Decide whether an operand of products is stored or copied to panels."""
         for _, dot in self.uses.dots(var):
             left, right = self.order.sides(dot)
             (terms,) = dot.over
@@ -119,7 +119,7 @@ class Storage:
                 self.stored.add(var)
 
     def _changes_later(self, var: Var) -> bool:
-        """Return True if a carry that a value is made of is updated after it."""
+        """Return True if a carry that a value depends on is updated after it in its block."""
         place = self.uses.defined[var]
         carries = self.leaves(below(self.uses.values[var])) & self.uses.updates.keys()
         return any(
@@ -129,7 +129,7 @@ class Storage:
         )
 
     def _is_shared(self, var: Var) -> bool:
-        """Return True if a value is read twice, or in a loop, or along more lanes than it has."""
+        """Return True if a value is used twice, in an inner loop, or along lanes it lacks."""
         readers = self.uses.readers.get(var, [])
         depth = len(self.uses.defined[var])
         return len(readers) > 1 or any(
@@ -138,7 +138,7 @@ class Storage:
         )
 
     def _cost(self, var: Var) -> int:
-        """Return the operations of a value from what lies in memory."""
+        """Return the operations that compute a value from stored values."""
         own = self.uses.values[var]
         inside = [n for n in self._made_of(below(own)) if isinstance(n, Var) and self.is_inline(n)]
         total = 0
@@ -152,5 +152,5 @@ class Storage:
 
 
 def below(value: Expr) -> tuple[Expr, ...]:
-    """Return the values that a statement's right-hand side names."""
+    """Return the operands of a statement's right-hand side."""
     return (value,) if isinstance(value, Var) else children(value)

@@ -1,10 +1,10 @@
-"""What is known of the values of a program of tiles, before its tiles become arrays and vectors.
+"""Def-use information of a program of tiles, before its tiles become arrays and vectors.
 
-``TileUses`` says of each value who reads it and where, which loads end at a count along an axis,
-and what a statement needs once cheap values are computed where they are used.
+``TileUses`` has the definition and the uses of each value, the number of unmasked elements of a
+load along each axis, and the lane axes that a statement runs over.
 
 Worked example: in ``for n: s<m, n> = dot(k: a, b); e<m, n> = exp(s); c := dot(n: e, v, c)`` the
-value e is the left operand of a product, v the right one, and both are read in the loop alone.
+value e is the left operand of a product, v the right one, and both are read only in the loop.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
 
 Place = tuple[int, ...]
-"""Where a statement stands: its position in each block around it, the outermost first."""
+"""Path of a statement: its position in each enclosing block, the outermost first."""
 
 
 @dataclass(slots=True, eq=False)
 class TileUses:
-    """The values of a program of tiles.
+    """Definitions and uses of the values of a program of tiles.
 
     Attributes:
         lanes: the lane axes of tiles.
-        values: what each name stands for, but for carries.
-        defined: where.
-        readers: statements that name a value, and where these stand.
-        updates: carry -> where it is updated.
+        values: name -> defining expression, without carries.
+        defined: name -> path of its definition.
+        readers: value -> statements that use it, and their paths.
+        updates: carry -> paths of its updates.
         written: buffers that the program stores to.
     """
 
@@ -52,7 +52,7 @@ class TileUses:
 
     @staticmethod
     def of(program: Program) -> TileUses:
-        """Return what is known of a program's values."""
+        """Collect the definitions and uses of a program's values."""
         uses = TileUses(frozenset(program.lanes), frozenset(b.base for b in program.writes))
         for place, statement in placed(program.body):
             if isinstance(statement, Let | Carry):
@@ -66,7 +66,7 @@ class TileUses:
         return uses
 
     def domain(self, statement: Statement) -> frozenset[Axis]:
-        """Return the lane axes along which a statement runs, those that it reduces included."""
+        """Return the lane axes that a statement runs over, including reduced ones."""
         match statement:
             case Let(var=var, value=Reduce() as value):
                 return (var.axes | value.body.axes | frozenset(value.over)) & self.lanes
@@ -87,13 +87,13 @@ class TileUses:
                         yield statement, dot
 
     def elementwise(self, var: Var) -> bool:
-        """Return True if anything but products reads a value."""
+        """Return True if a value has a use other than as an operand of a product."""
         return len(self.readers.get(var, ())) > len(list(self.dots(var)))
 
     def counts(self, guard: Expr | None) -> Mapping[Axis, Index] | None:
-        """Return how many points of each lane axis a guard lets through: the first ones.
+        """Return lane axis -> number of leading elements that a guard lets through.
 
-        None if it says anything else.
+        None if the guard is not a conjunction of such upper bounds, one an axis.
         """
         match self.values.get(guard) if isinstance(guard, Var) else guard:
             case None:
@@ -126,17 +126,17 @@ class TileUses:
         return None if position is None or any(index_exprs(position)) else position
 
     def load(self, var: Expr) -> Load | None:
-        """Return the load that a value is, if the program does not write what it reads."""
+        """Return the load that defines a value, or None if the program writes its buffer."""
         value = self.values.get(var) if isinstance(var, Var) else None
         if isinstance(value, Load) and value.buffer.base not in self.written:
             return value
         return None
 
     def direct(self, var: Expr, rows: Axis, columns: Axis, *, right: bool) -> Load | None:
-        """Return the load of an operand that a product can read where it lies.
+        """Return the load of an operand that a product can read in place, or None.
 
-        Whole vectors of a right operand's columns have to be in range. In f32 they are neighbours;
-        of bf16 pairs of terms are packed in any case (``f_multiply_bf16``).
+        A right operand's columns must be unmasked and, in f32, contiguous; of bf16, pairs of terms
+        are packed in any case (``f_multiply_bf16``).
         """
         load = self.load(var)
         if load is None or load.dtype not in (F32, BF16) or load.gathers:
@@ -151,7 +151,7 @@ class TileUses:
         return load
 
     def is_turned(self, load: Load, row: Axis, column: Axis) -> bool:
-        """Return True for a load whose neighbours in memory are those along a tile's rows."""
+        """Return True for a load that is contiguous along a tile's rows: a transposed tile."""
         (offset,) = load.indices
         along = offset.coefficient(column)
         if load.gathers or along is None or along.axes & self.lanes:
@@ -164,7 +164,7 @@ class TileUses:
 
 
 def placed(body: Iterable[Statement], above: Place = ()) -> Iterator[tuple[Place, Statement]]:
-    """Yield each statement and where it stands, a loop before those in it."""
+    """Yield each statement with its path, a loop before the statements in it."""
     for position, statement in enumerate(body):
         place = (*above, position)
         yield place, statement

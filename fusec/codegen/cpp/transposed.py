@@ -1,10 +1,10 @@
-"""Blocks of memory that are transposed on their way into lanes.
+"""Recognize loops that load a block of memory transposed, to print them as one call.
 
-Where lanes walk one axis and memory is contiguous along another (a transposed copy), a load takes
-an element out of each of W cache lines. A plan may bind the other axis in chunks of W
+Where lanes run along one axis and memory is contiguous along another (a transposed copy), a load
+touches W cache lines for one element each. A plan may bind the other axis in chunks of W
 (``transposed`` in ``passes/schedule/plan.py``): then lowering copies W x W elements into a private
 array before the loop over a chunk, and the loop reads that. In the program this is an ordinary loop
-of loads and puts; a printer that finds it here says it as one call that transposes the block in
+of loads and puts; the printer replaces a loop found here by one call that transposes the block in
 registers.
 
 Worked example, lanes j of 16 and a chunk of 16 rows i::
@@ -29,7 +29,7 @@ class Block:
     """``array[k*W + lane] = memory[start + lane*step + k]`` for ``k < min(counts)``.
 
     Attributes:
-        guard: lanes that are read; the others are 0. None: all.
+        guard: mask of the lanes that are read; the others are 0. None: all.
     """
 
     array: Buffer
@@ -41,7 +41,7 @@ class Block:
 
 
 def transposed_block(loop: For, lane: Axis | None) -> Block | None:
-    """Return what a loop copies into an array, if it does that alone and turns it."""
+    """Return the block that a loop copies transposed, or None if the loop does anything else."""
     match loop.body:
         case (Let(value=Load() as load, var=var), Put(value=value, guard=None) as put):
             guard = load.guard

@@ -1,15 +1,15 @@
-"""Which loops a C++ compiler is asked to take apart: the few places of a window, in registers.
+"""Choose loops that the C++ compiler unrolls: short windows, whose values stay in registers.
 
-Between the iterations of a loop, what the next sweep reads again is in memory; taken apart, it is a
-value. So a maximum over 2x2 places and its place run at 1.3 of eager's speed instead of 0.5
+Values that a later sweep over a loop reads again are in memory; with the loop unrolled, they are in
+registers. So a maximum over 2x2 windows and its argmax run at 1.3 of eager's speed instead of 0.5
 (max_pool2d in channels last, one core, 2026-11).
 
-That holds where all loops inside are taken apart, too, and of few instructions. Copies of a body
-with gathers and branches gain nothing and cost g++ most: the kernels of DenseNet-121's training
-(4x3x64x64), whose loops over images were taken apart around anything, took it 45 s instead of 17.
+That requires that all inner loops are unrolled, too, and the result is small. Unrolling a body with
+gathers and branches gains nothing and costs g++ most: the kernels of DenseNet-121's training
+(4x3x64x64) took it 45 s instead of 17 with the loops over images unrolled around any body.
 
-For the same reason many gathers in one kernel are calls, and so are the divisions of their places:
-those of Longformer's windows, 228 gathers, took it 8.4 s where they are copied, and take it 1.3.
+For the same reason the gathers of a kernel with many are calls, and so are their index divisions:
+Longformer's windows, 228 gathers, took g++ 8.4 s with all inlined, and take it 1.3 s.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fusec.ir.index import Axis, Index
 from fusec.ir.program import For, Let, Put, Statement, statements
 
 MOST_UNROLLED = 8
-"""Iterations of a loop that is taken apart."""
+"""Greatest trip count of an unrolled loop."""
 MOST_INSTRUCTIONS = 256
-"""Instructions that come of it, about: those of loops inside included."""
+"""Greatest estimated size of an unrolled loop, in instructions, inner loops included."""
 MOST_GATHERS = 16
-"""Gathers under masks that a kernel has copies of; where there are more, all are calls."""
+"""Greatest number of masked gathers that a kernel inlines; if it has more, all are calls."""
 BRANCH = 8
-"""Instructions that a load costs which a condition of all lanes may skip: a branch."""
+"""Instructions that a load under a scalar condition costs in addition: a branch."""
 
 
 def is_unrolled(loop: For, lane: Axis | None) -> bool:
-    """Return True for few iterations, of a number that is known, with little in them.
+    """Return True for a loop with a small constant trip count and a small body.
 
     Args:
-        lane: the axis whose points are the lanes of a vector; None in a kernel without vectors.
+        lane: the vectorized axis; None in a kernel without vectors.
     """
     return _is_short(loop) and _size(loop, lane) <= MOST_INSTRUCTIONS
 
@@ -42,9 +42,9 @@ def _is_short(loop: For) -> bool:
 
 
 def _size(statement: Statement, lane: Axis | None) -> int:
-    """Return about how many instructions a statement is if every loop in it is taken apart.
+    """Estimate the number of instructions of a statement with every loop in it unrolled.
 
-    A loop that cannot be is more than is ever taken apart around it.
+    A loop that cannot be unrolled exceeds ``MOST_INSTRUCTIONS``, and so does any loop around it.
     """
     match statement:
         case For() if _is_short(statement):
@@ -62,14 +62,14 @@ def _size(statement: Statement, lane: Axis | None) -> int:
 
 
 def _accesses(offset: Index, lane: Axis | None) -> int:
-    """Return how many accesses of memory the lanes are: one if they are neighbours or the same."""
+    """Return the number of memory accesses of a vector: one if contiguous or uniform, else W."""
     if lane is None or lane not in offset.axes or offset.steps_by_one(lane):
         return 1
     return lane.extent.const
 
 
 def has_many_gathers(body: tuple[Statement, ...], lane: Axis | None) -> bool:
-    """Return True for more loads from anywhere, under masks, than should be copied in."""
+    """Return True if statements contain more than ``MOST_GATHERS`` masked gathers."""
     loads = [s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)]
     guarded = [n.indices[0] for n in loads if n.guard is not None and lane in n.indices[0].axes]
     return sum(lane is not None and o.coefficient(lane) is None for o in guarded) > MOST_GATHERS

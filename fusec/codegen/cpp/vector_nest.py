@@ -1,11 +1,11 @@
-"""Nests of loops over the lanes of tiles: statements that share an axis run in one loop over it.
+"""Build loop nests over the lanes of tiles: statements that share an axis share a loop over it.
 
 The outer loop is over elements or over vectors of an axis that all statements of the nest have and
-that none reduces; loops inside run over the other axis of their tiles. A value is named in the
-outermost loop in which its lanes are bound. What is reduced along the inner axis is added up in a
-value of the outer loop, and ends the inner loop where it is read: a softmax has one outer loop and
-two or three inside. If the outer loop is the one over vectors, an inner reduction would wait for
-the last one's result in each iteration: so several iterations run side by side (``JAM``).
+that none reduces; inner loops run over the other axis of their tiles. A value is defined in the
+outermost loop in which its lanes are bound. A reduction along the inner axis accumulates in a carry
+of the outer loop, and the first statement that reads it ends the inner loop: a softmax has one
+outer loop and two or three inner ones. If the outer loop is over vectors, an inner reduction is a
+dependence chain over the iterations: so several of them run side by side (unroll and jam, ``JAM``).
 
 Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp(s - u)``::
 
@@ -46,22 +46,22 @@ from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Matrix, Put, Statement, Update, reads
 
 JAM = 4
-"""Iterations of an inner loop that run side by side: an addition waits 4 cycles for the last one,
-and a maximum that minds NaN 8."""
+"""Iterations of an inner loop that run side by side, with separate accumulators: an addition has a
+latency of 4 cycles, and a maximum that propagates NaN one of 8."""
 
 _BEGINNING = index(0)
 
 Item: TypeAlias = Let | Update | Put | Carry
-"""What runs along lanes."""
+"""The statements that run along lanes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileArray:
-    """A tile in memory, row after row, or in panels of W columns, each row after row.
+    """A tile in memory, row-major, or in panels of W columns, each row-major.
 
     Attributes:
-        row: None of a tile with one lane axis.
-        start: where it begins in a longer array, row after row.
+        row: None for a tile with one lane axis.
+        start: offset of its first element in a larger array, for a row-major tile.
     """
 
     buffer: Buffer
@@ -71,7 +71,7 @@ class TileArray:
     start: Index = _BEGINNING
 
     def offset(self, at: Mapping[Axis, Index], width: int) -> Index:
-        """Return where the element at some coordinates lies."""
+        """Return the offset of the element at some coordinates."""
         column = at[self.column]
         if self.row is None:
             return column
@@ -94,7 +94,7 @@ class TileArray:
 
 @dataclass(slots=True, eq=False)
 class LaneScope:
-    """Statements at some coordinates of lane axes, and the names that values have there."""
+    """Statements at some coordinates of lane axes, and the names of values at these coordinates."""
 
     at: dict[Axis, Index]
     body: list[Statement] = field(default_factory=list)
@@ -102,12 +102,12 @@ class LaneScope:
 
 
 class Writer:
-    """Names values in open scopes, over vectors of one lane axis.
+    """Defines values in open scopes, over vectors of one lane axis.
 
     Attributes:
-        arrays: value -> where it lies as vectors read it.
+        arrays: value -> the array that vectors load it from.
         rounded: values that only ever reach memory rounded to 16 bits.
-        exponentials: names of those among them.
+        exponentials: names given to the exponentials among ``rounded``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Writer:
         return {lane: where for scope in self.scopes for lane, where in scope.at.items()}
 
     def home(self, axes: Iterable[Axis]) -> LaneScope:
-        """Return the outermost scope in which lanes are bound."""
+        """Return the outermost scope in which all of some lanes are bound."""
         needed = set(axes) & self.storage.uses.lanes
         for scope in self.scopes:
             needed -= scope.at.keys()
@@ -144,7 +144,7 @@ class Writer:
         return None
 
     def value(self, root: Expr) -> Var | Const:
-        """Return the name of a value at the open scopes' coordinates, naming what it needs."""
+        """Return the name of a value at the open scopes' coordinates; defines it if needed."""
         stack = [root]
         while stack:
             node = stack[-1]
@@ -197,11 +197,11 @@ class Writer:
         return Var(self.names.new(hint), dtype, axes, self.serial)
 
     def offset(self, value: Index) -> Index:
-        """Return an offset at the open scopes' coordinates, its gathers by name."""
+        """Return an offset at the open scopes' coordinates, with its gather indices named."""
         return substitute(value, self.at(), self.value if list(index_exprs(value)) else None)
 
     def store(self, array: TileArray, value: Var | Const) -> None:
-        """Append a store of a value to its place in an array, in the innermost scope."""
+        """Append a store of a value to its element of an array, in the innermost scope."""
         kind = array.buffer.dtype
         if value.dtype is not kind:
             value = self.let(self.scopes[-1], "held", Cast(value, kind))
@@ -210,13 +210,13 @@ class Writer:
 
 
 def held_type(dtype: DType) -> DType:
-    """Return the type of an array's elements: f16 is f32 in it, for no CPU multiplies it."""
+    """Return the element type of an array: f32 for f16, which CPUs do not multiply."""
     return F32 if dtype is F16 else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A reduction of the open inner loop, and what each of its copies adds up in."""
+    """A reduction of the open inner loop, and one accumulator for each copy of its iteration."""
 
     var: Var
     node: Reduce
@@ -225,10 +225,10 @@ class _Sum:
 
 @dataclass(slots=True, eq=False)
 class _Inner:
-    """An open loop inside a nest.
+    """An open inner loop of a nest.
 
     Attributes:
-        copies: of its iteration, which run side by side.
+        copies: scopes of the copies of an iteration that run side by side.
     """
 
     lanes: tuple[Axis, ...]
@@ -238,10 +238,10 @@ class _Inner:
 
 
 class Nest:
-    """Statements that share their outer loop.
+    """Statements that share an outer loop.
 
     Attributes:
-        outer: the axes that this could be over, and whether by vectors; None for no loop at all.
+        outer: candidates for this loop: its axis (None: no loop), and whether it is over vectors.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -251,7 +251,7 @@ class Nest:
         self.inner: _Inner | None = None
 
     def takes(self, item: Item) -> bool:
-        """Return True if a statement can run in the nest's loop."""
+        """Return True if a statement can be added to the nest."""
         return not self.items or bool(self.outer & self._outer(item) - {(None, False)})
 
     def add(self, item: Item) -> None:
@@ -324,7 +324,7 @@ class Nest:
             del self.writer.scopes[-len(scopes) :]
 
     def _waits(self, item: Item) -> bool:
-        """Return True if a statement reads a reduction of the open inner loop."""
+        """Return True if a statement needs the result of a reduction in the open inner loop."""
         assert self.inner is not None
         read = self.writer.storage.leaves(reads(item))
         return not read.isdisjoint(s.var for s in self.inner.sums)
@@ -353,7 +353,7 @@ class Nest:
         self.writer.scopes[-1].body.append(Update(part, total))
 
     def _close(self) -> None:
-        """End the open inner loop, and name what it reduced."""
+        """End the open inner loop, and name its reductions' results."""
         if self.inner is None:
             return
         inner, self.inner = self.inner, None

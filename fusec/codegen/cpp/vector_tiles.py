@@ -1,17 +1,17 @@
-"""Tiles as arrays and vectors: the form in which a CPU runs a program with products of matrices.
+"""Lower tiles to arrays and vectors: the form in which a CPU runs programs with matrix products.
 
-A program with ``Dot``s works on tiles, values with an element for each point of one or two lane
+A program with ``Dot``s works on tiles: values with an element for each index of one or two lane
 axes. A GPU holds them in registers; a CPU's core holds them in arrays in its cache, and works on
 one vector of W elements after another. So every lane axis becomes a loop, over its elements or over
 vectors of them, and one lane axis is left, of W lanes:
 
-* some values are ``Scratch`` arrays (``tile_storage.py``), others are computed where they are used;
-* neighbouring statements that share a lane axis run in one loop over it (``vector_nest.py``);
-* a ``Dot`` becomes a ``Multiply`` of matrices in memory. An operand that is loaded for it alone is
-  read where it lies, if its columns are neighbours there; else it is copied to panels first. What
-  is added to a tile of an array that outlives the loop is added there.
+* some values are ``Scratch`` arrays (``tile_storage.py``), others are computed at each use;
+* adjacent statements that share a lane axis run in one loop over it (``vector_nest.py``);
+* a ``Dot`` becomes a ``Multiply`` of matrices in memory. An operand that is loaded only for it is
+  read in place if it is contiguous along its columns; else it is copied to panels first. An
+  accumulator that is a slot of an array that outlives the loop is updated in place.
 
-Which axis of a tile has the vectors, ``lane_order.py`` says.
+``lane_order.py`` chooses the vectorized axis of a tile.
 
 Worked example, with lanes m and n of 32 and W = 16::
 
@@ -54,9 +54,9 @@ from fusec.ir.program import (
 
 
 def vector_tiles(program: Program, width: int) -> Program:
-    """Return a program of tiles over vectors of ``width`` lanes; others as they are.
+    """Return a program of tiles over vectors of ``width`` lanes; other programs unchanged.
 
-    Tiles of a product without terms have no ``Dot``.
+    A product with an empty sum has tiles but no ``Dot``.
     """
     if len(program.lanes) < 2 and not has_dots(program):
         return program
@@ -67,11 +67,11 @@ def vector_tiles(program: Program, width: int) -> Program:
 
 
 class _Rewrite:
-    """One program's rewriting.
+    """The rewriting of one program.
 
     Attributes:
         panels: operand of a product and the axis of its rows -> a copy in panels.
-        slots: sums of products that are added where they lie -> a tile of a longer array.
+        slots: product accumulated in place -> its tile of a larger array.
     """
 
     def __init__(self, program: Program, width: int) -> None:
@@ -88,7 +88,7 @@ class _Rewrite:
     # -- blocks ------------------------------------------------------------------------------------
 
     def block(self, body: Iterable[Statement]) -> tuple[Statement, ...]:
-        """Return what a block of statements becomes."""
+        """Return the rewritten statements of a block."""
         self.writer.scopes.append(LaneScope({}))
         for statement in body:
             self.statement(statement)
@@ -116,7 +116,7 @@ class _Rewrite:
                 self.writer.arrays[var] = self.slots[var] = self.slot(slot)
                 self.multiply(dot, self.slots[var], adds=True)
             case Put(value=Var() as var) if var in self.slots:
-                pass  # the product has been added there
+                pass  # the product has been accumulated in place
             case Let(var=var, value=Dot() as dot):
                 self.flush()
                 self.multiply(dot, self.array(var), adds=False)
@@ -150,7 +150,7 @@ class _Rewrite:
         return self.writer.arrays[var]
 
     def slot(self, var: Var) -> TileArray:
-        """Return the tile of a longer array that a value was loaded from."""
+        """Return the tile of a larger array that a value was loaded from."""
         if var in self.slots:
             return self.slots[var]
         load = self.uses.load(var)
@@ -174,7 +174,7 @@ class _Rewrite:
     # -- products ----------------------------------------------------------------------------------
 
     def multiply(self, dot: Dot, into: TileArray, *, adds: bool) -> None:
-        """Append the product that a ``Dot`` of tiles is."""
+        """Append the ``Multiply`` for a ``Dot`` of tiles."""
         left, right = self.order.sides(dot)
         (terms,), rows, columns = dot.over, into.row, into.column
         assert rows is not None
@@ -199,7 +199,7 @@ class _Rewrite:
     def operand(
         self, var: Expr, rows: Axis, columns: Axis, counts: dict[Axis, list[Index]], *, right: bool
     ) -> Matrix:
-        """Return an operand as a matrix, and note where its rows and terms end."""
+        """Return an operand as a matrix; adds the bounds of its rows and terms to ``counts``."""
         assert isinstance(var, Var)
         load = self.uses.direct(var, rows, columns, right=right)
         if load is None:
@@ -215,10 +215,10 @@ class _Rewrite:
         return Matrix(load.buffer.base, start, row, column, column * self.width)
 
     def fill(self, array: TileArray, counts: Sequence[Index] = ()) -> None:
-        """Let a tile be 0, but for its first rows, which will be written.
+        """Fill a tile with 0, except for the leading rows that will be written.
 
         Args:
-            counts: what the number of these rows is less than, or equal to.
+            counts: upper bounds of their number; unless it is exactly one, all rows are filled.
         """
         row, column = array.row, array.column
         assert row is not None
@@ -230,7 +230,7 @@ class _Rewrite:
         self.out.append(For(each, first, (each.extent,), (_loop(panel, put),)))
 
     def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
-        """Return loops over rows and over vectors of columns, and where their points are."""
+        """Return loop axes over rows and over vectors of columns, and the coordinates in them."""
         each = Axis(f"{row.name}r", row.extent)
         panel = Axis(f"{column.name}v", index(column.extent.const // self.width))
         lanes = index(panel) * self.width + index(self.writer.lane)
@@ -239,7 +239,7 @@ class _Rewrite:
     # -- copies in panels --------------------------------------------------------------------------
 
     def pack(self, var: Var) -> None:
-        """Copy a tile to panels, for each pair of a row and a column that wants one."""
+        """Copy a tile to panels, for each pair of row and column axes that ``Storage`` lists."""
         for row, column in self.storage.panels.get(var, ()):
             self.flush()
             buffer = self.scratch(var.name, (row, column), held_type(var.dtype))
@@ -262,7 +262,7 @@ class _Rewrite:
                 self.writer.arrays[var] = array
 
     def turn(self, load: Load, array: TileArray) -> None:
-        """Copy a tile whose neighbours in memory lie along its rows, in blocks of W x W."""
+        """Copy a tile that is contiguous along its rows, transposing blocks of W x W."""
         row, column, width, lane = array.row, array.column, self.width, self.writer.lane
         assert row is not None
         counts = self.uses.counts(load.guard) or {}
@@ -307,7 +307,7 @@ class _Rewrite:
         self.out.append(_loop(panel, *guard, _loop(block, declared, copy, store)))
 
     def mask(self, position: Index, count: Index, out: list[Statement]) -> Var:
-        """Return the name of ``position < count``, in a vector."""
+        """Define and return the vector mask ``position < count``."""
         lanes = frozenset({self.writer.lane})
         here = self.writer.var("v_i", I64, lanes)
         end = self.writer.var("v_i", I64, frozenset())
@@ -323,7 +323,7 @@ def _loop(axis: Axis, *body: Statement) -> For:
 
 
 def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Return statements without the arrays that nothing reads, and stores to them."""
+    """Remove arrays that are never read, and the stores to them."""
     read: set[Buffer] = set()
     made: set[Buffer] = set()
     for statement in statements(body):

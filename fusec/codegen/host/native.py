@@ -1,9 +1,9 @@
-"""The second wrapper: a graph's call as one C++ function, for programs without Python.
+"""Print the native wrapper: a graph's call as one C++ function, for programs without Python.
 
-It stands behind the kernels, in the same translation unit and so in the same library, and does what
-the Python wrapper does: call kernels in order. Memory is the caller's: arguments, results, and a
-workspace in which each buffer has an offset (``ir/arena.py``). ``fusec/native/fusec.h`` is how a
-program loads and calls it; it asks ``fusec_signature``, a text, what the function takes.
+It follows the kernels in the same translation unit, and so in the same library, and calls them in
+order as the Python wrapper does. The caller provides the memory: arguments, results, and a
+workspace in which each buffer has an offset (``ir/arena.py``). A program loads and calls it by
+``fusec/native/fusec.h``, which reads the function's parameters from the text ``fusec_signature``.
 
 Worked example::
 
@@ -26,8 +26,8 @@ and its signature::
     argument f32 8 128
     result f32 8 128
 
-Sizes that a call chooses have a line each, in the order in which the function takes them, and so
-has what is asked of them. ``y = x[1:]`` of a table of 64 rows::
+Symbolic sizes have a line each, in the order of the function's parameter ``sizes``, and so have
+the conditions on them. ``y = x[1:]`` of a table of at most 64 rows::
 
     fusec native 2
     size s0
@@ -36,7 +36,7 @@ has what is asked of them. ``y = x[1:]`` of a table of 64 rows::
     argument f32 s0 128
     result f32 + s0 -1 128
 
-The bytes of the workspace are another function's to say: ``fusec_bytes`` (``native_sizes.py``).
+A second function, ``fusec_bytes``, returns the bytes of the workspace (``native_sizes.py``).
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ from fusec.ir.strides import contiguous_strides
 from fusec.passes.memory.arena import plan_arena
 
 FORMAT = "fusec native 2"
-"""The first line of a signature: what a program that loads it has to know."""
+"""The first line of a signature: the version of the interface."""
 SIGNATURE = "native.txt"
-"""The blob that has the signature, to be compared with the library's."""
+"""Name of the blob with the signature, which must equal the library's."""
 SHOWN = 12
-"""Lines of a refusal."""
+"""Greatest number of problems that an error message lists."""
 
 _TEAM = """
 extern "C" int omp_get_max_threads(void);
@@ -98,11 +98,11 @@ _RESERVED = (
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """What a library has for programs without Python.
+    """The native wrapper of a graph.
 
     Attributes:
-        signature: what its function takes, as that says itself.
-        source: behind the kernels.
+        signature: the text of ``fusec_signature``.
+        source: the C++ source that follows the kernels.
     """
 
     signature: str
@@ -120,7 +120,7 @@ def print_native(
 
     Args:
         memory, programs, code: as of ``wrapper.print_wrapper``.
-        asked: conditions on sizes, as trees (``runtime/archive/sizes.py``).
+        asked: conditions on symbolic sizes, as trees (``runtime/archive/sizes.py``).
     Raises:
         UsageError: listing the steps that need torch.
     """
@@ -141,19 +141,19 @@ def print_native(
 
 
 def _sizes(schedule: Schedule, asked: Sequence[Formula]) -> tuple[str, ...]:
-    """Return the names of the sizes that a call chooses: the graph's, and others that are asked."""
+    """Return the names of the symbolic sizes: the graph's, and others that conditions mention."""
     given = [size.name for size in schedule.graph.given_sizes]
     return tuple(dict.fromkeys((*given, *sorted(_names_in(asked)))))
 
 
 def _names_in(formulas: Sequence[Formula]) -> set[str]:
-    """Return the names in trees, behind the sign that each begins with."""
+    """Return the names in formula trees, whose first element is an operator, not a name."""
     own = {part for part in formulas if isinstance(part, str)}
     return own.union(*(_names_in(part[1:]) for part in formulas if isinstance(part, tuple)))
 
 
 def _refuse_others(schedule: Schedule) -> None:
-    """Raise UsageError where a step is no kernel, or an input no tensor that C can pass."""
+    """Raise UsageError if a step is no kernel or an input no dense tensor, listing all of them."""
     problems = [_problem(step) for step in schedule.steps if _needs_torch(step)]
     for item in schedule.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
@@ -179,7 +179,7 @@ def _needs_torch(step: Step) -> bool:
 
 
 def _problem(step: Step) -> str:
-    """Return why a step needs torch, and the user's line that it is from."""
+    """Describe why a step needs torch, with the user's source line."""
     what = getattr(step, "target", type(step).__name__)
     reason = getattr(step, "reason", "")
     source = getattr(step, "origin", None)
@@ -188,7 +188,7 @@ def _problem(step: Step) -> str:
 
 
 def _is_dense(shape: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
-    """Return True if elements lie one after another in the order of their indices."""
+    """Return True if strides are contiguous in row-major order."""
     if any(extent.is_constant and extent.const == 0 for extent in shape):
         return True
     return all(
@@ -198,9 +198,9 @@ def _is_dense(shape: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
 
 
 def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
-    """Return the buffers that can lie where the caller wants a result, and which.
+    """Return buffer -> number of the result whose memory it can use directly.
 
-    Any other result is copied: a part of something, an input, what is returned twice.
+    Other results are copied: views of a part, inputs, and the second of two equal results.
     """
     inputs = set(schedule.graph.inputs)
     found: dict[Buffer, int] = {}
@@ -234,7 +234,7 @@ def _type(buffer: Buffer, shape: tuple[Index, ...]) -> str:
 
 
 class _Function:
-    """Prints the function."""
+    """Prints ``fusec_run``, after the signature and the functions that compute offsets."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class _Function:
         return f"{_TEAM}\n{said}\n{functions}\n{head}{body}{_TAIL}"
 
     def _find_places(self) -> tuple[str, Mapping[Buffer, str]]:
-        """Return the functions that say where buffers lie, and where; give sizes their names."""
+        """Return the C++ functions that compute offsets, and each buffer's offset; binds sizes."""
         if not self.sizes:
             return print_fixed_places(self.arena)
         functions, places = print_places(self.arena, self.sizes, self.named.__getitem__)

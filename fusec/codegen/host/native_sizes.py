@@ -1,10 +1,10 @@
-"""Sizes that a call chooses, in what C runs: how its signature says them, and where buffers lie.
+"""Symbolic sizes in the native wrapper: formulas of its signature, and offsets in the workspace.
 
-A formula (``ir/formula.py``) is written with its sign in front, so that a reader needs no brackets:
-``2*B + 1`` is ``+ * 2 B 1``. Sums and products of more than two parts are nested.
+A formula (``ir/formula.py``) is written in prefix notation, which needs no brackets: ``2*B + 1`` is
+``+ * 2 B 1``. Sums and products of more than two operands are nested.
 
-Places in the workspace follow from the sizes by the arena's order. Worked example, of a buffer of
-``s0`` numbers that lies above one of 8::
+Offsets in the workspace are computed from the sizes in the arena's order. Worked example, a buffer
+of ``s0`` numbers that lies above one of 8::
 
     const fusec_count s0(sizes[0]);
     const fusec_count place_0 = fusec_count(0LL);
@@ -13,7 +13,7 @@ Places in the workspace follow from the sizes by the arena's order. Worked examp
     const fusec_count end_1 = place_1 + fusec_room((fusec_count(4LL) * s0));
     const fusec_count all = fusec_most(end_1, fusec_most(end_0, fusec_count(0LL)));
 
-The arithmetic is checked: where 64 bits do not hold a place, or a buffer's bytes, there are none.
+The arithmetic is checked: if an offset or a buffer's bytes overflow 64 bits, the result is -1.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ static inline fusec_count fusec_room(fusec_count bytes) {
 
 
 def print_formula(formula: Formula) -> str:
-    """Return a formula, or a condition of them, as a signature says it."""
+    """Return a formula, or a condition on formulas, in a signature's prefix notation."""
     match formula:
         case (sign, one):
             return print_formula(one)
@@ -86,7 +86,7 @@ def print_formula(formula: Formula) -> str:
 
 
 def print_extent(value: Index) -> str:
-    """Return a size as a signature says it."""
+    """Return a size in a signature's prefix notation."""
     return print_formula(formula_of(value))
 
 
@@ -94,11 +94,11 @@ _SPELLED = {"//": "fusec_floordiv", "%": "fusec_mod", "min": "fusec_least"}
 
 
 def print_size(value: Index, name: Callable[[str], str], number: str = "{}LL") -> str:
-    """Return a size as C++.
+    """Return a size as a C++ expression.
 
     Args:
-        name: of a size in C++.
-        number: how a number is written.
+        name: symbolic size -> its C++ name.
+        number: format of an integer literal.
     """
 
     def printed(formula: Formula) -> str:
@@ -117,7 +117,7 @@ def print_size(value: Index, name: Callable[[str], str], number: str = "{}LL") -
 
 
 def print_fixed_places(arena: Arena) -> tuple[str, Mapping[Buffer, str]]:
-    """Return what ``print_places`` does, where all sizes are known."""
+    """Return what ``print_places`` returns, for a graph without symbolic sizes."""
     places = {buffer: str(offset) for buffer, offset in arena.offsets.items()}
     return f"{_BYTES.format('')}  return {arena.bytes};\n}}\n", places
 
@@ -125,11 +125,11 @@ def print_fixed_places(arena: Arena) -> tuple[str, Mapping[Buffer, str]]:
 def print_places(
     arena: Arena, sizes: Sequence[str], name: Callable[[str], str]
 ) -> tuple[str, Mapping[Buffer, str]]:
-    """Return the functions that say where buffers lie, and how the caller gets each place.
+    """Return the C++ functions that compute offsets, and buffer -> expression of its offset.
 
     Args:
-        sizes: names of those that a call chooses, in order.
-        name: of a size in C++.
+        sizes: names of the symbolic sizes, in order.
+        name: symbolic size -> its C++ name.
     """
     lines = [f"const fusec_count {name(s)}(sizes[{k}]);" for k, s in enumerate(sizes)]
     numbers: dict[tuple[Buffer, ...], int] = {}

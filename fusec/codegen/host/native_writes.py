@@ -1,7 +1,7 @@
-"""Calls that write to an input, as loops: what a model in C keeps from one call to the next.
+"""Print in-place writes to inputs as C++ loops: state that a native model keeps between calls.
 
-A cache of keys, whose next position is written, stays a call of torch in Python. Here such calls
-are one form, ``NativeWrite``: the elements of a part go to where they belong, in place.
+In Python, writing the next position of a key cache stays a call of torch. Here such calls become a
+``NativeWrite``: the elements of one view are copied to another view or to indexed rows, in place.
 
 Worked example: ``cache[:, pos] = k`` for a ``pos`` of one element::
 
@@ -30,11 +30,11 @@ from fusec.ir.strides import contiguous_strides
 
 @dataclass(frozen=True, slots=True)
 class NativeWrite:
-    """The elements of ``part`` go to where those of ``into`` lie.
+    """Copy the elements of ``part`` to those of ``into``.
 
     Attributes:
-        axis, places: along that axis they go to positions that are read: one for each.
-        wraps: a negative position counts from the end.
+        axis, places: if given, positions along ``axis`` are read from ``places``, one for each.
+        wraps: whether a negative position counts from the end.
     """
 
     into: View
@@ -45,7 +45,7 @@ class NativeWrite:
 
 
 def write_of(call: Extern) -> NativeWrite | None:
-    """Return what a call writes in place; None where it does anything else."""
+    """Return a call as a ``NativeWrite``, or None if it does anything else."""
     if call.kwargs or call.writes:
         return None
     made: NativeWrite | None = None
@@ -65,7 +65,7 @@ def write_of(call: Extern) -> NativeWrite | None:
 
 
 def _put(into: View, indices: Sequence[object], part: View) -> NativeWrite | None:
-    """Return ``into[:, places] = part``, which is spread over what it is put into."""
+    """Return ``into[:, places] = part``, with ``part`` broadcast to the indexed shape."""
     given = [(axis, value) for axis, value in enumerate(indices) if value is not None]
     match given:
         case [(axis, View(shape=(count,)) as places)]:
@@ -86,7 +86,7 @@ def _spread(view: View, shape: tuple[Index, ...]) -> View:
 
 
 def _is_plain(write: NativeWrite) -> bool:
-    """Return True if elements keep their type, and are read nowhere that is written."""
+    """Return True if a write needs no conversion, and does not read the buffer it writes."""
     places = write.places
     shape = list(write.into.shape)
     if places is not None:
@@ -99,7 +99,7 @@ def _is_plain(write: NativeWrite) -> bool:
 
 
 def dense(view: View) -> View:
-    """Return the view of the same shape whose elements lie one after another."""
+    """Return the contiguous view of the same shape and buffer, at offset 0."""
     return replace(view, strides=contiguous_strides(view.shape), offset=index(0))
 
 
@@ -109,9 +109,9 @@ def print_write(
     """Yield loops over a part, the last axis fastest.
 
     Args:
-        target: the pointer to what is written.
-        name: of the pointers to what is read.
-        size: how a size is written.
+        target: the pointer to the buffer that is written.
+        name: buffer that is read -> its pointer.
+        size: prints a size as C++.
     """
     axes = [f"_{k}" for k in range(len(write.part.shape))]
     for axis, extent in zip(axes, write.part.shape, strict=True):

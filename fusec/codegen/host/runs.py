@@ -1,10 +1,10 @@
-"""Runs: kernels that follow each other, launched by one native call.
+"""Runs: consecutive kernels, launched by one native call.
 
 A call from Python to a kernel costs some 2 us (its tensors' addresses, ctypes, the lock), as much
-as a kernel of a few thousand points takes. Which kernels are a run the plan of memory says
-(``Memory.runs``), for all their buffers are there before the first and until after the last.
+as a kernel of a few thousand elements takes. The memory plan chooses the runs (``Memory.runs``),
+since all buffers of a run are allocated before its first kernel and freed after its last.
 
-Worked example, of k0 that makes t of x, and k1 that makes y of t and a size n::
+Worked example: k0 computes t from x, and k1 computes y from t and a size n::
 
     extern "C" void k0_to_k1(any b0, any b1, any b2, long long n0, int *status) {
       k0(b0, b1, status);
@@ -30,10 +30,10 @@ class RunCode:
     """The function of a run.
 
     Attributes:
-        name: that of the first run that is alike.
+        name: name of the first run with equal ``kernels`` and ``places``.
         kernels: names of the programs whose code it calls, in order.
-        buffers, sizes: what it takes, each once.
-        places: of each kernel, its buffers and sizes by their places among these.
+        buffers, sizes: its parameters, each once.
+        places: for each kernel, positions of its arguments in ``buffers`` and in ``sizes``.
     """
 
     name: str
@@ -46,10 +46,10 @@ class RunCode:
 def run_codes(
     memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
 ) -> dict[NativeRun, RunCode]:
-    """Return how each run is called.
+    """Return run -> its function; runs that call the same code on the same pattern share one.
 
     Args:
-        programs: by kernel name.
+        programs: kernel name -> program.
         code: kernel name -> name of the kernel whose code it runs.
     """
     functions: dict[object, str] = {}
@@ -69,9 +69,9 @@ def run_codes(
 
 
 def print_run(run: RunCode, programs: Mapping[str, Program]) -> str:
-    """Return the C++ function that calls a run's kernels one after the other, until one fails.
+    """Return the C++ function that calls a run's kernels in order, until one fails.
 
-    Its status is that of the kernel, and four times the place of the kernel that has it.
+    Its status is the failed kernel's, plus four times that kernel's position in the run.
     """
     buffers = [f"any b{k}" for k in range(len(run.buffers))]
     sizes = [f"long long n{k}" for k in range(len(run.sizes))]

@@ -1,1 +1,1 @@
-"""From a kernel and its plan to a program."""
+"""Lowering: from a kernel and its plan to a program."""

@@ -1,16 +1,15 @@
-"""Where a loop has nothing to do: tiles that a mask leaves empty are not visited.
+"""Loop bounds from masks: skip tiles that are masked out, and drop the mask in tiles inside it.
 
-And where it need not ask: in tiles that lie wholly inside a mask the condition is known.
+A reduction over n whose terms are its identity unless ``n <= m`` (causal attention) runs over the
+tiles up to the diagonal only; a band ``m - n < w`` starts late as well. Conditions are comparisons
+of indices below selections; one bounds the loop if every reduction in it is the identity where it
+is false.
 
-A reduction over n whose terms are its identity unless ``n <= m`` (causal attention) visits the
-tiles up to the diagonal alone; a band ``m - n < w`` starts late as well. Conditions are comparisons
-of indices below selections; a condition counts if every reduction of the loop vanishes without it.
+A skipped term is taken to be the identity although another factor may be infinite or NaN there, as
+in every attention kernel.
 
-A term that is skipped is taken to be the identity although a factor beside it may be infinite or
-NaN there, as in every attention kernel.
-
-Worked example: with tiles of 64 keys and 128 queries, ``n*64 + ni <= m*128 + mi`` has points for
-``n <= (m*128 + 127) // 64`` alone: the loop stops after that. It holds in all points of a tile for
+Worked example: with tiles of 64 keys and 128 queries, ``n*64 + ni <= m*128 + mi`` holds somewhere
+only for ``n <= (m*128 + 127) // 64``: the loop stops after that. It holds in a whole tile for
 ``n <= (m*128 - 63) // 64``: one loop runs to there without the comparison, a second one with it.
 """
 
@@ -32,9 +31,9 @@ _PASSES_ZERO = ("round_f16", "round_bf16", "neg")
 def loop_bounds(
     loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
 ) -> tuple[Index, Index | None]:
-    """Return the first iteration of a loop that may count, and the one after the last, or None.
+    """Return a loop's first iteration that is not masked out, and its stop or None.
 
-    The first may be negative, as it is of a window for the rows at the top.
+    The first may be negative, as for a window in the first rows.
     """
     shared: frozenset[Edge] | None = None
     for node in reductions:
@@ -57,12 +56,12 @@ def loop_bounds(
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The part of a loop in which conditions are known.
+    """The iterations of a loop in which conditions are constant.
 
     Attributes:
-        truth: the conditions, and what they are there.
-        first: from which iteration on, which may be negative; None: from the start.
-        stop: up to which iteration, which may be negative; None: to the end.
+        truth: condition -> its value there.
+        first: first such iteration, which may be negative; None: the loop's start.
+        stop: iteration after the last, which may be negative; None: the loop's end.
     """
 
     truth: Mapping[Expr, bool]
@@ -76,15 +75,15 @@ def mask_free_part(
     lanes: frozenset[Axis],
     inside: Set[Axis] = frozenset(),
 ) -> Settled | None:
-    """Return where the conditions of a loop are known, or None where they never are.
+    """Return the iterations in which a loop's conditions are constant, or None.
 
     Args:
-        inside: loops within this one: where a condition depends on them, they have such a part.
+        inside: loops within this one; conditions that depend on them are left to these loops.
 
-    Conditions that are known at the start alone, or at the end alone, and that say nothing but an
-    edge: ``n <= m and real[n]`` has to be asked everywhere. Of a band with two edges nothing is
-    returned: three copies of a loop are too many. What a condition selects there varies
-    along the loop: a number for each row would be no operand of a product.
+    All conditions must be constant over the same part, at the start or at the end, and be a single
+    edge: ``n <= m and real[n]`` must be evaluated everywhere. A band has two edges, so None: three
+    copies of a loop are too many. The branch taken there must vary along the loop: a value without
+    the loop's axis would be no operand of a product.
     """
     found: dict[tuple[Index | None, Index | None], dict[Expr, bool]] = {}
     for node in postorder(b for n in reductions for b in n.bodies):
@@ -105,7 +104,7 @@ def mask_free_part(
 def _inside(
     loop: Axis, edge: Edge, lanes: frozenset[Axis]
 ) -> tuple[Index | None, Index | None] | None:
-    """Return the first iteration, or the one after the last, where all lanes are within an edge."""
+    """Return the first iteration, or the stop, of the part where all lanes are within an edge."""
     step = edge.value.coefficient(loop)
     if step is None or not step.is_constant or step.const == 0 or _divides(edge.value, lanes):
         return None
@@ -118,7 +117,7 @@ def _inside(
 
 
 def _divides(value: Index, lanes: frozenset[Axis]) -> bool:
-    """Return True if a quotient or remainder, or a gather, varies along lanes."""
+    """Return True if an index has a quotient or remainder, or a gather that varies along lanes."""
     return any(
         not isinstance(atom, Axis) and not lanes.isdisjoint(atom.axes)
         for monomial, _ in value.terms
@@ -137,7 +136,7 @@ def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
     return value
 
 
-# -- what makes a term vanish ----------------------------------------------------------------------
+# -- conditions under which a term is the identity -------------------------------------------------
 
 
 def _edges_of(node: Reduce) -> tuple[Edge, ...]:
@@ -150,7 +149,7 @@ def _edges_of(node: Reduce) -> tuple[Edge, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _unless_zero(node: Expr) -> tuple[Edge, ...]:
-    """Return conditions without which ``node`` is 0."""
+    """Return conditions such that ``node`` is 0 where any of them is false."""
     match node:
         case Op(name="mul", args=(a, b)):
             return (*_unless_zero(a), *_unless_zero(b))
@@ -174,7 +173,7 @@ def _unless_zero(node: Expr) -> tuple[Edge, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _unless_lowest(node: Expr) -> tuple[Edge, ...]:
-    """Return conditions without which ``node`` is minus infinity."""
+    """Return conditions such that ``node`` is minus infinity where any of them is false."""
     match node:
         case Op(name="sub", args=(a, _)):
             return _unless_lowest(a)

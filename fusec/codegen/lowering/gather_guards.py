@@ -1,7 +1,7 @@
-"""Guards of loads at places that memory gave: a kernel that cannot report one reads nothing there.
+"""Mask gathers whose index is out of range, for kernels that cannot report an error.
 
-On CPUs a printer checks such a place and reports it (``cpp.py``). A GPU's kernel has no error to
-return, so its load is masked, and the value is 0.
+On CPUs the printer checks an index that was loaded from memory and reports it (``cpp/printer.py``).
+A GPU kernel cannot return an error, so its load is masked, and the value is 0.
 
 Worked example: ``v = x[[k]*64 + c]`` with k below 40 becomes::
 
@@ -21,7 +21,7 @@ from fusec.ir.program import Carry, Let, Program, Statement, Update, map_stateme
 
 
 def guard_gathers(program: Program) -> Program:
-    """Return the program whose loads touch memory only where the places they read are in range."""
+    """Return the program with each gather masked where an index loaded from memory is invalid."""
     if not any(map(_gathers, statements(program.body))):
         return program
     return replace(program, body=map_statements(program.body, _Guards(program).guarded))
@@ -33,7 +33,7 @@ def _gathers(statement: Statement) -> bool:
 
 
 def _places(indices: Iterable[Index]) -> dict[Runtime, None]:
-    """Return the places that indices take from memory, each once."""
+    """Return the run-time values in some indices, each once."""
     return {a: None for i in indices for a in i.atoms() if isinstance(a, Runtime)}
 
 
@@ -45,7 +45,7 @@ class _Guards:
         self.lets: list[Let] = []
 
     def guarded(self, statement: Statement) -> tuple[Statement, ...]:
-        """Return a statement behind what guards the load that it is."""
+        """Return a statement, preceded by the definitions of its load's guard if it gathers."""
         if not isinstance(statement, Let | Update) or not isinstance(statement.value, Load):
             return (statement,)
         load, self.lets = statement.value, []
@@ -60,7 +60,7 @@ class _Guards:
         return (*self.lets, replace(statement, value=value))
 
     def inside(self, place: Runtime) -> Var:
-        """Return whether a place is in range."""
+        """Define and return the mask ``0 <= index < extent``."""
         value, extent = self.named(place.expr), as_value(place.extent)
         value = value if value.dtype is I64 else self.let("i", Cast(value, I64))
         limit = extent if isinstance(extent, Const) else self.let("n", extent)
@@ -69,7 +69,7 @@ class _Guards:
         return self.let("inside", Op("and", (low, high)))
 
     def named(self, value: Expr) -> Expr:
-        """Return a value by name: a number that is not in range gets one."""
+        """Return a value as an operand: a constant, which may be out of range, is named first."""
         if not isinstance(value, Const):
             return value
         known = next((s.var for s in self.lets if s.value is _number(value)), None)

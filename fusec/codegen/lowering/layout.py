@@ -1,4 +1,4 @@
-"""Where each axis of a kernel runs: the parts a plan cuts it into, loop bounds and lane masks.
+"""Cut a kernel's axes as a plan says: grid, loop and lane parts, loop bounds and lane masks.
 
 An axis becomes at most three: a grid part, a loop part and a lane part. ``cut`` maps the kernel's
 axes to indices over these parts; ``loops`` holds the bounds of each loop part.
@@ -21,7 +21,7 @@ from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop part: full tiles run to ``full``, ragged ones to each of ``stops``."""
+    """A loop part's bounds: full tiles end at the least of ``full``, all at that of ``stops``."""
 
     full: tuple[Index, ...]
     stops: tuple[Index, ...]
@@ -39,7 +39,7 @@ class Layout:
         lanes: lane parts.
         loops: bounds of each loop part.
         loop_of: loop part, or lane part of a loop -> the loop part.
-        folded: lane parts that each iteration of their loop folds.
+        folded: lane parts that each iteration of their loop reduces.
         whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
@@ -67,7 +67,7 @@ class Layout:
                 self.loop_of[info.lane] = loop
 
     def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
-        """Return the loop parts of some axes: a lane of a loop belongs to it, for its mask does."""
+        """Return the loop parts of some axes; a lane counts as its loop, because of its mask."""
         return {loop for a in axes if (loop := self.loop_of.get(a)) is not None}
 
     def whole_loop(self, loop: Axis) -> frozenset[Axis]:
@@ -144,11 +144,11 @@ class Layout:
         self.loops[loop] = Loop(full, (tiles,), lane, self.cut[axis], self._ends(axis, tile))
 
     def _stops(self, axis: Axis, tile: int, tiles: Index) -> tuple[Index, ...]:
-        """Return where a ragged axis of so many tiles stops.
+        """Return the stops of a ragged axis's loop of ``tiles`` tiles.
 
-        Loops of products run for all tiles: beyond the limit they add nothing, and the last part
-        takes no longer than others. With a stop of its own, LLVM splits the edge around the loop,
-        and ptxas waits for each product (its C7515, sm_90, Triton 3.7.1, 2026-11).
+        Loops of products run over all tiles: those beyond the limit add 0, and the last part takes
+        no longer than the others. With the limit as a second stop, LLVM splits the edge around the
+        loop, and ptxas serializes the products (its C7515, sm_90, Triton 3.7.1, 2026-11).
         """
         if self.dots:
             return (tiles,)
@@ -156,7 +156,7 @@ class Layout:
         return (tiles, floordiv(limit + (tile - 1), index(tile)))
 
     def _fold(self, axis: Axis, loop: Axis, binding: Binding) -> Axis:
-        """Cut a tile's lanes in rows, and return those of one row."""
+        """Cut a tile's lanes into ``fold`` rows, and return the lane axis of one row."""
         self.lanes.pop()
         rows = Axis(f"{axis.name}f", index(binding.fold))
         lane = Axis(f"{axis.name}i", index(binding.tile // binding.fold))
@@ -173,11 +173,11 @@ class Layout:
             self.masks[lane] = below(self.cut[axis], *ends)
 
     def _limit(self, axis: Axis) -> tuple[Index, ...]:
-        """Return where a ragged axis ends, over the parts of the axes that its limit mentions."""
+        """Return a ragged axis's limit over the parts of the axes that it mentions, or ()."""
         return () if axis.limit is None else (substitute(axis.limit, self.cut),)
 
     def _ends(self, axis: Axis, tile: int) -> tuple[Index, ...]:
-        """Return what tiles of an axis may reach beyond: its extent, and its limit if ragged."""
+        """Return the bounds that tiles of an axis may cross: its extent, and a ragged limit."""
         exact = mod(axis.extent, index(tile)) is index(0)
         return self._limit(axis) if exact else (axis.extent, *self._limit(axis))
 

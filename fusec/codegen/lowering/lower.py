@@ -1,19 +1,18 @@
-"""Lowering: (kernel, plan) -> program. One generic walk; the plan decides, this only carries out.
+"""Lowering: (kernel, plan) -> program. One generic walk; all decisions are in the plan.
 
-Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). What is
-left are regions: a list of tasks (stores, and updates of reductions) below some bound loops. A
-region
+Each axis becomes at most three: a grid or loop part and a lane part (``c = co*16 + ci``). The rest
+is done region by region: a list of tasks (stores, and updates of reductions) below some bound
+loops. Lowering a region
 
-1. collects the reductions that are at home in it: their free loops are bound, the reduced ones not;
-2. gives each task the first sweep it can run in: one more than the reductions it reads;
-3. runs the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
+1. collects the reductions that it computes: their free loops are bound, the reduced ones not;
+2. assigns each task to the first sweep it can run in: the one after the reductions it reads;
+3. emits the sweeps: tasks of one sweep over one loop share that loop, whose body is a region again.
 
 A reduction over an outer loop whose value varies along an inner one (dgamma in a kernel over rows,
-dq in one whose loop over keys is around that over queries) accumulates in a private array. What is
-expensive and needed in two sweeps (``exp`` of a softmax)
-is kept in one, where the plan allows it. Masks: a ragged lane axis is either peeled (a loop of
-full tiles, then one masked tile) or masked throughout; a reduction sees its identity there, a load
-touches no memory.
+dq where the loop over keys is outside the loop over queries) accumulates in a private array. An
+expensive value that two sweeps need (``exp`` of a softmax) is kept in such an array if the plan
+allows it. Masks: a ragged lane axis is either peeled (a loop of full tiles, then one masked tile)
+or masked throughout; in masked lanes, reductions combine their identity and loads touch no memory.
 
 Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c looped: sweep 0 is
 ``for co: acc += x``, sweep 1 ``for co: y = x / s``.
@@ -75,7 +74,7 @@ class _Lowering(Values):
         self.growth: dict[tuple[Reduce, Scale], Var] = {}
 
     def _find_row_maxima(self) -> dict[Reduce, Reduce]:
-        """Return the sums that may run beside their maximum: both in one and the same loop."""
+        """Return sum -> maximum for the sums that can share their maximum's single loop."""
         row_maxima = find_row_maxima(s.expr for s in self.stores)
         loops = self.layout.loops_of
         return {
@@ -85,7 +84,7 @@ class _Lowering(Values):
     # -- regions -----------------------------------------------------------------------------------
 
     def region(self, tasks: list[Task]) -> None:
-        """Emit some tasks in the current scope, sweep by sweep."""
+        """Emit tasks in the current scope, sweep by sweep."""
         homes = self._home_reductions(tasks)
         depth = Depth(homes, self.row_maxima)
         sweeps: dict[int, list[Task | Reduce]] = {}
@@ -171,7 +170,7 @@ class _Lowering(Values):
     def _finish_online(self, reduction: Reduce, row_max: Reduce) -> None:
         """Make a sum NaN where its maximum is infinite: its terms are ``exp(-inf - -inf)`` there.
 
-        The loop took them for 0. Terms below a selection may be 0 in truth, and stay so.
+        The loop has added 0 instead. Terms below a ``Select`` may really be 0, and stay so.
         """
         changing = dependents(reduction.bodies, row_max)
         if any(isinstance(node, Select) for node in changing):
@@ -183,7 +182,7 @@ class _Lowering(Values):
         self._let(self.here, reduction, Op("add", (total, zero)))
 
     def _start_running(self, items: list[Task | Reduce]) -> None:
-        """Note the maxima beside which sums of this sweep run: in its loop they are not final."""
+        """Record the maxima that sums of this sweep depend on: in its loop they are not final."""
         inside = len(self.scopes)
         for item in items:
             row_max = self.row_maxima.get(item) if isinstance(item, Reduce) else None
@@ -193,13 +192,13 @@ class _Lowering(Values):
                 changing |= dependents(item.bodies, row_max)
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
-        """Emit one loop: full tiles and, where the axis is ragged, a masked rest."""
+        """Emit one loop: full tiles and, if the axis is ragged, a masked remainder."""
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
         start, last, mask_free = index(0), None, None
         if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
             reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
-            # Before a loop, what runs inside of it has no value: neither lanes nor other loops.
+            # Loop bounds must not depend on lanes or inner loops: they have no value before it.
             inside = self.layout.loops.keys() - self.here.bound - {loop}
             start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
             start = self._not_below_zero(start)
@@ -232,10 +231,10 @@ class _Lowering(Values):
         masked: bool,
         truth: Mapping[Expr, bool] | None = None,
     ) -> None:
-        """Emit some iterations of a loop.
+        """Emit a range of iterations of a loop.
 
         Args:
-            truth: conditions that are known in all of them.
+            truth: condition -> its value, for conditions that are constant over the range.
         """
         info, masks = self.layout.loops[loop], dict(self.here.masks)
         if masked:
@@ -245,13 +244,13 @@ class _Lowering(Values):
         self.here.memo.update({c: Const(value, BOOL) for c, value in (truth or {}).items()})
         outside = dict(self.arrays)
         self.region(tasks)
-        self.arrays = outside  # those declared in the loop end with it
+        self.arrays = outside  # arrays declared in the loop's body are not visible after it
         scope = self.scopes.pop()
         if scope.body:
             self.here.body.append(For(loop, start, ends, tuple(scope.body)))
 
     def _later(self, start: Index, full: Index) -> Index:
-        """Return where the rest of a loop starts: behind its full tiles, or where a band does."""
+        """Return a loop remainder's start: after its full tiles, or at a band's later start."""
         if start is index(0):
             return full
         kind = I64
@@ -262,7 +261,7 @@ class _Lowering(Values):
         return index(Runtime(later, index(extent)))
 
     def _not_below_zero(self, start: Index) -> Index:
-        """Return a loop's start, or 0 where that is negative: in a band's first rows."""
+        """Return ``max(start, 0)``: a band's start is negative in the first rows."""
         if is_nonnegative(start):
             return start
         high = most(start)
@@ -273,7 +272,7 @@ class _Lowering(Values):
     # -- tasks -------------------------------------------------------------------------------------
 
     def _start(self, reduction: Reduce) -> Accumulate:
-        """Declare what a reduction accumulates in: carries, or private arrays with slots."""
+        """Declare a reduction's accumulators: carries, or private arrays with slots."""
         free = self.layout.loops_of(reduction.axes) - self.here.bound
         if not free:
             return Accumulate(reduction, self._carries(reduction))
@@ -287,7 +286,7 @@ class _Lowering(Values):
         return Accumulate(reduction, (), arrays, slot)
 
     def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
-        """Declare carries that hold part of a reduction, in every lane its bodies have."""
+        """Declare carries for partial results of a reduction, with the lanes of its bodies."""
         lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
         lanes -= frozenset(self._folds(reduction))
         carries: list[Var] = []
@@ -298,11 +297,11 @@ class _Lowering(Values):
         return tuple(carries)
 
     def _folds(self, reduction: Reduce) -> tuple[Axis, ...]:
-        """Return the lanes that each iteration folds: those that the carry does not have.
+        """Return the lanes that each iteration reduces, which the carry therefore does not have.
 
-        Beside products, all of a maximum's and of the sums that refer to it: these are multiplied
-        in each iteration, one value a row. Else those that the plan names: a thread folds what it
-        has loaded, and waits for no other one before the loop has ended.
+        Beside products these are all lanes of a maximum and of the sums relative to it, since each
+        iteration rescales these sums, one value a row. Otherwise the lanes that the plan names: a
+        thread reduces the elements it has loaded, and threads combine only after the loop.
         """
         lanes = tuple(a for a in reduction.over if a in self.lanes)
         if reduction in self.dots:
@@ -313,23 +312,24 @@ class _Lowering(Values):
         return tuple(a for a in lanes if single and a in self.layout.folded)
 
     def _fold(self, reduction: Reduce, body: Expr) -> Var:
-        """Name what one iteration folds of a reduction's body."""
+        """Name the value of a reduction's body, reduced over the lanes that an iteration folds."""
         lanes = self._folds(reduction)
         total = Reduce(reduction.monoid, lanes, self._along_all(self.here, lanes, body))
         return self._let(self.here, total, total)
 
     def _cascades(self, task: Accumulate) -> bool:
-        """Return True if each loop of a reduction should have a partial sum of its own.
+        """Return True if each loop of a reduction should have its own partial sum.
 
-        A sum of n floats one by one has an error of order n; of sums of sums, of the longest loop.
-        Tiles of products stay as they are: a second accumulator would not fit beside the first.
+        Adding n floats one by one has an error of order n; with a partial sum a loop, it is of the
+        order of the longest loop. Tiles of products are excluded: their second accumulator would
+        not fit in registers.
         """
         reduction = task.reduction
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
 
     def _array(self, node: Expr, hint: str, dtype: DType) -> tuple[Buffer, Index]:
-        """Declare a private array with a slot for each point of a node's free loops and lanes."""
+        """Declare a private array with a slot for each iteration of a node's loops and lanes."""
         axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
         axes += [a for a in self.lanes if a in node.axes]
         slot = index(0)
@@ -391,7 +391,7 @@ class _Lowering(Values):
         return guard
 
     def _offset(self, value: Index) -> Index:
-        """Return an offset whose gathers are named values."""
+        """Return an offset with its gather indices replaced by their names."""
         return substitute(value, {}, self.value)
 
     def _accumulate(self, task: Accumulate) -> None:
@@ -429,7 +429,7 @@ class _Lowering(Values):
             self.here.body.append(Update(carry, value))
 
     def _combine_slot(self, task: Accumulate, state: State) -> None:
-        """Combine a state with that in a slot of private arrays."""
+        """Combine a state into a slot of private arrays."""
         assert task.slot is not None
         lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
         old = tuple(self._var("old", array.dtype, lanes) for array in task.arrays)
@@ -455,7 +455,7 @@ class _Lowering(Values):
         self.here.body.append(Put(array.flat(), task.slot, total, None))
 
     def _advance(self, task: Accumulate) -> None:
-        """Let a maximum grow by one tile, and name what sums so far are to be multiplied by."""
+        """Update a running maximum by one tile, and name the factor that rescales its sums."""
         maximum, (carry,) = task.reduction, task.carries
         self.value(maximum.body)
         for mask in self._masks_of(maximum.over):
@@ -469,9 +469,9 @@ class _Lowering(Values):
         self.here.memo[maximum] = self._refer(maximum, old, carry)
 
     def _refer(self, maximum: Reduce, old: Expr, top: Expr) -> Var:
-        """Name what sums that refer to ``old`` are to be multiplied by, to refer to ``top``.
+        """Name the factors (``exp(old - top)``) that rescale sums from maximum ``old`` to ``top``.
 
-        Returns what they refer to then: 0 while every score has been -inf, so that none is NaN.
+        Returns the new reference: ``top``, or 0 while all scores are -inf, to avoid NaN.
         """
         here, kind = self.here, maximum.dtype
         lowest = Op("eq", (top, Const(-math.inf, kind)))
@@ -488,7 +488,7 @@ class _Lowering(Values):
         return chosen
 
     def _turn(self, loop: Axis, tasks: list[Task]) -> None:
-        """Copy what is contiguous along a loop, and not along the lanes, into arrays before it."""
+        """Copy loads that are contiguous along a loop, not along the lanes, to private arrays."""
         (lane,) = self.lanes
         for node in self._computed(tasks):
             if not isinstance(node, Load) or not is_transposed(node, loop, lane):
@@ -499,7 +499,7 @@ class _Lowering(Values):
                 self.arrays[node] = (array, slot)
 
     def _computed(self, tasks: list[Task]) -> list[Expr]:
-        """Return what tasks compute themselves: what is in an array is read from there."""
+        """Return the expressions that tasks evaluate, without operands of values kept in arrays."""
         return reach(
             (root for task in tasks for root in roots(task)),
             lambda node: () if isinstance(node, Reduce) or node in self.arrays else children(node),
@@ -510,7 +510,7 @@ class _Lowering(Values):
     def _worth_keeping(
         self, loop: Axis, group: list[Task], later: list[Task | Reduce]
     ) -> list[Keep]:
-        """Return what this sweep computes dearly and a later one over the same loop needs again."""
+        """Return ``Keep``s for expensive values that a later sweep over the same loop needs."""
         again = [
             t
             for t in later
@@ -539,7 +539,7 @@ class _Lowering(Values):
         return kept
 
     def _varying_cost(self, root: Expr, loop: Axis) -> int:
-        """Return the operations of a value that are computed again along a loop."""
+        """Return the cost, in operations, of the part of a value that varies along a loop."""
 
         def varies(node: Expr) -> bool:
             return loop in node.axes and node not in self.arrays
@@ -555,7 +555,7 @@ class _Lowering(Values):
 
 
 def lower(kernel: FlatKernel, plan: Plan) -> Program:
-    """Return the program of a kernel (see ``passes.coalesce``) under a plan.
+    """Lower a kernel (see ``passes.coalesce``) to a program under a plan.
 
     Raises:
         InternalError: if the plan binds the axes in a way the kernel cannot run.

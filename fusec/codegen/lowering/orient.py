@@ -1,13 +1,13 @@
-"""Give each lane axis a dimension: tiles of a kernel with matrix products have rank 2.
+"""Assign lane axes to tile dimensions: tiles of a kernel with matrix products have rank 2.
 
-Without a ``Dot`` lane axis n is dimension n of every tile. A ``Dot`` wants ``[m, k]`` times
+Without a ``Dot`` lane axis n is dimension n of every tile. A ``Dot`` needs ``[m, k]`` times
 ``[k, n]``, so that an axis may be the rows of one tile and the columns of another. Here every axis
-is replaced by up to two twins, one for each dimension, and what is needed both ways is made both
-ways: a value with one lane axis twice, a tile by a transposition (a ``Let`` whose value is the
-other tile's name).
+is replaced by up to two twins, one for each dimension. A value that is needed in two orders is
+defined in both: a value with one lane axis is computed twice, a tile is transposed (a ``Let`` whose
+value is the other tile's name).
 
-Orders are found from the last use back to the first: a store has its fastest axis in the columns,
-and the operands of a ``Dot`` follow its result, so that a computed left operand (the weights of an
+Orders are propagated backwards from the uses: a store has its fastest axis in the columns, and the
+operands of a ``Dot`` follow its result, so that a computed left operand (the weights of an
 attention) may stay in registers.
 
 Worked example: ``acc<m, n> := dot(k: a<m, k>, b<n, k>, acc)`` with ``out[m*N + n] = acc`` has m in
@@ -42,7 +42,7 @@ TileDims = dict[Axis, int]
 
 @dataclass(slots=True)
 class _Shapes:
-    """How one value is needed: the order it is made in, and others."""
+    """The orders that one value is needed in; it is computed in the first."""
 
     orders: list[TileDims] = field(default_factory=list)
 
@@ -73,10 +73,10 @@ def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
 
 
 class _Orienter:
-    """One walk. A first one, the draft, finds which orders the products ask for.
+    """One backward walk. The first, a draft, finds the orders that products and stores require.
 
     Attributes:
-        draft: the orders that the first walk found; empty in the first.
+        draft: the orders that the first walk found; empty in the first walk.
     """
 
     def __init__(self, program: Program, draft: dict[Var, _Shapes]) -> None:
@@ -97,7 +97,7 @@ class _Orienter:
     # -- names -------------------------------------------------------------------------------------
 
     def twin(self, axis: Axis, dimension: int) -> Axis:
-        """Return the axis that stands for ``axis`` in one dimension."""
+        """Return the axis that replaces ``axis`` in one dimension."""
         known = self.twins.get((axis, dimension))
         if known is None:
             known = self.twins[axis, dimension] = Axis(axis.name, axis.extent)
@@ -118,7 +118,7 @@ class _Orienter:
         return known
 
     def name(self, var: Var) -> str:
-        """Return the name of a value in one more order: its own, or with a number behind."""
+        """Return a name for a value in one more order: its own, or with a number appended."""
         if var in self.kept:
             return self.others.new(var.name)
         self.kept.add(var)
@@ -127,7 +127,7 @@ class _Orienter:
     # -- orders ------------------------------------------------------------------------------------
 
     def need(self, value: Expr, order: TileDims) -> None:
-        """Say that a value is needed in the part of an order that it has axes for."""
+        """Record that a value is needed in an order, restricted to the axes that it has."""
         if isinstance(value, Var):
             own = {a: order[a] for a in value.axes if a in order}
             self.needs.setdefault(value, _Shapes()).need(own)
@@ -139,7 +139,7 @@ class _Orienter:
         return self.named(value, {a: order[a] for a in value.axes if a in order})
 
     def free_order(self, axes: Iterable[Axis], offset: Index | None = None) -> TileDims:
-        """Return an order where none is prescribed: the fastest axis in the columns."""
+        """Return the default order, if no use prescribes one: the fastest axis in the columns."""
         lanes = sorted((a for a in axes if a in self.lanes), key=lambda a: a.serial)
         if len(lanes) > 2:
             raise InternalError(f"a tile with lanes {lanes}", stage="codegen.orient")
@@ -184,7 +184,7 @@ class _Orienter:
                 raise InternalError(statement, stage="codegen.orient")
 
     def orders(self, var: Var) -> list[TileDims]:
-        """Return the orders a value is needed in, the first being the one it is made in."""
+        """Return the orders that a value is needed in; it is computed in the first."""
         found = self.needs.setdefault(var, _Shapes())
         if not found.orders:
             found.need(self.free_order(var.axes))
@@ -195,7 +195,7 @@ class _Orienter:
 
     def let(self, let: Let) -> list[Statement]:
         if not self.draft and let.var not in self.needs:
-            return []  # what only a store of one axis needs: its order follows its operands'
+            return []  # only a store of one axis uses it: the second walk takes its operands' order
         orders = self.orders(let.var)
         computed = isinstance(let.value, Dot | Reduce) or len(orders[0]) == 2
         made: list[Statement] = []
@@ -225,7 +225,7 @@ class _Orienter:
         return Put(put.buffer, offset, value, guard)  # type: ignore[arg-type]
 
     def followed(self, value: Expr, order: TileDims) -> TileDims:
-        """Return the order of one axis that a value, or what it is made of, has already."""
+        """Return the one-axis order that a value or one of its operands has, else ``order``."""
         (axis,) = order
         stack = [value]
         seen: set[Expr] = set()
@@ -241,7 +241,7 @@ class _Orienter:
         return order
 
     def value(self, value: Expr, order: TileDims) -> Expr:
-        """Return one node over values in the orders that the result's order asks for."""
+        """Return an operation over operands in the orders that the result's order requires."""
         if isinstance(value, Dot):
             return self.dot(value, order)
         if isinstance(value, Reduce):

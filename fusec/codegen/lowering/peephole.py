@@ -1,8 +1,8 @@
-"""Small rewrites of a kernel's expressions once its axes are cut: same values, less work a lane.
+"""Peephole rewrites of a kernel's expressions after its axes are cut: less work per lane.
 
-A comparison that is the same in all lanes of a tile loses its lanes: with ``c = co*16 + ci``, ``c <
-32`` is ``co < 2``. The two halves of a rotary embedding, a cat or a pad at a multiple of the tile
-then branch once a tile, and their loads stay contiguous.
+A comparison that is uniform over all lanes of a tile becomes a scalar: with ``c = co*16 + ci``,
+``c < 32`` is ``co < 2``. The two halves of a rotary embedding, a cat or a pad at a multiple of the
+tile then branch once a tile, and their loads stay contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusec.ir.rewrite import rewrite
 
 
 def uniform_comparisons(exprs: tuple[Expr, ...], lanes: tuple[Axis, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with comparisons of indices decided a tile at a time if possible."""
+    """Return the expressions with tile-uniform index comparisons made independent of the lanes."""
     if not lanes:
         return exprs
 
@@ -23,7 +23,7 @@ def uniform_comparisons(exprs: tuple[Expr, ...], lanes: tuple[Axis, ...]) -> tup
         left, right = node.args
         if not isinstance(left, IndexValue) or not isinstance(right, IndexValue):
             return node
-        # a < b is a - b < 0; the quotient by the tile keeps the sign.
+        # a < b is a - b < 0; flooring the quotient by the tile's width keeps the sign.
         difference = left.index - right.index
         for lane in lanes:
             if lane in difference.axes:

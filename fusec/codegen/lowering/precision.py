@@ -1,25 +1,25 @@
-"""Which values of a program reach memory only after they were rounded to 16 bits.
+"""Find the f32 values whose every use is rounded to 16 bits, for cheaper approximate forms.
 
 Such a value may be computed by a form with an error of 1e-5 instead of 1e-7: the rounding, of 4e-3
 for bf16 and 5e-4 for f16, hides it. PyTorch's eager kernels round after every operation, and so are
 further from the exact value still.
 
-One exception. ``exp(s - m)`` of a tile and its rows, rounded for a product *and* summed in f32, is
-approximate too: the approximate form's error is |s - m| * 1e-7 of the term, and ``t * exp(-t)`` is
-at most 0.4. So the sum is as exact as it was, and the weights of a product agree with the sum they
-are divided by. A logsumexp kept for a backward would otherwise make each exponential of an
-attention expensive. So is one that is summed in f32 and nothing else, where the score was in 16
-bits: its own rounding is larger than what the form adds to the exponent (a cross-entropy). What the
-sums so far are multiplied by, when their maximum grows, is as approximate as the weights. Not so
-what a maximum is taken of: it may be compared with what another loop computes again.
+One extension. ``exp(s - m)`` of a tile and its rows, rounded for a product and summed in f32, is
+approximate, too: the approximate form's error is |s - m| * 1e-7 of the term; ``t * exp(-t)`` is
+at most 0.4. So the sum keeps its accuracy, and the weights of a product agree with the sum they are
+divided by. Otherwise, a logsumexp kept for a backward would make each exponential of an attention
+expensive. An exponential that is only summed in f32 is approximate if its score was in 16 bits: the
+score's rounding is larger than the error that the form adds to the exponent (a cross-entropy). The
+factor that rescales the sums when their maximum grows is as approximate as the weights. Operands of
+a maximum stay exact: a value may be compared with its recomputation in another loop.
 
-Another one. The approximate erf has an absolute error, 1.3e-6: beside the 1 of a GELU that is
-nothing, and where x is 1e-8, it is all of ``erf(x) / x``.
+One restriction. The approximate erf has an absolute error, 1.3e-6: negligible beside the 1 of a
+GELU, but where x is 1e-8, it is all of ``erf(x) / x``.
 
-A GPU's printer reads the marks of all such values, a CPU's those of exponentials in programs with
-products (``Program.rounded``): others wait for memory.
+The GPU printer uses the marks (``Program.rounded``) of all such values, the CPU printer those of
+exponentials in programs with products: other CPU programs are bound by memory.
 
-Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` all of t, s and t / s are; with s
+Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` t, s and t / s are marked; with s
 also stored as f32, s and t are not.
 """
 
@@ -75,7 +75,7 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
 
 
 def _small(body: list[Statement]) -> frozenset[Var]:
-    """Return the erf that something but a sum with a constant reads: near 0, all of it counts."""
+    """Return erf values used other than in a sum with a constant: near 0 they must be exact."""
     named = [s for s in body if isinstance(s, Let | Update)]
     erfs = {s.var for s in named if isinstance(s.value, Op) and s.value.name == "erf"}
     return frozenset(v for s in named if not _adds_constant(s.value) for v in erfs if v in reads(s))
@@ -87,19 +87,19 @@ def _adds_constant(value: Expr) -> bool:
 
 
 def _sources(values: Iterable[Expr], feeds: Mapping[Expr, list[Expr]]) -> set[Expr]:
-    """Return some values, and those that these are made of."""
+    """Return values and their transitive operands in ``feeds``."""
     return set(reach(values, lambda value: feeds.get(value, ())))
 
 
 def _picks(value: Expr) -> bool:
-    """Return True for a maximum or minimum: one of its operands, which others may equal exactly."""
+    """Return True for a maximum or minimum: its result may be compared for exact equality."""
     if isinstance(value, Reduce):
         return value.monoid in (MAX, MIN)
     return isinstance(value, Op) and value.name in ("maximum", "minimum")
 
 
 def _weights(body: list[Statement]) -> set[Expr]:
-    """Return the ``exp(s - m)`` that are rounded, and what their sums are multiplied by."""
+    """Return each approximable ``exp(s - m)``, and the factors that rescale their sums."""
     named: dict[Expr, Expr] = {}
     readers: dict[Expr, list[Statement]] = {}
     weights: set[Expr] = set()
@@ -137,7 +137,7 @@ def _is_weight(value: Expr, named: Mapping[Expr, Expr]) -> bool:
 
 
 def _is_narrow(weight: Expr, named: Mapping[Expr, Expr]) -> bool:
-    """Return True for ``exp(s - m)`` whose s was in 16 bits, whatever was selected of it."""
+    """Return True for ``exp(s - m)`` whose s, possibly below selections, had 16 bits."""
     power = named[weight]
     assert isinstance(power, Op)
     (score, _) = children(named[power.args[0]])
@@ -147,7 +147,7 @@ def _is_narrow(weight: Expr, named: Mapping[Expr, Expr]) -> bool:
 
 
 def _is_summed(value: Expr, readers: Mapping[Expr, list[Statement]]) -> bool:
-    """Return True if a value, masked or not, is read by sums alone."""
+    """Return True if every use of a value, masked or not, is a term of a sum."""
     for statement in readers.get(value, ()):
         match statement:
             case Update(var=total, value=Op(name="add", args=(old, _))) if old is total:
@@ -169,7 +169,7 @@ def _rounds(value: Expr) -> bool:
 
 
 def _passes_on(value: Expr) -> bool:
-    """True if an error of an operand is an error of the value, and no more than that."""
+    """Return True for an f32 value whose operands need no more accuracy than itself."""
     if _rounds(value) or value.dtype is not F32:
         return False
     return isinstance(value, Op | Cast | Select | Reduce | Var | Dot)

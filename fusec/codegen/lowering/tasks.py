@@ -1,4 +1,4 @@
-"""The work of lowering: tasks below some bound loops, and the order of sweeps they impose."""
+"""Tasks of lowering (stores, reduction updates, kept values), and the sweeps they must run in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.ir.index import Index
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accumulate:
-    """Fold the bodies of a reduction into its carries or, with a slot, into private arrays."""
+    """Combine the bodies of a reduction into its carries or, with a slot, into private arrays."""
 
     reduction: Reduce
     carries: tuple[Var, ...]
@@ -33,10 +33,10 @@ Task = Store | Accumulate | Keep
 
 
 class Depth:
-    """How many sweeps must come before a value: reductions at home in the region, nested.
+    """Count the sweeps before a value: the nesting depth of the region's reductions (``homes``).
 
     Args:
-        row_maxima: sums that run in the sweep of their maximum (see ``ir/online.py``).
+        row_maxima: sum -> maximum whose sweep it shares (see ``ir/online.py``).
     """
 
     def __init__(self, homes: list[Reduce], row_maxima: Mapping[Reduce, Reduce]) -> None:
@@ -74,9 +74,9 @@ def roots(task: Task | Reduce) -> tuple[Expr, ...]:
 
 
 def evaluated(tasks: Iterable[Task | Reduce]) -> list[Expr]:
-    """Return what a sweep over ``tasks`` computes itself, in post-order.
+    """Return the expressions that a sweep over ``tasks`` evaluates, in post-order.
 
-    What stands below a reduction is the business of the sweep that has it as a task.
+    Operands of a reduction are excluded: they belong to the sweep that has it as a task.
     """
     return reach(
         (root for task in tasks for root in roots(task)),

@@ -1,6 +1,6 @@
-"""Naming values: one operation a statement, each in the outermost scope where it can stand.
+"""Lower expressions to single operations, each hoisted to the outermost scope that can hold it.
 
-The half of lowering that knows nothing of tasks and sweeps (those are in ``lower.py``): expressions
+The half of lowering that is independent of tasks and sweeps (``lower.py`` has these): expressions
 become ``Let``s over names, masked where lanes are ragged, and contractions of two tiles ``Dot``s.
 
 Worked example: in a loop over co, ``w[c] * s`` with s known outside is ``v = w[co*16 + ci]`` in the
@@ -49,7 +49,7 @@ from fusec.passes.schedule.plan import Plan
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One open loop (or the program's top level): its statements and the values named in it."""
+    """One open loop (or the program's top level): its statements and the values defined in it."""
 
     loop: Axis | None
     bound: frozenset[Axis]
@@ -59,11 +59,11 @@ class Scope:
 
 
 class Values:
-    """Names of values, each in the outermost scope in which its loops are bound.
+    """Define values by name, each in the outermost scope in which its loops are bound.
 
     Attributes:
-        running: maxima that a loop is computing -> position of the loop's scope, and the values
-            that change with them there.
+        running: maximum that an open loop is computing -> position of the loop's scope, and the
+            values there that depend on the maximum.
     """
 
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
@@ -86,10 +86,10 @@ class Values:
         self.scopes = [Scope(None, frozenset(), self.layout.masks)]
 
     def _join_products(self, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """Return the expressions with one sum for products that one loop adds up; note them all.
+        """Merge added products over the same loop into one sum; fills ``dots`` with all products.
 
-        ``sum(k: a*b) + sum(k: c*d)`` is ``sum(k: a*b + c*d)``. With an accumulator for each of
-        three, a 128x128 tile in 8 warps has 192 registers a thread for them alone; with one, 64.
+        ``sum(k: a*b) + sum(k: c*d)`` is ``sum(k: a*b + c*d)``. Three separate accumulators of a
+        128x128 tile in 8 warps take 192 registers a thread; a shared one takes 64.
         """
         self.dots.update(self._find_dots(exprs))
         stored = exprs[: len(self.kernel.stores)]
@@ -121,7 +121,7 @@ class Values:
         return found
 
     def _share_a_tile(self, a: Reduce, b: Reduce) -> bool:
-        """Return True for products that one loop adds up to tiles of one shape."""
+        """Return True if two products reduce over the same loop and have tiles of one shape."""
         if a not in self.dots or b not in self.dots or find_row_maxima((a, b)):
             return False
         looped = bool(self.layout.loops_of(a.over)) and set(a.over) == set(b.over)
@@ -136,7 +136,7 @@ class Values:
     def _home(self, node: Expr) -> Scope:
         """Return the outermost open scope in which all loops the node depends on are bound.
 
-        Where the plan says so, a tile's is the innermost one.
+        If the plan reloads operands (``Plan.reloads``), tiles live in the innermost scope.
         """
         if self.plan.reloads and any(a in self.lanes for a in node.axes):
             return self.here
@@ -157,7 +157,7 @@ class Values:
         return None
 
     def value(self, root: Expr) -> Var | Const:
-        """Return the name of a value, naming what it needs first, each in its home scope."""
+        """Return the name of a value; defines it and its operands, each in its home scope."""
         stack = [root]
         while stack:
             node = stack[-1]
@@ -175,7 +175,7 @@ class Values:
         return known
 
     def _operands(self, node: Expr) -> tuple[Expr, ...]:
-        """Return what must be named before ``node``: its children, and the masks it runs under."""
+        """Return the values to define before ``node``: its children, and the masks that apply."""
         if node in self.arrays:
             return ()
         if isinstance(node, Reduce) and self.layout.loops_of(node.over):
@@ -192,7 +192,7 @@ class Values:
         return (*children(node), *masks)
 
     def _taken(self, node: Expr) -> Expr | None:
-        """Return the branch of a selection whose condition is known here."""
+        """Return the branch of a ``Select`` whose condition is constant in this scope, or None."""
         if isinstance(node, Select) and isinstance(known := self._known(node.condition), Const):
             return node.then if known.value else node.other
         return None
@@ -234,7 +234,7 @@ class Values:
                 self._let(scope, node, shown)
 
     def _masked(self, scope: Scope, node: Reduce) -> State:
-        """Return what a reduction combines, with identities in ragged lanes."""
+        """Return a reduction's bodies, with its identities in masked lanes."""
         guard = self._conjunction(scope, [*self._masks_of(node.over)])
         bodies = tuple(self._atom(body) for body in node.bodies)
         if guard is None:
@@ -243,7 +243,7 @@ class Values:
         return tuple(self._once(scope, Select(guard, *pair)) for pair in pairs)
 
     def _dot_operands(self, node: Reduce) -> tuple[Expr, ...]:
-        """Return pairs of factors over the lanes that a contraction sums over, 0 in ragged ones."""
+        """Return a contraction's factors in pairs, 0 where the lane it sums over is masked."""
         (lane,) = (a for a in node.over if a in self.lanes)
         factors = [side for parts in self.dots[node] for side in (parts.left, parts.right)]
         for mask in self._masks_of(node.over):
@@ -254,20 +254,20 @@ class Values:
         return tuple(_along(lane, factor) for factor in factors)
 
     def _products(self, node: Reduce, into: Var | None) -> list[Dot]:
-        """Return the products that a contraction adds up, each added to ``into``."""
+        """Return a contraction's products, each with ``into`` as its accumulator."""
         over = tuple(a for a in node.over if a in self.lanes)
         operands = [self._atom(operand) for operand in self._dot_operands(node)]
         pairs = zip(operands[::2], operands[1::2], strict=True)
         return [Dot(left, right, over, into, self.plan.tf32) for left, right in pairs]
 
     def _let_folded(self, scope: Scope, node: Reduce, over: tuple[Axis, ...], state: State) -> None:
-        """Name a reduction, the result of its state in each of some lanes."""
+        """Name a reduction's result: its state reduced over the lanes ``over``."""
         whole = tuple(self._along_all(scope, over, value) for value in state)
         (shown,) = self._steps(scope, (folded(node.monoid, over, whole),))
         self._let(scope, node, shown)
 
     def _along_all(self, scope: Scope, over: tuple[Axis, ...], body: Expr) -> Expr:
-        """Return a value with all of some lanes: it is the same in each that it lacks."""
+        """Return a value broadcast along the lanes in ``over`` that it lacks."""
         for lane in over:
             if lane not in body.axes:
                 tile = Select(self.value(below(index(lane), lane.extent)), body, body)
@@ -275,7 +275,7 @@ class Values:
         return body
 
     def _steps(self, scope: Scope, roots: State) -> State:
-        """Name what is below some values, of names, so that each is one node over names."""
+        """Name the intermediate values below ``roots``, so that each root is one operation."""
         new: dict[Expr, Expr] = {}
         for node in postorder(roots):
             shown = rebuild(node, new, None)
@@ -284,7 +284,7 @@ class Values:
         return tuple(new[root] for root in roots)
 
     def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:
-        """Return one named guard for several, or None."""
+        """Name and return the conjunction of guards, or None if all are None or true."""
         total: Expr | None = None
         for guard in guards:
             if guard is None:
@@ -304,14 +304,14 @@ class Values:
         return known
 
     def _named(self, scope: Scope, node: Expr) -> Var | Const:
-        """Return a name of an operation on named values, or what has one."""
+        """Return a value as an operand: itself if it is a name or constant, else a new name."""
         return node if isinstance(node, Var | Const) else self._once(scope, node)
 
     def _once(self, scope: Scope, node: Expr) -> Var | Const:
-        """Name an operation on named values, unless a name of it is in sight of ``scope``.
+        """Name an operation on named values, or return its name if ``scope`` can see one.
 
-        Names of values do not say which loops they depend on: the operation may have a name in a
-        loop inside ``scope``, where a load that varies along the loop has the same guard.
+        Inner scopes are not searched: operands are names, which do not tell their loops, and a
+        loop inside ``scope`` may have named the same guard for a load that varies along the loop.
         """
         for outer in self.scopes:
             if (known := outer.memo.get(node)) is not None:
@@ -349,12 +349,12 @@ class Values:
 
 
 def _is_loaded(factor: Expr) -> bool:
-    """Return True for what is 0 in masked lanes by itself: a load, in another type or not."""
+    """Return True for a load, converted or not, which is 0 in masked lanes without a ``Select``."""
     return isinstance(factor.arg if isinstance(factor, Cast) else factor, Load)
 
 
 def _along(lane: Axis, factor: Expr) -> Expr:
-    """Return a factor with an element for each point of a lane, where it is the same in all."""
+    """Return a factor, broadcast along a lane if it does not have it."""
     if lane in factor.axes:
         return factor
     return Select(below(index(lane), lane.extent), factor, factor)

@@ -1,1 +1,1 @@
-"""Programs as Triton and Gluon kernels."""
+"""Printing programs as Triton and Gluon kernels."""

@@ -38,7 +38,7 @@ GLUON = (
     *("gl", "gluon", "mbarrier", "tma", "load_tile", "store_tile"),
     *("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
 )
-"""What a kernel of warps with roles imports (``gluon.py``)."""
+"""Names that a warp-specialized kernel imports (``gluon.py``)."""
 _RESERVED = {
     "tl",
     "triton",
@@ -62,13 +62,13 @@ _RESERVED = {
     *keyword.kwlist,
 }
 TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
-"""The parameters of a program that runs for each row of a table (``codegen/host/table.py``)."""
+"""The parameters of a foreach kernel: parameter -> Triton type (``codegen/host/table.py``)."""
 COUNT = "_count"
-"""What a launch calls the number of its places."""
+"""A launch's name for its number of blocks."""
 _GRID_YZ_LIMIT = 65535
 _PROGRAMS_LIMIT = 2**31 - 1
 DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]
-"""The parameter's name, that of its buffer, the tile, and shape and strides as printed sizes."""
+"""Names of the parameter and of its buffer, the tile, and shape and strides as printed sizes."""
 
 
 def argument_names(form: Form) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def _descriptor_type(box: Descriptor) -> str:
 
 
 def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
-    """Return how a launch makes each descriptor of the kernel, in the order of its parameters."""
+    """Return the fields from which a launch makes each descriptor, in parameter order."""
     program, boxes = form.program, form.descriptors
     names = name_arguments(program, boxes)
     buffers = {b.base: names(b) for b in program.buffers}
@@ -112,10 +112,10 @@ def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
 
 
 def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
-    """Return the positions of arguments that a launch promises to be multiples of 16.
+    """Return the positions of arguments that a launch declares as multiples of 16.
 
     Args:
-        aligned: says of a buffer's name whether its address is one, in bytes; it is if not named.
+        aligned: buffer's name -> whether its address is a multiple of 16 bytes; True if missing.
             Sizes are taken at their hint.
     """
     if program.table:
@@ -129,7 +129,7 @@ def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None)
 def grid_exprs(program: Program) -> tuple[Index, Index, Index]:
     """Return the launch grid; the innermost grid axis is the first, which runs fastest.
 
-    Of ``Program.programs`` there are no more than that many, which walk over it.
+    A persistent kernel launches at most ``Program.programs`` programs, which loop over this grid.
     """
     extents = [axis.extent for axis in reversed(program.grid)]
     if program.group or program.programs or not is_direct(program.grid):
@@ -148,10 +148,10 @@ def print_grid(program: Program) -> tuple[str, str, str]:
 
 
 def is_direct(grid: tuple[Axis, ...]) -> bool:
-    """Return True if each grid axis is a program id: at most 3, the outer ones known to be small.
+    """Return True if each grid axis can be a program id: at most 3, the outer ones known small.
 
-    Triton's launcher multiplies them in 32 bits, and launches nothing where that overflows. One
-    number that does not fit is an error there.
+    Triton's launcher multiplies them in 32 bits, and silently launches nothing on overflow. One
+    extent that does not fit is an error.
     """
     outer, programs = grid[:-1], product(a.extent for a in grid)
     if len(grid) > 3 or (programs.is_constant and programs.const > _PROGRAMS_LIMIT):
@@ -161,7 +161,7 @@ def is_direct(grid: tuple[Axis, ...]) -> bool:
 
 
 def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:
-    """Return names of buffers, sizes and descriptors, given in that order."""
+    """Return the names of buffers, sizes and descriptors, assigned in that order."""
     names = Names(_RESERVED)
     things: tuple[Named, ...] = (*program.buffers, *program.sizes, *boxes)
     for thing in things:

@@ -1,14 +1,14 @@
-"""Exponentials by the processor's own base: ``exp(k*x - r)`` as ``exp2(x*(k*L) - r*L)``.
+"""Rewrite exponentials to base two: ``exp(k*x - r)`` becomes ``exp2(x*(k*L) - r*L)``.
 
-A GPU computes powers of two. With L, the logarithm of e to base 2, folded into the factor of the
-scores, and into what a row subtracts, an exponential in an attention's loop is one multiply-add and
-one instruction of the special unit, where there were two multiplications and a subtraction.
+GPUs have an instruction for ``exp2`` alone. With L, the logarithm of e to base 2, folded into the
+factor of the scores and into the row's maximum, an exponential in an attention's loop is one
+multiply-add and that instruction, without two multiplications and a subtraction.
 
-Of an attention's forward that keeps its logsumexp, 128 x 64 tiles of D 128: 1138 instructions where
-there were 1420 (sm_90, Triton 3.7.1, 2026-11).
+The loop of an attention's forward that keeps its logsumexp, with 128 x 64 tiles of D 128, has 1138
+instructions instead of 1420 (sm_90, Triton 3.7.1, 2026-11).
 
-Only of values that may be computed by an approximate form (see ``precision.py``): the exponent is
-rounded once where it was rounded twice, at another place.
+Only values that may be computed by an approximate form are rewritten (see ``precision.py``): the
+exponent is rounded once instead of twice, and at another operation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fusec.ir.program import Carry, Let, Program, Statement, map_statements, sta
 
 LOG2_E = math.log2(math.e)
 HUGE = 2.0**27
-"""The size of what a row subtracts from which on its scores are not multiplied by L.
+"""Magnitude of a row's maximum above which its scores are not multiplied by L.
 
 A row whose scores are all masked, by -1e9 or by the least number of a type, is uniform: each score
-less the maximum is 0. Times L, both may be infinite; and a multiply-add leaves what it rounds of
-the one but not of the other, which is 64 for -1e9. Without L the difference is 0, too; any other is
-at least 8 then, and both ``e**-8`` and ``2**-8`` are next to nothing.
+minus the maximum is 0. Multiplied by L, both may overflow; and a multiply-add rounds only one of
+the two products, which leaves an error of 64 for -1e9. Without L the difference is 0, too; any
+other difference is at least 8 then, and both ``e**-8`` and ``2**-8`` are negligible.
 """
 
 
 def base_two(program: Program, approximate: frozenset[Var]) -> Program:
     """Return the program with approximate exponentials as powers of two.
 
-    Of a difference between a tile and what has fewer lanes, both are multiplied before.
+    If the exponent is a tile minus a value with fewer lanes, both operands are scaled by L.
     """
     rewriter = _Rewriter(program, approximate)
     return replace(program, body=map_statements(program.body, rewriter.rewritten))
@@ -54,7 +54,7 @@ class _Rewriter:
         self.names = Names(s.var.name for s in statements(program.body) if isinstance(s, _NAMES))
 
     def rewritten(self, statement: Statement) -> tuple[Statement, ...]:
-        """Return the steps of an approximate exponential as a power of two; others as they are."""
+        """Return an approximate exponential as statements with ``exp2``; others unchanged."""
         match statement:
             case Let(var=var, value=Op(name="exp", args=(Var() as power,))) if (
                 var in self.approximate
@@ -65,7 +65,7 @@ class _Rewriter:
                 return (statement,)
 
     def power(self, power: Var) -> tuple[Let, ...]:
-        """Return the steps of a power of e as one of two, which is the last."""
+        """Return statements that compute an exponent of e times L; the last defines it."""
         match self.values.get(power):
             case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
                 return self.difference(score, base)
@@ -74,7 +74,7 @@ class _Rewriter:
                 return (self.let("power", Op("mul", (value, Const(factor * LOG2_E, F32))), value),)
 
     def difference(self, score: Var, base: Var) -> tuple[Let, ...]:
-        """Return the steps of ``score*(k*L) - base*L``, which is the last."""
+        """Return statements that compute ``score*(k*L) - base*L``; the last defines it."""
         value, factor = self.unscaled(score)
         if isinstance(self.values.get(value), Dot):  # nothing is masked
             steps: tuple[Let, ...] = ()
@@ -88,7 +88,7 @@ class _Rewriter:
         return (*steps, left, right, self.let("power", Op("sub", (left.var, right.var)), value))
 
     def factors(self, base: Var, factor: float) -> tuple[Let, ...]:
-        """Return the steps of k*L and of L, the last two: without L in rows of huge numbers."""
+        """Return statements whose last two define k*L and L, or k and 1 in rows above ``HUGE``."""
         size = self.let("size", Op("abs", (base,)), base)
         huge = self.let("huge", Op("gt", (size.var, Const(HUGE, F32))), base)
         pair = (("factor", factor), ("log2_e", 1.0))
@@ -99,7 +99,7 @@ class _Rewriter:
         return (size, huge, *chosen)
 
     def unscaled(self, value: Var) -> tuple[Var, float]:
-        """Return what a value is a multiple of, if it has been multiplied, and the factor."""
+        """Return x and k if a value is ``x*k`` with a constant k, else the value and 1."""
         given = self.values.get(value)
         if given is not None:
             inner, (kind, k) = unscaled(given)

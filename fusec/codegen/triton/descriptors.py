@@ -1,18 +1,17 @@
-"""Which accesses of a program copy whole tiles by tensor descriptors, and what these describe.
+"""Find the loads and stores that can copy whole tiles by tensor descriptors (TMA).
 
-A descriptor is a box in a buffer: a shape, strides and the tile that one copy takes. The hardware
-computes addresses, reads 0 where the tile leaves the shape, and writes nothing there. So a copy
-stands for an access if
+A descriptor is a box in a buffer: a shape, strides and the tile of one copy. The hardware computes
+addresses, reads 0 where the tile exceeds the shape, and writes nothing there. So a copy replaces an
+access if
 
 1. it is an operand of a product for tensor cores, or a result in a buffer that the program does
    not read;
-2. its tile has two lane axes, one of which walks memory by one element, and its offset is affine in
-   both: the columns and rows of the tile;
-3. its guard says that rows and columns end where the tensor does, and nothing else;
-4. addresses and all other strides are multiples of 16 bytes (a launch promises that of sizes).
+2. its tile has two lane axes, columns of stride 1 and rows, and its offset is affine in both;
+3. its guard is exactly the condition that rows and columns are within the tensor;
+4. addresses and all other strides are multiples of 16 bytes (a launch declares that of sizes).
 
-What has no lanes, such as a batch, becomes part of the position along an axis that has no end of
-its own, or an axis of the descriptor by itself, of which a tile takes one element.
+Lane-free terms of the offset, such as a batch, are added to the position along an axis without a
+bound of its own, or become an axis of the descriptor, along which a tile has one element.
 
 Worked example: ``x[b*M*K + (mo*128 + mi)*K + ko*64 + ki] if mo*128 + mi < M`` of bf16, K = 1024, is
 ``load([b, mo*128, ko*64])`` of shape [B, M, 1024], strides [M*1024, 1024, 1], tile [1, 128, 64].
@@ -66,16 +65,17 @@ from fusec.ir.program import (
 from fusec.passes.schedule.descriptors import is_multiple
 
 MAX_RANK = 5
-"""Axes of a descriptor, at most; and elements along each axis of its tile."""
+"""Greatest number of axes of a descriptor."""
 MAX_TILE = 256
+"""Greatest extent of a tile along an axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A box in a buffer, in elements and over sizes; the last stride is 1.
+    """A box in a buffer, in elements and over symbolic sizes; the last stride is 1.
 
     Attributes:
-        tile: what one copy takes: 1 along all axes but the last two.
+        tile: extents of one copy: 1 along all axes but the last two.
     """
 
     buffer: Buffer
@@ -90,10 +90,10 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class DescriptorCopy:
-    """An access by descriptor: where its tile begins.
+    """A load or store by descriptor, at the position ``start`` of its tile.
 
     Attributes:
-        transposed: the program's tile has the descriptor's last axis in its rows.
+        transposed: whether the program's tile has the descriptor's last axis in its rows.
     """
 
     descriptor: Descriptor
@@ -102,14 +102,14 @@ class DescriptorCopy:
 
 
 Copies: TypeAlias = Mapping[Var | Put, DescriptorCopy]
-"""By the value that a load names, or by the store."""
+"""Value that a load defines, or store -> its copy."""
 
 
 def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Program, Copies]:
-    """Return the program without the guards that copies make superfluous, and the copies.
+    """Return the program without the guards that copies make redundant, and the copies.
 
     Args:
-        program: over lanes that have a dimension each (see ``orient.py``).
+        program: a program after ``orient.py``, so that each lane axis has a dimension.
     """
     finder = _Finder(program, dimension)
     body = map_statements(program.body, finder.copied)
@@ -119,7 +119,7 @@ def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Progra
 
 
 class _Finder:
-    """One walk over a program."""
+    """Finds the copies of one program, in one walk."""
 
     def __init__(self, program: Program, dimension: Mapping[Axis, int]) -> None:
         body = tuple(statements(program.body))
@@ -132,7 +132,7 @@ class _Finder:
         self.copies: dict[Var | Put, DescriptorCopy] = {}
 
     def _operands(self, body: Iterable[Statement]) -> set[Expr]:
-        """Return the values that tensor cores multiply, as they are or but for type and order."""
+        """Return the operands of tensor cores, and values that only a cast or transpose changes."""
         values = (s.value for s in body if isinstance(s, Let | Update))
         dots = [dot for dot in values if isinstance(dot, Dot)]
         fast = [dot for dot in dots if dot.left.dtype.itemsize == 2 or dot.tf32]
@@ -147,7 +147,7 @@ class _Finder:
         return set(reach((side for dot in fast for side in (dot.left, dot.right)), made_of))
 
     def copied(self, statement: Statement) -> tuple[Statement]:
-        """Return a statement without the guard that a copy makes superfluous, or as it is."""
+        """Return a statement without the guard that its copy makes redundant, or unchanged."""
         match statement:
             case Let(var=var, value=Load() as load) if var in self.operands:
                 copy = self.copy(load.buffer, load.indices[0], load.guard)
@@ -163,7 +163,7 @@ class _Finder:
         return (statement,)
 
     def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> DescriptorCopy | None:
-        """Return the copy that stands for an access, or None."""
+        """Return the copy that replaces an access, or None."""
         lanes = offset.axes & self.lanes
         box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
         bounds = self.bounds(guard, lanes)
@@ -182,7 +182,7 @@ class _Finder:
         return DescriptorCopy(descriptor, tuple(a.start for a in axes), transposed)
 
     def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
-        """Return where a guard says that lane axes end; None if it says anything else."""
+        """Return the bounds of lane axes that a guard checks; None if it checks anything else."""
         node = self.values.get(guard, guard) if isinstance(guard, Var) else guard
         match node:
             case None:
@@ -196,7 +196,7 @@ class _Finder:
                 here, end = self.index(a), self.index(b)
                 if here is None or end is None:
                     return None
-                moved = _varying(end)  # i < M - p*256, of part p, is p*256 + i < M
+                moved = _varying(end)  # i < M - p*256, in part p, is p*256 + i < M
                 here, end = here - moved, end - moved
                 if len(here.axes & lanes) != 1:
                     return None
@@ -209,7 +209,7 @@ class _Finder:
                 return None
 
     def transposed(self, guard: Var, other: Var) -> _Bounds | None:
-        """Return the bounds of a guard that is another one with rows and columns exchanged."""
+        """Return the bounds of a guard that is the transpose of another guard."""
         place = {self.dimension[axis]: axis for axis in guard.axes}
         twins = {axis: place[1 - self.dimension[axis]] for axis in other.axes}
         found = self.bounds(other, other.axes)
@@ -219,7 +219,7 @@ class _Finder:
         return {twins[axis]: (substitute(here, new), end) for axis, (here, end) in found.items()}
 
     def index(self, value: Expr) -> Index | None:
-        """Return the index that a value holds, if it is one and free of gathers."""
+        """Return the index that a value is defined as, or None if it has gathers or is no index."""
         node = self.values.get(value, value) if isinstance(value, Var) else value
         match node:
             case IndexValue(index=found) if not tuple(index_exprs(found)):
@@ -233,12 +233,12 @@ class _Finder:
 # -- boxes -----------------------------------------------------------------------------------------
 
 _Bounds: TypeAlias = dict[Axis, tuple[Index, Index]]
-"""Lane axis -> a position along its dimension, and where the dimension ends."""
+"""Lane axis -> a position along its dimension, and that dimension's extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """One axis of a descriptor, and where a tile begins along it."""
+    """One axis of a descriptor, and the start of a tile along it."""
 
     start: Index
     extent: Index
@@ -247,7 +247,7 @@ class _Dimension:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """An offset taken apart: ``rows * stride + columns + rest``.
+    """An offset split into ``rows * stride + columns + rest``.
 
     Attributes:
         vector: elements in 16 bytes.
@@ -303,7 +303,7 @@ class _Box:
         return (*outer, rows, _Dimension(column, end, index(1)))
 
     def _holds(self, column: Index) -> bool:
-        """Return True if tiles that begin there end within a row."""
+        """Return True if tiles that begin at ``column`` end within a row of the buffer."""
         end = _end(column, self.columns.extent)
         return not end.axes and is_nonnegative(self.stride - end)
 
@@ -314,12 +314,12 @@ def _terms(value: Index) -> tuple[Index, ...]:
 
 
 def _varying(value: Index) -> Index:
-    """Return the terms of a sum that are not the same in all of a launch."""
+    """Return the terms of a sum that vary within a launch."""
     return sum((term for term in _terms(value) if term.axes), index(0))
 
 
 def _split(term: Index) -> tuple[Index, Index]:
-    """Return one term as a product of what is fixed for a launch and what is not."""
+    """Split a term into its factor that is constant during a launch, and the varying factor."""
     ((monomial, coefficient),) = term.terms or (((), term.const),)
     fixed, varying = index(coefficient), index(1)
     for atom in monomial:
@@ -331,13 +331,13 @@ def _split(term: Index) -> tuple[Index, Index]:
 
 
 def _end(start: Index, tile: Index) -> Index:
-    """Return a bound, over sizes, on where tiles end; where none is known, one with axes."""
+    """Return an upper bound, over sizes, of the ends of tiles; if none is known, one with axes."""
     last = _last(start)
     return start + tile if last is None else last + tile
 
 
 def _last(value: Index) -> Index | None:
-    """Return a bound on the greatest value of a sum of positive terms, over sizes."""
+    """Return an upper bound, over sizes, of a sum of nonnegative terms, or None."""
     total = index(value.const)
     for monomial, coefficient in value.terms:
         term = index(coefficient)
@@ -358,17 +358,17 @@ def _is_aligned(stride: Index, vector: int) -> bool:
 
 
 def _is_describable(axis: _Dimension) -> bool:
-    """Return True for what hardware can count: no tile begins before 0 or beyond 32 bits."""
+    """Return True if the hardware can represent an axis: starts and extent in 0 .. 2**31 - 1."""
     counted = fits_32_bits(axis.start) and fits_32_bits(axis.extent)
     sized = not axis.extent.axes and is_nonnegative(axis.extent - 1)
     return counted and sized and is_nonnegative(axis.start)
 
 
-# -- what is left ----------------------------------------------------------------------------------
+# -- dead code -------------------------------------------------------------------------------------
 
 
 def _without_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Drop the values that nobody needs."""
+    """Remove the definitions of unused values."""
     needed: set[Expr] = set()
     return _needed(body, needed)
 

@@ -1,15 +1,15 @@
-"""Long pointwise chains on the tiles of matrix products, computed one element at a time.
+"""Evaluate long pointwise chains on the tiles of matrix products one element at a time.
 
-Triton prints an operation on a tile as one instruction for each of a thread's elements, then the
-next operation. With 64 elements a thread, and an accumulator that holds 64 registers already, a
-chain such as the gradient of a GELU keeps four more tiles and spills. ``tl.map_elementwise`` runs
-the whole chain for one element after the other: a 128x128 tile in 8 warps with that gradient takes
-142 registers instead of 255 and 944 spilled bytes, and two layout conversions instead of five
-(sm_90, Triton 3.7.1, 2026-11).
+Triton evaluates an operation for all of a thread's elements before the next operation. With 64
+elements a thread, and an accumulator that holds 64 registers already, a chain such as the gradient
+of a GELU keeps four more tiles and spills. ``tl.map_elementwise`` evaluates the whole chain for one
+element after the other: a 128x128 tile in 8 warps with that gradient takes 142 registers instead of
+255 and 944 spilled bytes, and two layout conversions instead of five (sm_90, Triton 3.7.1,
+2026-11).
 
 Worked example: ``t = acc + b; u = t * t; v = t * u; y = bf16(v)`` with tiles acc and b becomes the
-function ``tile(acc, b)`` that returns y; what else is between them, loads for instance, comes
-before its call.
+function ``tile(acc, b)`` that returns y; other statements between them, such as loads, come before
+its call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusec.ir.program import Let, Program, Statement, reads, statements
 from fusec.ir.rewrite import is_checked
 
 LONG = 4
-"""Operations of a chain from which the order of evaluation matters."""
+"""Least number of operations for which a chain is evaluated element by element."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +37,17 @@ class Chain:
 
 
 Readers = Mapping[Expr, int]
-"""How many statements name a value."""
+"""Value -> number of statements that use it."""
 
 
 def readers(program: Program) -> Readers:
-    """Return how many statements of a program name each value."""
+    """Return the number of statements of a program that use each value."""
     lines = statements(program.body)
     return Counter(value for line in lines for value in dict.fromkeys(reads(line)))
 
 
 def find_chains(body: Iterable[Statement], uses: Readers) -> Iterator[Statement | Chain]:
-    """Yield the statements of a block with long chains on tiles as one item each."""
+    """Yield the statements of a block, with each long chain on tiles as one ``Chain``."""
     waiting: list[Let] = []
     for statement in body:
         if isinstance(statement, Let) and not isinstance(statement.value, Dot | Reduce | Var):
@@ -60,7 +60,7 @@ def find_chains(body: Iterable[Statement], uses: Readers) -> Iterator[Statement 
 
 
 def _gathered(lets: list[Let], uses: Readers) -> Iterator[Statement | Chain]:
-    """Yield what a chain reads first, then the chains; all as it was where that cannot be."""
+    """Yield the other statements, then the chains; all unchanged if others depend on chains."""
     chains: dict[frozenset[Axis], list[Let]] = {}
     inside: set[Expr] = set()
     outside: list[Let] = []

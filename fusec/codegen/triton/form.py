@@ -1,7 +1,7 @@
-"""The form in which a program is printed as a Triton kernel: all rewrites before the printer.
+"""Lower a program to the form that is printed as a Triton kernel: all rewrites before the printer.
 
-Everything here keeps what a program means, and decides nothing that a plan has not. The rewrites
-are stages (``FORM``), so each is verified, dumped and tested as those before them are.
+The rewrites preserve meaning, and make no choices that the plan has not made. They are stages
+(``FORM``), so each is verified, dumped and tested like the stages before them.
 
 Worked example: in ``y = x @ w`` values move to their first use, all tiles get rows and columns, and
 the loads of x and w may become copies.
@@ -34,10 +34,10 @@ class Form:
     """A program ready to be printed.
 
     Attributes:
-        dimension: of each lane axis in every tile that has it.
+        dimension: lane axis -> its dimension in every tile that has it.
         approximate: values that may be computed with 16-bit accuracy.
         copies: loads and stores of whole tiles by descriptor.
-        roles: the program as warps with roles run it, where they have some.
+        roles: the statements of producer and consumer warps, if it is warp-specialized.
     """
 
     program: Program
@@ -48,7 +48,7 @@ class Form:
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:
-        """What the copies refer to, each once, in the order of first use."""
+        """The descriptors of the copies, each once, in the order of first use."""
         return tuple(dict.fromkeys(copy.descriptor for copy in self.copies.values()))
 
 
@@ -137,14 +137,14 @@ FORM = (
         needs=("copy_tiles",),
     ),
 )
-"""From a program to the form that ``codegen/triton/printer.py`` prints."""
+"""The stages from a program to the form that ``codegen/triton/printer.py`` prints."""
 
 
 def form_of(program: Program, *, descriptors: bool = True) -> Form:
-    """Return the form of a program, by the stages alone: nothing is verified or kept.
+    """Run the stages of ``FORM`` on a program, without verifying or dumping between them.
 
     Args:
-        descriptors: whether tiles may be copied by descriptors; else the same kernel by pointers.
+        descriptors: whether tiles may be copied by descriptors; else pointers are used.
     """
     form: Any = program if descriptors else by_pointers(program)
     for stage in FORM:
@@ -154,15 +154,15 @@ def form_of(program: Program, *, descriptors: bool = True) -> Form:
 
 
 def by_pointers(program: Program) -> Program:
-    """Return the program that prints the same kernel without descriptors, and so without roles."""
+    """Return the program without descriptors, and so without warp specialization."""
     return replace(program, descriptors=False, roles="")
 
 
 def verify_form(form: Form) -> None:
-    """Check a form: its program, and what is said about its axes and accesses.
+    """Check a form: its program, and that its tables refer to axes and accesses of the program.
 
     Raises:
-        InvalidIR: saying what is not legal.
+        InvalidIR: naming the first violation.
     """
     program, head = form.program, f"form of {form.program.name}"
     verify_program(program, frozenset(form.copies))
@@ -177,7 +177,7 @@ def verify_form(form: Form) -> None:
 
 
 def print_form(form: Form) -> str:
-    """Return the program and what is said about it, as text."""
+    """Return a form as text: the program, then its dimensions, approximate values and copies."""
     lanes = ", ".join(f"{axis.name}: {place}" for axis, place in form.dimension.items())
     lines = [print_program(form.program), f"dimensions {lanes or '-'}"]
     if form.approximate:

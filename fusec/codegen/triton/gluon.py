@@ -1,27 +1,27 @@
-"""Print a program that warps with roles run, as a Triton kernel in Gluon: where each value lies in
-registers, what lies in shared memory and who waits for whom is written out. For sm_90.
+"""Print a warp-specialized program as a Triton kernel in Gluon, in which register layouts, shared
+memory and barriers are explicit. For sm_90.
 
 The module has a function for each role (``codegen/triton/warp_specialization.py``) and the kernel,
-which makes the rings and starts the roles. Whatever is neither copied by descriptor nor multiplied
-prints as in ``triton.py``: Triton's operations are Gluon's, where the layout of their operands says
-that of the result. Only values made of nothing, such as lane axes, need one: that of the
-accumulators.
+which allocates the rings and starts the roles. Everything but copies by descriptor and products is
+printed as in ``printer.py``: Triton's operations are also Gluon's, and the layout of their result
+follows from their operands. Only values without operands, such as lane axes, are given a layout:
+that of the accumulators.
 
-Each program walks over the grid, so that its loads run ahead of the tile that is being multiplied.
-A ring has a *ready* and a *free* barrier for each slot. Who fills or takes counts its ``step``: the
-slot is ``step % slots``, and the parity of ``step // slots`` says for which phase of its barrier to
-wait. Groups that multiply tiles of their own have slots of their own: of shared ones, the parity
-could not tell their turns apart.
+The kernel is persistent: each program loops over the grid, so that its loads run ahead of the tile
+that is being multiplied. A ring has a *ready* and a *free* barrier for each slot. Producer and
+consumers each count a ``step``: the slot is ``step % slots``, and the parity of ``step // slots``
+is the phase of its barrier to wait for. Consumer groups with separate tiles (ping-pong) have
+separate slots: for shared slots, the parity could not distinguish the groups' turns.
 
 Worked example, the parts that other kernels do not have::
 
-    slot = step % 3                                    warp that loads
+    slot = step % 3                                    producer warp
     mbarrier.wait(operands_free.index(slot), step // 3 & 1 ^ 1)
     mbarrier.expect(operands_ready.index(slot), 49152)
     load_tile(x_tiles, [mo * 128, ko * 64], operands_ready.index(slot), x_slots.index(slot))
     step += 1
 
-    mbarrier.wait(operands_ready.index(slot), step // 3 & 1)        warps that multiply
+    mbarrier.wait(operands_ready.index(slot), step // 3 & 1)        consumer warps
     acc = warpgroup_mma(x_slots.index(slot), w_slots.index(slot), acc, is_async=True)
     acc = warpgroup_mma_wait(1, deps=[acc])
     mbarrier.arrive(operands_free.index((step + 1) % 3), pred=ko > 0)
@@ -61,19 +61,19 @@ from fusec.ir.program import (
 )
 
 LOADER_REGISTERS, GROUP_REGISTERS = 40, 232
-"""Of a thread that loads, and of one in each of two groups: 40*128 + 232*256 of 65536. One group
-gets what the loader leaves, 240."""
+"""Registers of a producer thread, and of a thread in each of two consumer groups: 40*128 + 232*256
+of 65536. A single group gets the registers that the producer leaves, 240."""
 INSTRUCTION = (16, 256, 16)
-"""Rows of a warp, columns at most and terms of one product (wgmma, 16-bit operands)."""
+"""Shape of a wgmma with 16-bit operands: rows of a warp, most columns, and summed terms."""
 
 
 def print_kernel(form: Form, *, aligned: bool = True) -> str:
-    """Return the source of a module with one kernel, in Gluon where its warps have roles.
+    """Return the source of a module with one kernel, in Gluon if it is warp-specialized.
 
     Args:
-        aligned: as of ``triton.print_kernel``.
+        aligned: as of ``printer.print_kernel``.
     Raises:
-        InternalError: for what the language does not have.
+        InternalError: for a statement or operation that the language does not have.
     """
     if form.roles is None:
         return triton.print_kernel(form, aligned=aligned)
@@ -82,10 +82,10 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _RingNames:
-    """Names of what a ring consists of.
+    """Names of a ring's barriers, step counter and memory.
 
     Attributes:
-        tiles: what a slot holds, with the name of the memory for it in all slots.
+        tiles: for each tile of a slot, the name of its memory in all slots, and its descriptor.
     """
 
     ready: str
@@ -103,12 +103,12 @@ class _RingNames:
 
 
 class _GluonPrinter(TritonPrinter):
-    """One print; a module has several functions, which share their names.
+    """Prints one form as a module of several functions, which share their names.
 
     Attributes:
-        loading: whether the warp that loads is printed now, or those that multiply.
-        wanted: the layout of the value that is printed now, to which its operands are converted; ""
-            where operands stay as they are.
+        loading: whether the producer's function is being printed, or the consumers'.
+        wanted: layout of the value being printed, to which its operands are converted; "" if
+            operands keep their layouts.
     """
 
     def __init__(self, form: Form, roles: RoleStatements) -> None:
@@ -145,7 +145,7 @@ class _GluonPrinter(TritonPrinter):
         return _RingNames(ready, free, step, tiles)
 
     def _staged(self) -> dict[Descriptor, str]:
-        """Return the memory by way of which tiles are stored: one for those of each type."""
+        """Return descriptor -> shared memory that stages stored tiles, one for each tile type."""
         memories: dict[tuple[DType, tuple[int, ...]], str] = {}
         found = {}
         for statement in statements(self.roles.multiply):
@@ -172,12 +172,12 @@ class _GluonPrinter(TritonPrinter):
         ]
 
     def _loaded(self) -> list[str]:
-        """Return what the warp that loads is passed."""
+        """Return the arguments of the producer warp."""
         boxes = [self.names(box) for ring in self.rings.values() for _, box in ring.tiles]
         return [*dict.fromkeys(boxes), *self._shared()]
 
     def _multiplied(self) -> list[str]:
-        """Return what each group that multiplies is passed, but for its number."""
+        """Return the arguments of each consumer group, except for its number."""
         buffers = dict.fromkeys(self.buffers[b] for b in touched(self.roles.multiply, self.copies))
         boxes = map(self.names, self.staged)
         return [*buffers, *boxes, *self._shared(), *dict.fromkeys(self.staged.values())]
@@ -206,7 +206,7 @@ class _GluonPrinter(TritonPrinter):
     # layouts
 
     def _layouts(self) -> list[str]:
-        """Say how the warps of a group hold a sum: each some rows, of all columns."""
+        """Define the layouts of a group's accumulators: each warp has some rows, all columns."""
         rows, most, terms = INSTRUCTION
         lines = []
         for columns, name in self.layouts.items():
@@ -219,14 +219,14 @@ class _GluonPrinter(TritonPrinter):
         return lines
 
     def _left(self, weights: Var) -> str:
-        """Return the name of the layout in which a product reads weights from registers."""
+        """Return the name of the layout of a left operand that a product reads from registers."""
         layout = self._layout(self.sum_of[weights].axes)
         if layout not in self.lefts:
             self.lefts[layout] = self.names.new(f"left_of_{layout}")
         return self.lefts[layout]
 
     def _columns(self, axes: Iterable[Axis]) -> int:
-        """Return the columns of a tile with these lanes; of one without, those of the first sum."""
+        """Return the columns of a tile with these lanes, or of the first accumulator if none."""
         columns = (a for a in axes if self.dimension.get(a, ROWS) != ROWS)
         found = next(columns, None)
         return self._columns(self.sums[0].axes) if found is None else lane_extent(found)
@@ -239,13 +239,13 @@ class _GluonPrinter(TritonPrinter):
         return self.layouts[columns]
 
     def _converted(self, text: str, axes: Iterable[Axis], wanted: str) -> str:
-        """Return a value in the layout of another: rows are distributed alike in all of them."""
+        """Return a value converted to a layout; all layouts distribute rows in the same way."""
         scalar = not any(axis in self.dimension for axis in axes)
         same = scalar or not wanted or self._layout(axes) == wanted
         return text if same else f"gl.convert_layout({text}, {wanted})"
 
     def _entry(self, starts: list[str]) -> list[str]:
-        """Return the lines of the kernel: it makes rings and starts the roles."""
+        """Return the lines of the kernel: it allocates rings and starts the roles."""
         lines: list[str] = []
         for ring, places in self.rings.items():
             slots = ring.slots * self.groups
@@ -309,7 +309,7 @@ class _GluonPrinter(TritonPrinter):
         return self._converted(self._name(value), value.axes, self.wanted)
 
     def _in_index(self, thing: Named) -> str:
-        """Return the name of what an index mentions, in the layout of what is indexed."""
+        """Return the name of an index's axis, size or value; axes in the layout of the access."""
         name = self.names(thing)
         return self._converted(name, (thing,), self.wanted) if isinstance(thing, Axis) else name
 
@@ -330,7 +330,7 @@ class _GluonPrinter(TritonPrinter):
         nothing = self._full(Const(0.0, dot.dtype), dot.axes)
         return f"warpgroup_mma({', '.join(operands)}, {nothing}, use_acc=False, is_async=True)"
 
-    # what roles say to each other
+    # synchronization of the roles
 
     def _statement(self, statement: Statement | Chain) -> list[str]:
         match statement:
@@ -385,14 +385,14 @@ class _GluonPrinter(TritonPrinter):
 
     def _free(self, free: Free) -> str:
         ring = free.ring
-        ahead = ring.slots - 1 - free.before  # of the last slot but so many, where slots go round
+        ahead = ring.slots - 1 - free.before  # modulo slots: the last taken, or some before it
         step = self.rings[ring].step
         slot = self._slot(ring, f"({step} + {ahead})" if ahead else step)
         pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
         return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
 
     def _stage(self, copy: DescriptorCopy, value: str) -> list[str]:
-        """Store a tile by way of shared memory, which the last one has left."""
+        """Store a tile through shared memory, after the previous store has been read from it."""
         box, memory = copy.descriptor, f"{self.staged[copy.descriptor]}.index(who)"
         value = f"tl.trans({value})" if copy.transposed else value
         if len(box.tile) > 2:
@@ -406,13 +406,13 @@ class _GluonPrinter(TritonPrinter):
 
 
 def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
-    """Return the values that products make, in the order in which they stand."""
+    """Return the accumulators and results of products, in program order."""
     found = (s for s in statements(body) if isinstance(s, Let | Update))
     return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
 
 
 def _multiplied_from_registers(roles: RoleStatements) -> dict[Expr, Var]:
-    """Return the sums to which products of weights are added, by these."""
+    """Return left operand in registers -> accumulator of its product."""
     found = (s for s in statements(roles.multiply) if isinstance(s, Update))
     products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
     return {weights: products[weights] for weights in roles.weights}

@@ -1,8 +1,8 @@
-"""Indices as Triton expressions: in 32 bits where their bounds fit, else in 64.
+"""Print indices as Triton expressions: in 32 bits where their bounds fit, else in 64.
 
-A symbolic size is at most ``MAX_SIZE``, which the launch checks, or less where that is known. Sums
-are printed with the terms without lanes first, so that ``pointer + offset`` adds the scalar part to
-a scalar pointer.
+A symbolic size is at most ``MAX_SIZE``, which the launch checks, or less if it has a known bound.
+Sums are printed with the lane-free terms first, so that ``pointer + offset`` adds the scalar part
+to a scalar pointer.
 
 Worked example: ``m*4096 + c`` with ``m < M`` and lanes ``c`` is ``m.to(tl.int64) * 4096 + c``.
 """
@@ -69,7 +69,7 @@ def _atom_bound(atom: Atom) -> int | None:
 
 
 def fits_32_bits(value: Index) -> bool:
-    """True if the index and each of its partial sums is a 32-bit integer."""
+    """Return True if the index and each of its partial sums fit a signed 32-bit integer."""
     bound = magnitude(value)
     return bound is not None and bound <= _INT32_MAX
 
@@ -78,10 +78,10 @@ class IndexText:
     """Prints indices.
 
     Attributes:
-        name: gives the name of an axis, a size or a value.
+        name: axis, size or value -> its name.
         lanes: the program's lane axes.
         used: the axes printed so far.
-        needs: names of ``triton_ops.FUNCTIONS`` that the text calls.
+        needs: names in ``operations.FUNCTIONS`` that the text calls.
         loops: axes that are loop variables; Triton's interpreter has plain integers there.
     """
 
@@ -104,9 +104,9 @@ class IndexText:
         return _sum(parts)
 
     def points(self, extent: Index) -> str:
-        """Return how many points of the grid there are: in 32 bits, as those of a launch.
+        """Return a number of grid iterations as a 32-bit operand, like a launch's grid.
 
-        What is divided by it, or a remainder by it, has 32 bits then, as boxes want (``Copy``).
+        Quotients and remainders by it then have 32 bits, as positions of descriptors require.
         """
         if extent.is_constant:
             return str(extent.const)
@@ -163,7 +163,7 @@ class IndexText:
         return f"{text}.to(tl.int64)" if wide else text
 
     def _divide(self, atom: FloorDiv | Mod, operator: str) -> str:
-        """Return the quotient or remainder, rounded down; Triton's own operators round to zero."""
+        """Return a floored quotient or its remainder; Triton's own operators round to zero."""
         if is_nonnegative(atom.dividend) and is_nonnegative(atom.divisor):
             return f"({self.factor(atom.dividend)} {operator} {self.factor(atom.divisor)})"
         function = "_floor_div" if operator == "//" else "_remainder"
@@ -176,11 +176,11 @@ def _sum(parts: list[tuple[bool, str]]) -> str:
     return text[2:] if text.startswith("+ ") else f"-{text[2:]}"
 
 
-# -- which values fit 32 bits ---------------------------------------------------------------------
+# -- values in 32 bits ----------------------------------------------------------------------------
 
 
 def is_plain(value: Const) -> bool:
-    """True if a bare literal means the same as a typed one in every operation.
+    """Return True if a bare literal is equivalent to a typed constant in every operation.
 
     Triton types a bare float as f32 if it is zero or normal in f32, and a bare integer by its size.
     """
@@ -191,10 +191,10 @@ def is_plain(value: Const) -> bool:
 
 
 def narrow_values(program: Program) -> frozenset[Var]:
-    """Return the i64 index values that may stay in 32 bits: they fit, and only their value matters.
+    """Return the i64 index values that can be computed in 32 bits: they fit, and all uses allow it.
 
-    That holds of operands of comparisons and casts, of a random number's index, and of gathered
-    indices, which are cast where used.
+    Such uses are comparisons, casts, a random number's index, and indices of gathers, which are
+    cast where used.
     """
     fitting: set[Var] = set()
     blocked: set[Expr] = set()

@@ -1,4 +1,4 @@
-"""What a program's loops are like, where that decides how a GPU's kernel prints them."""
+"""Properties of a program's loops that decide how the GPU printers print them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fusec.ir.program import For, Let, Program, Statement, Update, reads
 
 
 def longer_towards_the_end(program: Program) -> set[Axis]:
-    """Return the grid axes along which loops grow, as over the keys of a causal attention."""
+    """Return the grid axes along which trip counts grow, as with a causal attention's queries."""
     found = set()
     for loop in program.body:
         if isinstance(loop, For):
@@ -26,10 +26,10 @@ def is_product(statement: Statement) -> bool:
 
 
 def shares_operands(loop: For) -> bool:
-    """Return True for a loop in which a product and other code read one load.
+    """Return True for a loop in which a product and another statement use the same load.
 
-    Triton 3.7 gives such a tile a buffer too few when it loads ahead: a copy for the iteration
-    after next is issued before the product has read its operand (found by ``emulator/``).
+    When it pipelines the loop, Triton 3.7 allocates one buffer too few for such a tile: the copy of
+    the iteration after next starts before the product has read its operand (see ``emulator/``).
     """
     lets = [s for s in loop.body if isinstance(s, Let)]
     loaded = {s.var for s in lets if isinstance(s.value, Load)}

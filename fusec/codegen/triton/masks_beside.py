@@ -1,8 +1,8 @@
-"""How many elements of a mask a thread loads together: as many as of the wider tiles beside it.
+"""Narrow the loads of masks to the vector width of the wider tiles that they are used with.
 
-Triton gives each load a layout of its own, 16 bytes a thread: 16 elements of a mask, 8 of the
-scores that it hides. Where the two meet, one goes through shared memory, at two barriers a tile. A
-mask that is loaded 8 by 8 needs none, and a warp's 256 bytes are still whole lines.
+Triton gives each load its own layout, 16 bytes a thread: 16 elements of a mask, 8 of the scores
+that it masks. Where the two are combined, one is converted through shared memory, with two barriers
+a tile. A mask that is loaded 8 by 8 needs none, and a warp's 256 bytes are still whole lines.
 
 Worked example: the softmax of 2048 scores in ``bf16`` and a mask of ``bool`` in 2 warps has 5
 barriers, not 9; of ``f32``, 5 and not 21 (sm_90, Triton 3.7.1, 2026-11).
@@ -17,11 +17,11 @@ from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Update, statements
 
 VECTOR_BYTES = 16
-"""What a thread loads at once at best."""
+"""Widest load of one thread."""
 
 
 def mask_lanes(program: Program) -> Mapping[Load, tuple[Axis, int]]:
-    """Return the loads of masks with the axis along which, and how many, lie together."""
+    """Return load of a mask -> its contiguous axis, and the elements that a thread loads."""
     loads = {
         s.value: None
         for s in statements(program.body)
@@ -45,5 +45,5 @@ def mask_lanes(program: Program) -> Mapping[Load, tuple[Axis, int]]:
 
 
 def _contiguous(load: Load, lanes: frozenset[Axis]) -> Axis | None:
-    """Return the lane axis along which a load walks memory, if there is one."""
+    """Return the lane axis along which a load is contiguous, or None."""
     return next((a for a in lanes & load.axes if load.indices[0].steps_by_one(a)), None)

@@ -1,18 +1,18 @@
-"""Roles of warps for products that multiply other products' values, as an attention's do.
+"""Warp specialization of products of products' results, as in attention.
 
-Each iteration makes scores, weighs them, and multiplies the weights by other tiles. In this order
-tensor cores would wait for the weights, and these for them. So an iteration here starts its own
-products of tiles, then those of the weights that the iteration *before* made: tensor cores are at
-these while the new weights are computed. The first iteration multiplies weights of 0 by tiles of
-zeros, which are copies from beyond the ends of tensors and read no memory; last products stand
-behind the loops. Where a mask's loop follows one without it, the weights go from one to the other.
+An iteration computes scores, then weights from them, and multiplies the weights by other tiles. In
+this order tensor cores would wait for the weights, and the weights for tensor cores. So the loop is
+software-pipelined: an iteration starts its own products of tiles, then those of the previous
+iteration's weights, which run while its weights are computed. The first iteration multiplies zero
+weights by zero tiles, which are copied from beyond the ends of tensors and read no memory; the last
+products follow the loops. If a masked loop follows an unmasked one, the weights are passed on.
 
-Each tile of an iteration has a ring. A tile that a product reads at once is taken before it; one
-that only weights multiply is taken an iteration later; and one that both read is taken at once, and
-freed an iteration later. Of several products of tiles, that with most to compute from it alone is
-started first, and each is awaited before its first reader.
+Each tile of an iteration has a ring. A tile that only products of tiles read is taken before them;
+a tile that only weights multiply is taken an iteration later; and one that both read is taken at
+once, and freed an iteration later. Of several products of tiles, the one with most statements that
+depend on it alone is started first, and each is awaited before its first use.
 
-Worked example: what the warps that multiply do ("weights" is a tile in registers)::
+Worked example: the statements of consumer warps ("weights" is a tile in registers)::
 
     carry acc = 0.0;  carry weights = 0;  carry factor = 1.0
     take tiles: q
@@ -28,11 +28,11 @@ Worked example: what the warps that multiply do ("weights" is a tile in register
     take v: v;  acc := dot(weights, v, acc)
     await acc;  free v;  free tiles
 
-A gradient's loop, ``dk += ds q`` of ``ds`` made from ``k q`` and ``v do``, reads q both ways: its
-iteration takes q, names the one before again, and frees that one at its end.
+A gradient's loop, ``dk += ds q`` with ``ds`` computed from ``k q`` and ``v do``, reads q twice: an
+iteration takes q, takes the previous q again by another name, and frees that one at its end.
 
-What was added up so far is multiplied by its factor in the next iteration, too: an iteration ends
-with what tensor cores have made, so that no compiler copies their registers while they work.
+An accumulator is multiplied by its factor in the next iteration, too: an iteration ends with the
+tensor cores' results, so that the compiler does not copy their registers while they are in use.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from fusec.ir.program import (
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """A product of weights, which the iteration after the one that makes them starts.
+    """A product of weights, started in the iteration after the one that computes them.
 
     Attributes:
-        product: it is added up.
-        factor: multiplies what was added up so far; None where nothing does.
-        rounded: the last part of what makes the weights: they are in the same registers as those
-            before, which tensor cores may still read.
+        product: update of its accumulator.
+        factor: value that the accumulator is multiplied by before; None if it is not.
+        rounded: the last statements that compute the weights, executed after the previous product:
+            they overwrite registers that tensor cores may still read.
     """
 
     product: Update
@@ -86,7 +86,7 @@ class _Later:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A tile of each iteration: its copy, other orders of its axes, and who reads it."""
+    """A copied tile, its transposes, and if products of tiles (now) or weights (later) read it."""
 
     load: Let
     views: tuple[Let, ...]
@@ -96,15 +96,15 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Iteration:
-    """A loop's body, taken apart.
+    """The parts of a loop's body.
 
     Attributes:
-        tiles: what it copies.
+        tiles: tiles that it copies.
         shared: operands that all iterations share.
-        products: those of tiles, in the order in which they are started.
-        later: those of weights.
-        ahead: loads of a value a row or column, which may be under way while products are.
-        waves: what is computed when each product is there, behind those before.
+        products: products of tiles, in the order in which they are started.
+        later: products of weights.
+        ahead: loads of one value a row or column, issued before products to overlap with them.
+        waves: for each product, the statements that run after it and all before it are awaited.
     """
 
     tiles: tuple[_Tile, ...]
@@ -115,7 +115,7 @@ class _Iteration:
     waves: tuple[tuple[Statement, ...], ...]
 
     def readers(self, tile: _Tile) -> list[int]:
-        """Return which of the products of tiles read one, as it is or by another order."""
+        """Return the positions in ``products`` of those that read a tile or its transpose."""
         names = {tile.load.var, *(view.var for view in tile.views)}
         return [n for n, s in enumerate(self.products) if not names.isdisjoint(_sides(s))]
 
@@ -133,7 +133,7 @@ def _sides(statement: Let | Update) -> tuple[Expr, Expr]:
 def split_nested(
     program: Program, copied: Mapping[Var | Put, DescriptorCopy]
 ) -> RoleStatements | None:
-    """Return a program by roles, or None unless its loops all multiply what products make."""
+    """Split a program into roles, or return None unless all loops multiply products' results."""
     loops = _innermost(program.body)
     views = _views(program, copied)
     found = [_iteration(loop, copied, views) for loop in loops]
@@ -167,7 +167,7 @@ def _innermost(body: tuple[Statement, ...]) -> list[For]:
 def _is_nest(
     body: tuple[Statement, ...], copied: Mapping[Var | Put, DescriptorCopy], sums: set[Var]
 ) -> bool:
-    """Return True if nothing between loops has to do with their tiles and sums."""
+    """Return True if no statement between loops copies a tile or reads an accumulator."""
     at = [n for n, s in enumerate(body) if isinstance(s, For)]
     return all(
         _is_loops(s)
@@ -178,19 +178,19 @@ def _is_nest(
 
 
 def _is_loops(loop: For) -> bool:
-    """Return True if a loop around others has nothing else in it."""
+    """Return True for an innermost loop, or a loop that contains nothing but loops."""
     inside = [s for s in loop.body if isinstance(s, For)]
     return not inside or (len(inside) == len(loop.body) and all(map(_is_loops, inside)))
 
 
 def _views(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> dict[Expr, Let]:
-    """Return what names a tile with its axes in another order."""
+    """Return name -> definition, for transposes of copied tiles."""
     body = (s for s in statements(program.body) if isinstance(s, Let))
     return {s.var: s for s in body if isinstance(s.value, Var) and s.value in copied}
 
 
 def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
-    """Return what computes where loops start and stop, or None where memory has a part in it."""
+    """Return the statements that compute loop bounds, or None if bounds depend on loads."""
     wanted: set[Expr] = {value for loop in loops for value in reads(loop)}
     found: list[Let] = []
     for statement in reversed(program.body):
@@ -202,13 +202,13 @@ def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
     return tuple(reversed(found)) if computed else None
 
 
-# -- what an iteration does ------------------------------------------------------------------------
+# -- analysis of an iteration ----------------------------------------------------------------------
 
 
 def _iteration(
     loop: For, copied: Mapping[Var | Put, DescriptorCopy], views: Mapping[Expr, Let]
 ) -> _Iteration | None:
-    """Return what a loop's body consists of, or None where that is something else."""
+    """Return the parts of a loop's body, or None if it does not have this form."""
 
     def tile(value: Expr) -> Expr:
         return views[value].value if value in views else value
@@ -256,12 +256,12 @@ def _iteration(
 
 
 def _is_plain(body: list[Statement], tiles: set[Expr]) -> bool:
-    """Return True if no statement is a loop, or has a tile in registers, or reads a sum."""
+    """Return True if no statement is a loop, or reads a tile or an accumulator (``tiles``)."""
     return not any(isinstance(s, For) or not tiles.isdisjoint(reads(s)) for s in body)
 
 
 def _later(product: Update, body: tuple[Statement, ...], scaled: list[Update]) -> _Later | None:
-    """Return a product of what others make, or None where that has more parts."""
+    """Return a product of weights with its factor, or None if it has any other form."""
     mine = [s for s in scaled if s.var is product.var]
     factors = [_factor(s) for s in mine]
     weights = _dot(product).left
@@ -275,7 +275,7 @@ def _later(product: Update, body: tuple[Statement, ...], scaled: list[Update]) -
 
 
 def _factor(scaled: Update) -> Var | None:
-    """Return what a sum is multiplied by, if that is what an update does."""
+    """Return the factor f of an update ``s := s * f``, or None for any other update."""
     match scaled.value:
         case Op(name="mul", args=(Var() as a, Var() as b)) if scaled.var in (a, b):
             return b if a is scaled.var else a
@@ -284,7 +284,7 @@ def _factor(scaled: Update) -> Var | None:
 
 
 def _only_for(value: Expr, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Return the statements of 16 bits that nothing but a value is made of."""
+    """Return the definitions of 16-bit values that are only used to compute ``value``."""
     found: list[Statement] = []
     wanted: set[Expr] = {value}
     for at, statement in reversed(list(enumerate(body))):
@@ -299,7 +299,7 @@ def _only_for(value: Expr, body: tuple[Statement, ...]) -> tuple[Statement, ...]
 
 
 def _ahead(body: list[Statement], products: list[Let]) -> tuple[Statement, ...]:
-    """Return the loads of rows or columns, with what says where they are."""
+    """Return the loads of rows or columns and their operands, if independent of products."""
     made = {s.var for s in products}
     wanted: set[Expr] = set()
     found: list[Statement] = []
@@ -317,7 +317,7 @@ def _ahead(body: list[Statement], products: list[Let]) -> tuple[Statement, ...]:
 def _waves(
     body: list[Statement], products: list[Let]
 ) -> tuple[tuple[Let, ...], tuple[tuple[Statement, ...], ...]]:
-    """Return products in the order to start them, and what is computed when each is there."""
+    """Return products in the order to start them, and the statements to run after each."""
     needs: dict[Expr, frozenset[Expr]] = {s.var: frozenset((s.var,)) for s in products}
     alone: list[frozenset[Expr]] = []
     for statement in body:
@@ -326,7 +326,7 @@ def _waves(
         if isinstance(statement, Let):
             needs[statement.var] = found
     order = sorted(products, key=lambda s: -alone.count(frozenset((s.var,))))
-    if not all(isinstance(s, Let) for s in body):  # what is updated is read before, or behind
+    if not all(isinstance(s, Let) for s in body):  # reads of an updated carry must keep their order
         return tuple(order), (*((),) * (len(order) - 1), tuple(body))
     at = {s.var: n for n, s in enumerate(order)}
     last = [max((at[v] for v in found), default=0) for found in alone]  # type: ignore[index]
@@ -334,24 +334,24 @@ def _waves(
     return tuple(order), tuple(waves)
 
 
-# -- what roles do ---------------------------------------------------------------------------------
+# -- splitting -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """What an iteration leaves to the next."""
+    """Loop-carried values: the weights and the factor that the next iteration uses."""
 
     weights: Var
     factor: Var | None
 
 
 class _Splitter:
-    """One program.
+    """Splits one program.
 
     Attributes:
-        shared: what all iterations share, by the names that products read.
-        names: the same, by the names that the program has.
-        copies: those of names that the program itself does not have.
+        shared: loads of operands that all iterations share, under the names that products use.
+        names: the program's name of such an operand -> the name that products use.
+        copies: copies by descriptor of values that the split adds.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class _Splitter:
         return Var(name, like.dtype, like.axes, self.serial)
 
     def _shared(self, load: Let) -> Let:
-        """Return the load of a tile by another name, if it is in registers, too."""
+        """Return the load of a tile, under a new name if the tile is also used in registers."""
         body = statements(self.program.body)
         values = (s for s in body if not (isinstance(s, Let) and s.var in self.views))
         others = (s for s in values if not isinstance(getattr(s, "value", None), Dot))
@@ -389,7 +389,7 @@ class _Splitter:
         return Let(self._alias("tile", load.var), load.value)
 
     def _alias(self, name: str, tile: Var) -> Var:
-        """Return one more name of a tile."""
+        """Return a new name for a copied tile."""
         var = self._var(f"{tile.name}_{name}", tile)
         self.copies[var] = self.copied[tile]
         return var
@@ -422,7 +422,7 @@ class _Splitter:
         return zip(self.rings, one.tiles, strict=True)
 
     def _nothing(self, tile: _Tile) -> Let:
-        """Return the copy of a tile that lies behind a tensor's last row: of zeros."""
+        """Return a copy of a tile from beyond a tensor's last row, which gives zeros."""
         copy = self.copied[tile.load.var]
         *outer, rows, _ = copy.descriptor.shape
         let = Let(self._var("nothing", tile.load.var), tile.load.value)
@@ -430,7 +430,7 @@ class _Splitter:
         return let
 
     def _first(self, nothing: Mapping[Ring, Let]) -> Iterator[Statement]:
-        """Yield what is taken and carried before the loops."""
+        """Yield the takes and carries before the loops."""
         yield Take(self.whole, tuple(let.var for let in self.shared))
         yield from (Let(old, new) for old, new in self.names.items() if old is not new)
         for ring, tile in self._tiles(self.last):
@@ -442,7 +442,7 @@ class _Splitter:
                 yield Carry(one.factor, Const(1.0, one.factor.dtype))
 
     def _renamed(self, statement: Statement) -> Statement:
-        """Return another order of a tile by the name that products read."""
+        """Return a statement; a transpose of a tile refers to the name that products use."""
         if isinstance(statement, Let) and statement.var in self.views:
             assert isinstance(statement.value, Var)
             return Let(statement.var, self.names.get(statement.value, statement.value))
@@ -455,10 +455,10 @@ class _Splitter:
                 yield Update(total, Op("mul", (total, carried.factor)))
 
     def _multiplied(self, one: _Iteration, before: int) -> Iterator[Statement]:
-        """Yield the products of the weights that were made last; behind the loops, awaited.
+        """Yield the products of the previous iteration's weights; awaited after the loops.
 
         Args:
-            before: 1 behind the loops; 2 where this iteration's own tiles have been taken.
+            before: 1 after the loops; 2 in an iteration, whose own tiles have been taken already.
         """
         names: dict[Expr, Var] = {}
         for ring, tile in self._tiles(one):
@@ -482,7 +482,7 @@ class _Splitter:
             yield Await(tuple(later.product.var for later in one.later), 0)
 
     def _products(self, one: _Iteration) -> Iterator[Statement]:
-        """Yield the products of tiles, each behind what takes its own."""
+        """Yield the products of tiles, each after the takes of its operands."""
         for n, product in enumerate(one.products):
             for ring, tile in self._tiles(one):
                 if tile.now and one.readers(tile)[0] == n:
@@ -525,7 +525,7 @@ def _with_bodies(
     made: Mapping[For, _Iteration],
     body: Callable[[_Iteration], Iterator[Statement]],
 ) -> For:
-    """Return a nest of loops, of which the innermost have other bodies."""
+    """Return a loop nest with the bodies of its innermost loops replaced."""
     if loop in made:
         return replace(loop, body=tuple(body(made[loop])))
     inside = (_with_bodies(s, made, body) for s in loop.body if isinstance(s, For))

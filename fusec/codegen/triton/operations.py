@@ -1,15 +1,15 @@
-"""What each scalar operation prints as in Triton: one row of templates an operation.
+"""Table of the Triton text of each scalar operation: one row of templates an operation.
 
 A row has a template for each kind of element type: ``{0}`` and ``{1}`` are the operands, ``{t}`` is
-the operands' Triton type. Types narrower than f32 never get here: the printer widens them.
+the operands' Triton type. There are no types narrower than f32 here: the printer widens them.
 
 The accurate form is the default: it is IEEE where PyTorch's CUDA kernels are (``div``, ``sqrt``)
 and calls the same libdevice function elsewhere. An ``approximate`` form has a relative error of
 some 1e-5, or an absolute one of 1.3e-6 (erf), and is meant for values that are rounded to 16 bits;
-whoever prints a program asks for it by the operation's name.
+the printer chooses it for each value (``Form.approximate``).
 
-Functions that Triton lacks are in ``FUNCTIONS``; the printer writes those that a kernel needs in
-front of it, and what these need in turn.
+Functions that Triton lacks are in ``FUNCTIONS``; the printer prints those that a kernel calls, and
+those that these call in turn, before the kernel.
 
 Worked example: ``maximum`` of f32 is ``tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)``.
 """
@@ -27,8 +27,8 @@ LIBDEVICE = "libdevice"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with places for operands, and what it needs: names of ``FUNCTIONS``, or
-    ``LIBDEVICE``."""
+    """Text with placeholders for operands, and the names that it requires: keys of ``FUNCTIONS``,
+    or ``LIBDEVICE``."""
 
     text: str
     needs: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A ``@triton.jit`` function that kernels call, and what it needs itself."""
+    """A ``@triton.jit`` function that kernels call, and the names that it requires itself."""
 
     source: str
     needs: tuple[str, ...] = ()
@@ -44,13 +44,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one operation prints; None where it has no meaning for such types.
+    """The templates of one operation; None for types that do not have the operation.
 
     Attributes:
-        floats: f32, and f64 unless ``double`` says otherwise.
+        floats: f32, and f64 unless ``double`` is given.
         approximate: f32, where 16-bit accuracy is enough.
-        integers: signed integers, and unsigned ones unless ``unsigned`` says otherwise.
-        long: i64, where smaller integers have no such operation.
+        integers: signed integers, and unsigned ones unless ``unsigned`` is given.
+        long: i64, if smaller integers do not have the operation.
         bools: bool.
     """
 
@@ -263,8 +263,8 @@ def _int_pow(a, b):
     ),
     # erfc(|x|) is 2**p(|x|) with a polynomial of degree 7, fitted by Lawson's method to the least
     # max(erfc, 0.1) * |error|: |error| <= 1.3e-6, and 1.4e-5 of 1 - erf up to 3.7. A rational form
-    # (Abramowitz and Stegun 7.1.26) takes four instructions more. ``libdevice.exp2`` flushes what
-    # is no normal number to 0, which tl.exp2 takes three to keep: beside 1 it is nothing.
+    # (Abramowitz and Stegun 7.1.26) takes four instructions more. ``libdevice.exp2`` flushes
+    # subnormals, negligible beside 1, to 0; tl.exp2 takes three instructions to keep them.
     "_approximate_erf": Function(
         """\
 def _approximate_erf(x):
@@ -275,7 +275,7 @@ def _approximate_erf(x):
     return libdevice.copysign(1.0 - libdevice.exp2(p), x)""",
         (LIBDEVICE,),
     ),
-    # 2/(1 + exp(2x)) cancels where x is small: a series there.
+    # 1 - 2/(1 + exp(2x)) cancels where x is small: a series is used there.
     "_approximate_tanh": Function(
         """\
 def _approximate_tanh(x):
@@ -284,9 +284,9 @@ def _approximate_tanh(x):
     return tl.where(tl.abs(x) < 0.03125, near, far)""",
         (LIBDEVICE,),
     ),
-    # One Philox a value, and LLVM makes it one for the values of a counter that a thread holds in a
-    # row: their indices differ in the bits that the shift drops. A product of 64 bits is one
-    # instruction, its two halves were two (sm_90, Triton 3.7.1, 2026-11).
+    # One Philox a value; LLVM merges those of a thread's adjacent values with the same counter, as
+    # their indices differ only in the bits that are shifted out. A 64-bit product is one
+    # instruction; computing its halves separately takes two (sm_90, Triton 3.7.1, 2026-11).
     "_random": Function(
         """\
 def _random(seed, index):
@@ -316,7 +316,7 @@ def template(name: str, dtype: DType, *, approximate: bool) -> Template:
     """Return the template of operation ``name`` on operands of ``dtype``.
 
     Raises:
-        InternalError: if the operation has no meaning for such operands.
+        InternalError: if operands of this type do not have the operation.
     """
     row = ROWS[name]
     if dtype is BOOL:

@@ -1,7 +1,7 @@
 """Print a ``Program`` as a Triton kernel: the source of one Python module.
 
-The arguments of the kernel are those of ``codegen/triton/arguments.py``. Everything else is a
-literal. The launch grid is ``grid_exprs(program)``.
+The kernel's parameters are those of ``codegen/triton/arguments.py``; everything else is a literal.
+The launch grid is ``grid_exprs(program)``.
 
 Grid axes become program ids, lane axes ``tl.arange``. With n lane axes a value with lanes is a tile
 of rank n whose extent is 1 along the lane axes that it lacks; a value without lanes is a scalar.
@@ -9,13 +9,12 @@ Names are those of the program's values, axes, sizes and buffers, made unique.
 
 Indices are computed in 32 bits where their bounds fit and in 64 bits elsewhere. Bounds use extents,
 and ``MAX_SIZE`` for a symbolic size, which is therefore a 32-bit argument: a launch checks that.
-The part of an offset that has no lanes is added to the pointer first, as a scalar, so that a large
-buffer costs 64-bit arithmetic once and not in each lane.
+The lane-free part of an offset is added to the pointer first, as a scalar, so that a large buffer
+costs 64-bit arithmetic once and not in each lane.
 
 A program with ``Dot``s has tiles of rank 2 instead (see ``orient.py``).
 
-Assumes that the program was verified: one operation a ``Let``, carries of constant type, no
-``Scratch``.
+Requires a verified program: one operation a ``Let``, carries of constant type, no ``Scratch``.
 
 Worked example::
 
@@ -99,15 +98,15 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
     """Return the source of a module with one Triton kernel, named as the form's program.
 
     Args:
-        aligned: of a program with a table, that its addresses are multiples of 16 bytes.
+        aligned: for a foreach kernel, whether the table's addresses are multiples of 16 bytes.
     Raises:
-        InternalError: for a scratch array, or an operation that its operands do not have.
+        InternalError: for a scratch array, or an operation that its operand types do not support.
     """
     return TritonPrinter(form, aligned).module()
 
 
 def _comment(text: str) -> str:
-    """Return ``text`` as one comment line: it may hold anything that a user's file name can."""
+    """Return ``text`` as one comment line; a user's file name may have unprintable characters."""
     return "# " + "".join(c if c.isprintable() else " " for c in text).rstrip()
 
 
@@ -115,9 +114,9 @@ def _comment(text: str) -> str:
 
 
 class TritonPrinter:
-    """One print: the names, the lines so far, and what they need.
+    """Prints one form: its names, the lines so far, and the functions that they call.
 
-    ``gluon.py`` extends it by what warps with roles say to each other.
+    ``gluon.py`` extends it by warp specialization: layouts, rings and barriers.
     """
 
     def __init__(self, form: Form, aligned: bool) -> None:
@@ -153,7 +152,7 @@ class TritonPrinter:
         return "\n\n\n".join(["\n".join(imports), *functions, *self.chains, *kernels]) + "\n"
 
     def _kernels(self) -> list[str]:
-        """Return the kernel, behind functions of its own if it has some."""
+        """Return the kernel, preceded by its own functions if it has any."""
         lines = ["@triton.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
         return ["\n".join([*self._title(), *lines, *self._walk(self.program.body)])]
 
@@ -161,7 +160,7 @@ class TritonPrinter:
         return [_comment(text) for text in (*self.program.notation, *self.program.source)]
 
     def _walk(self, body: tuple[Statement, ...]) -> list[str]:
-        """Return the lines of a function that runs statements for its points of the grid."""
+        """Return the body of a function that runs statements for its iterations of the grid."""
         self.lines, self.index.used = [], set()
         self._block(body, 2 if self.program.programs else 1)
         lines = self.lines or ["    pass"]
@@ -171,11 +170,11 @@ class TritonPrinter:
         return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
 
     def _turns(self) -> str:
-        """Return the head of the loop in which a program walks over the grid."""
+        """Return the head of the loop in which a persistent program runs over the grid."""
         return f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
 
     def _count(self) -> str:
-        """Return how many points the grid has: a number of 32 bits, as those of a launch are."""
+        """Return the grid's number of iterations, a 32-bit expression like a launch's grid."""
         return " * ".join(self.index.factor(a.extent) for a in self.program.grid)
 
     def _functions(self) -> list[str]:
@@ -199,11 +198,11 @@ class TritonPrinter:
         return [*self._pid(bool(used)), *self._flat_grid(used)]
 
     def _pid(self, used: bool) -> list[str]:
-        """Assign the point of the grid as one number, unless a loop does so."""
+        """Assign ``pid``, the flattened index in the grid, unless a persistent loop does so."""
         return ["pid = tl.program_id(0)"] if used and not self.program.programs else []
 
     def _row(self) -> list[str]:
-        """Read what a program of one kernel would be given (``codegen/host/table.py``)."""
+        """Load a foreach kernel's arguments from its row (``codegen/host/table.py``)."""
         lines = ["place = tl.program_id(0)", "row = tl.load(places + 2 * place)"]
         if self.program.grid:
             lines.append("pid = tl.load(places + 2 * place + 1)")
@@ -221,7 +220,7 @@ class TritonPrinter:
         return lines
 
     def _flat_grid(self, used: list[Axis]) -> list[str]:
-        """Take the grid's axes, of which some are used, out of one number."""
+        """Assign the used grid axes from ``pid``."""
         lines = []
         inner = index(1)
         for axis in reversed(self.program.grid):
@@ -234,16 +233,16 @@ class TritonPrinter:
         return lines
 
     def _grid_axis(self, axis: Axis, number: str) -> str:
-        """Assign a grid axis: its points in reverse order where the last ones take longest.
+        """Assign a grid axis, in reverse order if its last iterations take longest.
 
-        So the programs that run when others are done already are short ones.
+        So the programs that start last, while others have finished, are short ones.
         """
         if axis in self.longer:
             number = f"{self.index.factor(axis.extent - 1)} - {number}"
         return f"{self.names(axis)} = {number}"
 
     def _grouped_grid(self) -> list[str]:
-        """Number the tiles so that ``group`` rows of them share the columns they read."""
+        """Assign tiles in groups of ``group`` rows, which share the columns they read in cache."""
         *outer, rows, columns = self.program.grid
         m, n = self.names(rows), self.names(columns)
         height, width = (self.index.factor(a.extent) for a in (rows, columns))
@@ -279,7 +278,7 @@ class TritonPrinter:
         return f"tl.arange(0, {lane_extent(axis)})"
 
     def _shape(self, lanes: Iterable[Axis]) -> str:
-        """Return the shape of a tile with these lanes, as a tuple; of a scalar, ``()``."""
+        """Return the shape of a tile with these lanes as a tuple, ``()`` for a scalar."""
         extents = {self.dimension[a]: lane_extent(a) for a in lanes}
         if not extents:
             return "()"
@@ -327,7 +326,7 @@ class TritonPrinter:
         return [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
 
     def _given(self, value: Expr) -> str:
-        """Return a value that something takes together with others of more lanes."""
+        """Return an operand whose layout ``gluon.py`` converts to that of its consumer."""
         return self._name(value)
 
     def _loop(self, loop: For, depth: int) -> None:
@@ -336,7 +335,7 @@ class TritonPrinter:
         for other in others:
             stop = f"tl.minimum({stop}, {other})"
         if self._would_unroll(loop):
-            stop = f"{stop} * tl.num_programs(2)"  # times 1, and ptxas cannot know
+            stop = f"{stop} * tl.num_programs(2)"  # times 1, which ptxas cannot know
         bounds = stop if start == "0" else f"{start}, {stop}"
         name = self.names(loop.axis)
         self.index.loops.add(loop.axis)
@@ -349,19 +348,19 @@ class TritonPrinter:
         self._block(loop.body, depth + 1)
 
     def _loads_ahead(self, loop: For) -> bool:
-        """Return True for an innermost loop whose loads Triton pipelines only if it is told so.
+        """Return True for an innermost loop whose loads Triton pipelines only on request.
 
-        It does so by itself, by the kernel's number of stages, where a loop has products.
+        Loops of products it pipelines by itself, by the kernel's number of stages.
         """
         inner = any(isinstance(s, For) for s in loop.body)
         return self.program.stages > 1 and self.readers is None and not inner
 
     def _would_unroll(self, loop: For) -> bool:
-        """Return True for a loop of products whose length ptxas would see, and print it that often.
+        """Return True for a loop of products whose constant trip count ptxas would fully unroll.
 
-        A product over 2048 elements in steps of 64 took it 16 s instead of 1 s, and its 2762
-        instructions pass through the cache that 363 would stay in (sm_90, 2026-11). It is the end
-        that is hidden: where a loop may run not at all, ptxas of Triton 3.6 serialises its wgmma.
+        A product over 2048 elements in steps of 64 took it 16 s instead of 1 s, and the 2762
+        instructions exceed the instruction cache, which 363 fit (sm_90, 2026-11). The stop is
+        hidden, not the start: where a loop may run 0 times, ptxas of Triton 3.6 serialises wgmma.
         """
         fixed = loop.start is index(0) and all(stop.is_constant for stop in loop.stops)
         flat = self.readers is not None and grid_exprs(self.program)[2] is index(1)
@@ -469,7 +468,7 @@ class TritonPrinter:
         if cast.dtype is BOOL:
             return f"{name} != 0"
         if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
-            name = f"{name}.to(tl.int32)"  # a value out of range wraps, as in PyTorch
+            name = f"{name}.to(tl.int32)"  # so that a value out of range wraps, as in PyTorch
         return f"{name}.to(tl.{TYPES[cast.dtype.name]})"
 
     def _select(self, select: Select) -> str:
@@ -520,7 +519,7 @@ class TritonPrinter:
             body = self._name(reduce.body)
             if not over <= held:
                 body = f"tl.broadcast_to({body}, {self._shape(held | over)})"
-        # Triton adds up in a wider type of its own, and combines 16-bit floats in f32.
+        # Triton would sum in a wider type of its own choice, and combines 16-bit floats in f32.
         narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
         if narrow:
             body = f"{body}.to(tl.{TYPES[compute_type(reduce.dtype).name]})"

@@ -1,14 +1,14 @@
-"""Move values of a program to their first use, meaning kept.
+"""Sink values of a program to their first use, to shorten live ranges.
 
-A kernel that keeps a row in registers would otherwise hold what the lowering named early, such as
-the weights of a norm, while it reduces the row: 16 registers a thread for LayerNorm of 4096 bf16
+A kernel that keeps a row in registers would otherwise hold values that lowering defined early, such
+as the weights of a norm, while it reduces the row: 16 registers a thread for LayerNorm of 4096 bf16
 columns in 4 warps (80 instead of 64, sm_90, Triton 3.7.1, 2026-11).
 
-Stores beside products of matrices sink, too: one that shares the values of a whole tile with a
-later one stands before that, and what both need is computed before both. Between them, or through a
-loop, these values would stay in registers: in the gradient of a GELU that stores the GELU as well,
-four tiles of 64 registers a thread (1320 bytes spilled at 255 registers, now none at 149; 128x128
-in 8 warps, sm_90, Triton 3.7.1, 2026-11).
+Stores beside matrix products sink, too: a store that shares values of a whole tile with a later
+store moves to just before it, and the shared values are computed before both. Otherwise they would
+stay live between the stores, or through a loop: in the gradient of a GELU that stores the GELU as
+well, four tiles of 64 registers a thread (1320 bytes spilled at 255 registers; with sinking, none
+at 149; 128x128 in 8 warps, sm_90, Triton 3.7.1, 2026-11).
 
 Worked example: ``w = load; s = sum(x); y = s * w`` becomes ``s = sum(x); w = load; y = s * w``.
 """
@@ -38,7 +38,7 @@ from fusec.ir.program import (
 def sink(program: Program) -> Program:
     """Move each value down to the first statement of its block that needs it.
 
-    Of two operands the one that waits for more reductions is computed first. A load stays above
+    Of two operands the one that depends on more reductions is computed first. A load stays above
     stores to its buffer, and a use of a carry above the carry's updates. Unused values are dropped.
     """
     body = _together(program.body) if has_dots(program) else _each(program.body)
@@ -71,7 +71,7 @@ def _sink_block(body: Iterable[_Region]) -> tuple[Statement, ...]:
 
 
 class _Block:
-    """The statements of one block so far, and the values that nothing has needed yet."""
+    """The statements emitted for one block, and the pending values, which have no use so far."""
 
     def __init__(self) -> None:
         self.done: list[Statement] = []
@@ -99,7 +99,7 @@ class _Block:
             self.done.append(self._pending.pop(let.var))
 
     def flush(self, changed: frozenset[Buffer | Expr]) -> None:
-        """Append the pending values that read what is about to change."""
+        """Append the pending values that read a buffer or carry that is about to change."""
         for var, let in list(self._pending.items()):
             buffers = {let.value.buffer.base} if isinstance(let.value, Load) else set()
             if not changed.isdisjoint({*buffers, *reads(let)}):
@@ -118,7 +118,7 @@ def _changed(statement: Put | Update | Carry) -> Buffer | Expr:
 
 
 def _together(body: Sequence[Statement]) -> Iterator[_Region]:
-    """Yield the statements of a block, each store with the last one that shares tiles with it."""
+    """Yield the regions of a block: each store is grouped with the last that shares its tiles."""
     made: dict[Expr, Let] = {s.var: s for s in body if isinstance(s, Let)}
     waiting: dict[Statement, list[Statement]] = {}
     for place, statement in enumerate(body):
@@ -134,7 +134,7 @@ def _together(body: Sequence[Statement]) -> Iterator[_Region]:
 def _last_sharing(
     store: Put, behind: Sequence[Statement], made: Mapping[Expr, Let]
 ) -> Statement | None:
-    """Return the last store that needs tiles of another one's before it, which may stand there."""
+    """Return the last later store that uses tiles of ``store``, and before which it can move."""
     for place in reversed(range(len(behind))):
         other = behind[place]
         if isinstance(other, Put) and _may_wait(store, other, behind[:place], made):
@@ -145,7 +145,7 @@ def _last_sharing(
 def _may_wait(
     store: Put, other: Put, between: Sequence[Statement], made: Mapping[Expr, Let]
 ) -> bool:
-    """Return True if nothing between two stores needs their tiles, or changes what one reads."""
+    """Return True if two stores share tiles that nothing between them uses, and may be adjacent."""
     own, others = _needed([store], made), _needed([other], made)
     inside = tuple(statements(between))
     used = _needed(statements(s for s in between if not isinstance(s, Let | Put)), made)
@@ -156,7 +156,7 @@ def _may_wait(
 
 
 def _needed(roots: Iterable[Statement], made: Mapping[Expr, Let]) -> set[Expr]:
-    """Return the values that statements read, and all that these are computed of."""
+    """Return the values that statements read, and their transitive operands."""
     named = [value for statement in roots for value in reads(statement)]
     return set(reach(named, lambda value: reads(made[value]) if value in made else ()))
 
@@ -173,6 +173,6 @@ def _touches(statement: Statement, base: Buffer) -> bool:
 
 
 def _is_tile(let: Let) -> bool:
-    """Return True for what is computed for each element of a tile, but for masks."""
+    """Return True for an elementwise operation on a tile whose result is not a mask."""
     computed = isinstance(let.value, Op | Select) and let.var.dtype is not BOOL
     return computed and len(let.var.axes) > 1

@@ -1,14 +1,14 @@
-"""One program as warps with roles run it: one warp copies tiles, groups of others multiply them.
+"""Warp specialization: split a program into a producer warp and consumer warp groups.
 
-What both share is a ring of slots in shared memory. The warp that loads runs the loop of products
-with its copies alone, and fills slots as they become free: those of the next tile while the others
-are still at what follows their loop. Who multiplies takes a slot, starts its products, waits for
-those of the iteration before, and frees the slot that these have read.
+The two share a ring of slots in shared memory. The producer warp runs the loop with its tile copies
+only, and fills slots as they become free, even for the next output tile while consumers are in
+their epilogue. A consumer takes a slot, starts its products, waits for the products of the previous
+iteration, and frees the slot that these have read.
 
-Whatever else the program computes comes behind the loop: the registers are the sums' until then.
+All other computation comes after the loop, so that the accumulators have the registers until then.
 
-A program has roles if its only loop adds up products of tiles that are copied by descriptors as
-they are, and nothing else. What follows the loop may be anything.
+A program is split if its only loop does nothing but accumulate products of tiles that descriptors
+copy unchanged. Its epilogue may be anything.
 
 Worked example::
 
@@ -50,19 +50,19 @@ from fusec.ir.program import (
 )
 
 TENSOR_BYTES = 2
-"""Bytes of an element that tensor cores take from shared memory by rows or by columns."""
+"""Element size for which tensor cores read row- and column-major tiles from shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleStatements:
-    """The statements of each role, for each point of the grid.
+    """The statements of producer and consumer warps, for each iteration of the grid.
 
     Attributes:
-        load: those of the warp that copies.
-        multiply: those of the warps that multiply.
-        copies: those that the program itself does not have.
-        weights: what products read from registers, where there are some
-        (``codegen/triton/nested_specialization.py``).
+        load: statements of the producer warp.
+        multiply: statements of the consumer warps.
+        copies: copies by descriptor of values that the split has added to the program.
+        weights: left operands that products read from registers, if any
+            (``codegen/triton/nested_specialization.py``).
     """
 
     load: tuple[Statement, ...]
@@ -72,16 +72,16 @@ class RoleStatements:
 
     @property
     def fills(self) -> tuple[Fill, ...]:
-        """What fills each ring first."""
+        """The first ``Fill`` of each ring."""
         found = {s.ring: s for s in reversed((*statements(self.load),)) if isinstance(s, Fill)}
         return tuple(reversed(found.values()))
 
 
 def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatements | None:
-    """Return a program by roles, or None where its loop does anything but to multiply tiles.
+    """Split a program into roles, or return None if its loop does more than multiply tiles.
 
     Args:
-        copied: its accesses of whole tiles by descriptor.
+        copied: its loads and stores of whole tiles by descriptor.
     """
     loops = [s for s in program.body if isinstance(s, For)]
     if len(loops) != 1 or not _runs(loops[0]):
@@ -99,7 +99,7 @@ def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatement
 
 
 def _runs(loop: For) -> bool:
-    """Return True for a loop from 0 that runs once at least."""
+    """Return True for a loop from 0 that runs at least once."""
     return loop.start is index(0) and all(
         not stop.axes and is_nonnegative(stop - 1) for stop in loop.stops
     )
@@ -141,7 +141,7 @@ def print_split(roles: RoleStatements) -> str:
 
 
 def touched(body: tuple[Statement, ...], copied: Mapping[Var | Put, object]) -> tuple[Buffer, ...]:
-    """Return the buffers that statements load and store by pointers, in order."""
+    """Return the buffers that statements access by pointers, in order of first access."""
     found: list[Buffer] = []
     for statement in statements(body):
         match statement:

@@ -1,1 +1,1 @@
-"""Memory that inputs, results and saved values share, as eager has it."""
+"""Aliasing of inputs, results and saved values, as in eager."""

@@ -1,17 +1,17 @@
-"""Results that AOTAutograd makes again outside of the compiled graph, with another gradient.
+"""Detect results that AOTAutograd regenerates outside of the compiled graph with a wrong gradient.
 
 Where a result is a view of an input or of another result, AOTAutograd takes that tensor and replays
-the views. What the program did to gradients on the way is lost: a hook that it has put on a view,
-a view that it has made under ``no_grad``, which leads back to nothing, what it has added with
-gradients to a detached tensor, and which of several inputs in one memory it is a view of, where
-that memory is written. Graphs of Dynamo are looked through for such results before; they run as
-they are.
+the views. What the program did to gradients between the two is lost: a hook on a view; a view made
+under ``no_grad``, whose autograd history ends before its base; values with gradients that were
+written to a detached tensor; and, where inputs share memory that is written, which of them the
+result is a view of. Dynamo's graphs are searched for such results before compilation; one that has
+them runs as it is.
 
-Dynamo itself puts a hook on an input when the graph has run: on the gradient of what the graph has
-made of it. Where that is another, only the frame itself, run by Python, has eager's.
+Dynamo itself registers a hook on an input after the graph has run. If the graph writes the input,
+the hook sees the gradient of the written value: only the frame, run by Python, has eager's.
 
 Assumes: nodes carry ``meta["example_value"]``, in which views share their base's storage and have
-the history that they have in the program.
+the program's autograd history.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of, w
 from fusec.torch_interior import hooked_inputs
 
 _DETACHES = frozenset({"detach", "_get_data_attr"})
-"""Names of what Dynamo's graphs call for ``x.detach()`` and ``x.data``."""
+"""Names of the functions that Dynamo's graphs call for ``x.detach()`` and ``x.data``."""
 
 
 def loses_gradients(gm: fx.GraphModule) -> bool:
-    """Return True if a result's gradient would be another than in eager."""
+    """Return True if a result's gradient would differ from eager's."""
     given = list(map(memory_of, _tensors(gm.graph.find_nodes(op="placeholder"))))
     results = _tensors(gm.graph.output_node().all_input_nodes)
     returned = Counter(map(memory_of, results))
@@ -44,9 +44,9 @@ def loses_gradients(gm: fx.GraphModule) -> bool:
 def _writes_views_of_one(
     gm: fx.GraphModule, given: Sequence[int], returned: Mapping[int, int]
 ) -> bool:
-    """Return True where inputs share memory that is written, and that a result is a view of.
+    """Return True if several inputs share memory that is written and that a result is a view of.
 
-    AOTAutograd makes such inputs anew of their common base, and such results of the wrong one.
+    AOTAutograd regenerates such inputs from a synthetic base, and such results from the wrong one.
     """
     twice = {one for one, count in Counter(given).items() if count > 1 and one in returned}
     if not twice:
@@ -56,15 +56,15 @@ def _writes_views_of_one(
 
 
 def hooks_what_it_writes() -> bool:
-    """Return True if Dynamo's graph writes an input with gradients on which a hook was put."""
+    """Return True if Dynamo's graph writes an input that has gradients and a registered hook."""
     return any(not t.is_leaf and t._version > 0 for t in hooked_inputs())
 
 
 def _changed_histories(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
-    """Yield tensors whose gradients are others than those of what they are views of.
+    """Yield tensors whose gradient is not that of the tensor they are a view of.
 
-    These are views with hooks, and detached tensors that require gradients: they were written since
-    they were detached.
+    These are views with hooks, and detached tensors that require gradients because they were
+    written after the ``detach``.
     """
     for node in gm.graph.nodes:
         if called_name(node) == "register_hook":
@@ -78,9 +78,9 @@ def _tensors(nodes: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _leads_nowhere(tensor: torch.Tensor) -> bool:
-    """Return True for a view with a history that ends before it comes to what it is a view of.
+    """Return True for a view whose autograd history ends before its base.
 
-    Or that autograd refuses: a part of a ``split`` of what was written since.
+    Also for one that autograd refuses: a part of a ``split`` whose base was written since.
     """
     try:
         base, function = tensor._base, tensor.grad_fn

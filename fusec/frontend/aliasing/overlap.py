@@ -1,14 +1,14 @@
-"""What eager refuses of memory, or only eager can order: such graphs run as eager kernels.
+"""Detect writes to overlapping memory, and windows that leave it: such graphs run eagerly.
 
 ``x.expand(4, 4).add_(1)`` is an error in eager, whose message says what to do. AOTAutograd makes
-such a write functional, which hides the error, or fails where the tensor is an input. And a window
-that ``as_strided`` is asked for may reach beyond the memory: the trace does not notice, eager
-raises. So graphs of Dynamo are looked through before: what they write to has a place in memory for
-each element, and windows lie in the memory that they are windows of.
+such a write functional, which hides the error, or fails where the tensor is an input. Also, a
+window of ``as_strided`` may end beyond the memory of its tensor: the trace does not notice, eager
+raises. So Dynamo's graphs are checked before compilation: whether each element of a written tensor
+has memory of its own, and whether windows lie within the memory of their tensors.
 
-Assumes: nodes carry ``meta["example_value"]``, in which views share their base's storage. Overlap
-other than by a stride of zero, which eager does not notice either, is not looked for. Where sizes
-are symbolic, asking guards the answer.
+Assumes: nodes carry ``meta["example_value"]``, in which views share their base's storage. Only
+overlap by a stride of zero is detected; eager does not detect any other either. Comparisons of
+symbolic sizes add guards.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _WRITE_NOTHING = {"detach_", "requires_grad_"}
 
 
 def writes_to_shared_memory(gm: fx.GraphModule) -> list[fx.Node]:
-    """Return the calls of a graph of Dynamo that write to a tensor of which elements share memory.
+    """Return the calls of a Dynamo graph that write to a tensor whose elements share memory.
 
-    The tensor itself, or an input that it is a view of.
+    The elements of the tensor itself, or those of an input that it is a view of.
     """
     inputs = [tensor_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
     shared = {memory_of(t) for t in inputs if t is not None and _overlaps(t)}
@@ -44,7 +44,7 @@ def writes_to_shared_memory(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def written_by(node: fx.Node) -> list[Any]:
-    """Return what a call writes to, by the conventions of torch's names."""
+    """Return the arguments that a call writes, by torch's names: ``add_``, ``inplace``, ``out``."""
     if node.op not in ("call_function", "call_method"):
         return []
     by_name = is_in_place(node) and called_name(node) not in _WRITE_NOTHING
@@ -55,10 +55,10 @@ def written_by(node: fx.Node) -> list[Any]:
 
 
 def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
-    """Return True if an ``as_strided`` in a graph has a window that ends behind its memory.
+    """Return True if an ``as_strided`` in a graph has a window that ends beyond its memory.
 
-    Memory is as long as the first tensor that lies in it, or what that is a view of: tracing a
-    window has made the trace's own storage longer.
+    The length of memory is that of the first tensor in it, or of the base of that tensor: tracing
+    a window extends the trace's own storage.
     """
     ends: dict[int, Any] = {}
     for node in gm.graph.nodes:
@@ -77,12 +77,12 @@ def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
 
 
 def _window(input: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Return the arguments of an ``as_strided``, by the names that it has for them."""
+    """Return the tensor, size, stride and offset of an ``as_strided`` call, defaults filled in."""
     return input, size, stride, input.storage_offset() if storage_offset is None else storage_offset
 
 
 def _end(shape: Any, strides: Any, offset: Any) -> Any:
-    """Return the place, in elements, behind the last one of a window."""
+    """Return the offset, in elements, after the last one of a window; 0 if it is empty."""
     if any(isinstance(extent, int) and extent == 0 for extent in shape):
         return 0
     return offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
@@ -93,13 +93,13 @@ def _example(node: fx.Node) -> Any:
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """Return True for a call whose name says that it changes what it is given: ``mul_``."""
+    """Return True for a call whose name marks it as in-place: ``mul_``."""
     name = called_name(node)
     return name.endswith("_") and not name.endswith("__")
 
 
 def called_name(node: fx.Node) -> str:
-    """Return the name of a function or method that a node of Dynamo calls; "" if it has none."""
+    """Return the name of the function or method that a Dynamo node calls; "" if it has none."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
@@ -111,15 +111,15 @@ def tensor_of(node: Any) -> torch.Tensor | None:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return a number that names the memory that a tensor looks at."""
+    """Return a number that identifies a tensor's storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a tensor that a transform of torch.func wraps: it shares none
+    except NotImplementedError:  # a tensor wrapped by a torch.func transform: it has no storage
         return id(tensor)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Return True for a stride of zero along more than one element; sizes that vary are above."""
+    """Return True for a stride of zero along a size above 1; symbolic sizes are assumed so."""
     return any(
         type(stride) is int and stride == 0 and not (type(size) is int and size < 2)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

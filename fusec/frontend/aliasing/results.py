@@ -1,10 +1,10 @@
-"""What a graph returns: at each place a tensor that is to the others what eager's would be.
+"""Build a graph's results with the object identity and the aliasing that eager's results have.
 
-Of a graph's values, lowering keeps what is at which index. A caller sees more: which places are one
-object, which lie in one memory, and which of these autograd takes for views of each other. All of
-it is in the FX graph. A node is one object. The nodes that views lead back to one *maker* of memory
-share that memory. A ``detach`` on the way leaves no view: what autograd knows of the maker's tensor
-it must not know of this one, and AOTAutograd marks results as without gradient by their objects.
+Lowering keeps a value's elements by index. A caller sees more: which results are one object, which
+share memory, and which of these autograd takes for views of each other. All of it is in the FX
+graph. A node is one object. Nodes whose chains of views start at one *maker*, the node that owns
+the memory, share that memory. A ``detach`` in the chain ends autograd's view: the result must not
+have the history of the maker's tensor, and AOTAutograd marks results as without gradient by object.
 
 Worked example, ``y = sin(x); return y, y.view(-1), y.detach(), y`` as it is printed::
 
@@ -35,11 +35,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class _Lineage:
-    """Where the memory of a node's tensor comes from.
+    """The origin of the memory of a node's tensor.
 
     Attributes:
-        maker: the node that made it; an input, say.
-        detached: autograd does not lead from the tensor back to the maker's.
+        maker: the node that owns it: the call that allocates it, or an input.
+        detached: whether a ``detach`` lies between: to autograd it is no view of the maker's.
     """
 
     maker: fx.Node
@@ -47,9 +47,9 @@ class _Lineage:
 
 
 def detach_again(gm: fx.GraphModule) -> None:
-    """Make a ``detach`` of what AOTAutograd's decompositions made an ``alias`` of it, a view.
+    """Restore each ``detach`` that AOTAutograd's decompositions replaced by an ``alias``, a view.
 
-    They do so for the partition, to which an ``alias`` costs nothing.
+    They replace it for the partitioner, to which an ``alias`` costs nothing.
     """
     aliases = gm.graph.find_nodes(op="call_function", target=aten.alias.default)
     for node in aliases:
@@ -59,12 +59,12 @@ def detach_again(gm: fx.GraphModule) -> None:
 
 
 def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
-    """Return what a graph returns: windows with the traced strides, in the traced memory.
+    """Return a graph's results: windows with the traced strides, aliased as traced.
 
     Args:
         output: the FX graph's last node.
     Raises:
-        Unsupported: for what is neither a tensor nor a size.
+        Unsupported: for a result that is neither a tensor nor a size.
     """
     (returned,) = output.args
     items = returned if isinstance(returned, tuple | list) else (returned,)
@@ -96,10 +96,10 @@ def _lineage(node: fx.Node) -> _Lineage:
 
 
 def _seen_by(node: fx.Node) -> fx.Node | None:
-    """Return the node whose tensor a node's is a view of; None for one in memory of its own."""
+    """Return the node of which a node's tensor is a view, or None if it has memory of its own."""
     call = node
     if call.op == "call_function" and not isinstance(call.target, OpOverload) and call.args:
-        source = call.args[0]  # an element of what a split returns
+        source = call.args[0]  # one of the results of a split
         call = source if isinstance(source, fx.Node) else call
     viewed = call.args[0] if call.args else None
     if not (isinstance(call.target, OpOverload) and isinstance(viewed, fx.Node)):
@@ -115,12 +115,12 @@ def _lie_together(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _read_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if one memory has the same numbers for both: of a conjugate it has not."""
+    """Return True if both read the same values from the same memory: a conjugate does not."""
     return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
 
 
 class _Memory:
-    """Where tensors lie that a graph returns: in their makers' memory, apart from all others."""
+    """Assign memory to a graph's results: that of their makers, disjoint between makers."""
 
     def __init__(self, operands: Operands, lineages: Mapping[fx.Node, _Lineage]) -> None:
         self.operands = operands
@@ -137,7 +137,7 @@ class _Memory:
         made = maker.meta["val"]
         if self.shared[maker] == 1 or maker.op != "call_function" or not _read_alike(made, traced):
             return self._apart(node)
-        if maker not in self.homes:  # not each by itself: lowering may know no memory that has both
+        if maker not in self.homes:  # placed once: by itself, a view may be lowered to other memory
             self.homes[maker] = self._apart(maker)
         return self.operands.window_of(self.homes[maker], made, traced)
 
@@ -155,7 +155,7 @@ class _Memory:
 def _objects(
     lineages: Mapping[fx.Node, _Lineage], views: Mapping[fx.Node, View]
 ) -> dict[fx.Node, View | OwnTensor]:
-    """Return each node's tensor as an object that no other node's is."""
+    """Return each node's result, such that no two nodes share a tensor object."""
     beside: dict[Buffer, list[fx.Node]] = {}
     for node, view in views.items():
         beside.setdefault(view.buffer, []).append(node)

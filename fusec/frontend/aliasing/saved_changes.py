@@ -1,13 +1,13 @@
-"""Gradients that eager refuses: of a tensor that autograd saved, and that the graph changed since.
+"""Detect gradients that eager refuses, because the graph changes a tensor that autograd saved.
 
-AOTAutograd traces with autograd, so most such graphs raise at compile what eager raises in the
-backward. But its tensors count no write through a view of what was saved, or to a list of tensors
-(``torch._foreach_mul_``), and then the gradient would be of the changed values, silently. A graph
-of Dynamo that has such a write runs forward and backward once more, as eager would, on tensors
-without memory.
+AOTAutograd traces with autograd, so most such graphs raise at compile time the error that eager
+raises in the backward. But the version counters of its tensors miss a write through a view of a
+saved tensor, or to a list of tensors (``torch._foreach_mul_``), and the gradient would silently be
+that of the changed values. A Dynamo graph with such a write runs forward and backward once more, as
+in eager, on fake tensors.
 
-What an ``autograd.Function`` saves is checked nowhere once Dynamo has made a call of it, not even
-where its graph runs as it is: only the frame itself, run by Python, raises.
+What an ``autograd.Function`` saves is not checked once Dynamo has traced it into a call, not even
+where the graph runs as it is: only the frame itself, run by Python, raises.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusec.torch_interior import FakeTensor, FakeTensorMode, autograd_function_a
 logger = logging.getLogger("fusec.compile")
 
 REFUSED = "modified by an inplace operation"
-"""What torch says of it."""
+"""Part of the message of torch's error for such a gradient."""
 
 
 def changes_what_is_saved(gm: fx.GraphModule) -> bool:
@@ -40,13 +40,13 @@ def changes_what_is_saved(gm: fx.GraphModule) -> bool:
         _train(gm)
     except RuntimeError as error:
         return REFUSED in str(error)
-    except Exception as error:  # what has no fake kernel, say: AOTAutograd's trace says it better
+    except Exception as error:  # a missing fake kernel, say: AOTAutograd's trace reports it better
         logger.debug("a graph's gradients are not tried: %s", error)
     return False
 
 
 def changes_what_functions_save(gm: fx.GraphModule) -> bool:
-    """Return True for a write to memory that an ``autograd.Function`` before it has saved."""
+    """Return True if a graph writes memory that an earlier ``autograd.Function`` saved."""
     saved: set[int] = set()
     for node in gm.graph.nodes:
         if any(memory_of(t) in saved for target in written_by(node) for t in _traced(target)):
@@ -57,7 +57,7 @@ def changes_what_functions_save(gm: fx.GraphModule) -> bool:
 
 
 def _saved(gm: fx.GraphModule, call: fx.Node) -> Iterator[FakeTensor]:
-    """Yield what a call of a function saves for its gradient: arguments, and results."""
+    """Yield the arguments and results that a call of an ``autograd.Function`` saves."""
     body: Any = call.args[0]
     forward: Any = gm.get_submodule(body.target)
     given = dict(zip(forward.graph.find_nodes(op="placeholder"), call.args[2:], strict=False))
@@ -74,7 +74,7 @@ def _learns(node: fx.Node) -> bool:
 
 
 def _writes_beside(gm: fx.GraphModule) -> bool:
-    """Return True for a write to memory that several tensors look at, or to tensors in a list."""
+    """Return True if a graph with gradients writes memory of several tensors, or a tensor list."""
     objects: dict[int, set[int]] = defaultdict(set)
     written: set[int] = set()
     learns = listed = False
@@ -90,9 +90,9 @@ def _writes_beside(gm: fx.GraphModule) -> bool:
 
 
 class _Counting(fx.Interpreter):
-    """Run a graph, and count the writes to tensors in a list, as eager's kernels do.
+    """Run a graph, and increment the versions of tensors written in a list, as eager's kernels do.
 
-    Those for tensors without memory do not (``torch._foreach_mul_``, torch 2.13).
+    The kernels of fake tensors do not (``torch._foreach_mul_``, torch 2.13).
     """
 
     def run_node(self, n: fx.Node) -> Any:
@@ -105,7 +105,7 @@ class _Counting(fx.Interpreter):
 
 
 def _train(gm: fx.GraphModule) -> None:
-    """Run a graph and its gradients on tensors without memory."""
+    """Run a graph forward and backward on fake tensors."""
     given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     mode = next(t for value in given for t in _tensors(value)).fake_mode
     with mode, torch.enable_grad(), _unnoticed(mode):
@@ -117,7 +117,7 @@ def _train(gm: fx.GraphModule) -> None:
 
 @contextmanager
 def _unnoticed(mode: FakeTensorMode) -> Iterator[None]:
-    """In this block, what is asked of symbols adds no guards, and no trace waits for new ones."""
+    """Suppress guards on symbolic sizes, and ignore fresh unbacked symbols, in this block."""
     if (symbols := mode.shape_env) is None:
         yield
         return

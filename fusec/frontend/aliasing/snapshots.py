@@ -1,18 +1,18 @@
-"""Snapshots: what a forward overwrites, as it was, for the backward.
+"""Snapshots: copies, for the backward, of inputs that the forward overwrites.
 
-AOTAutograd's graphs are functional but for their ends, where ``copy_(x, new)`` writes an input (or
-its wrapper does, with a result of the forward). Its partitioner takes an input for a value that is
-there for ever: it saves ``x``, and the backward computes from it again what the forward read. But
-the memory of ``x`` has two *versions*, and the backward finds the second one::
+AOTAutograd's graphs are functional except at the end, where ``copy_(x, new)`` writes an input (or
+the wrapper does, with a result of the forward). Its partitioner assumes that an input never
+changes: it saves ``x``, and the backward recomputes from it what the forward computed. But the
+memory of ``x`` has two *versions*, and the backward reads the second one::
 
     q = x[i]; copy_(x, x * 0.5)          forward
     x[i] again                           backward: of the halved x
 
-Here the first version gets a name of its own, a *snapshot*: ``s = clone(x)``, which all readers
-read. It is a value of the forward that nobody can compute again, so the cut saves it, or what
-follows from it: whatever is smaller. ``x`` itself, which only writes are left to read, is no longer
-saved. After the cut the forward reads ``x`` where it did, for its reads come before its write; a
-snapshot stays where it is saved, itself or by a view.
+Here the first version becomes a value of its own, a *snapshot*: ``s = clone(x)``, which all
+consumers read. It is a value of the forward that must not be recomputed, so the cut saves it, or a
+value computed from it, whichever is smaller. ``x`` itself, which only writes use then, is not
+saved. After the cut the forward reads ``x`` again, for its reads come before its write; a snapshot
+remains where it is saved, itself or through a view.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ aten = torch.ops.aten
 _IN_BACKWARD = ("is_backward", "must_be_in_backward")
 _MARK = "fusec_snapshot"
 _SAME_MEMORY = (operator.getitem, aten._unsafe_view.default)
-"""What may return memory that it is given, beside views."""
+"""Calls that may return the memory of an argument, besides views."""
 
 
 def take_snapshots(joint: fx.Graph, outputs: int) -> list[fx.Node]:
-    """Let a joint graph read what its forward overwrites from snapshots; return these.
+    """Redirect a joint graph's reads of overwritten inputs to snapshots; return the snapshots.
 
-    The caller makes them outputs of the forward until the graph is cut: one that only the backward
-    reads must be taken before.
+    The caller makes them outputs of the forward until the graph is cut, so that a snapshot that
+    only the backward reads is taken in the forward.
 
     Args:
         outputs: how many of the graph's outputs are the forward's.
@@ -53,7 +53,7 @@ def take_snapshots(joint: fx.Graph, outputs: int) -> list[fx.Node]:
 
 
 def drop_snapshots(forward: fx.GraphModule) -> None:
-    """Let a forward read its inputs themselves, where no memory of a snapshot outlives the call."""
+    """Make a forward read inputs instead of snapshots whose memory does not outlive the call."""
     written: set[fx.Node] = set()
     for node in forward.graph.nodes:
         for source in node.all_input_nodes:
@@ -67,7 +67,7 @@ def drop_snapshots(forward: fx.GraphModule) -> None:
 
 
 def _overwritten(joint: fx.Graph, outputs: int) -> list[fx.Node]:
-    """Return the inputs that the forward writes, or what wraps it, by one of its outputs."""
+    """Return the inputs that the forward writes, or that its wrapper writes from an output."""
     described = joint.output_node().meta.get("desc") or []
     wrapped = {getattr(desc, "mutated_input", None) for desc in list(described)[:outputs]} - {None}
     written = {
@@ -84,12 +84,12 @@ def _overwritten(joint: fx.Graph, outputs: int) -> list[fx.Node]:
 
 
 def _read_whole(node: fx.Node) -> list[fx.Node]:
-    """Return what of an input is to be copied: itself, and what looks at all of its memory."""
+    """Return the nodes to copy for an input: itself, and its ``as_strided`` views."""
     return [node, *(user for user in node.users if user.target is aten.as_strided.default)]
 
 
 def _take(node: fx.Node, outputs: int) -> fx.Node | None:
-    """Let the readers of an input, or of a view of it, read a snapshot; None if it has none."""
+    """Redirect the consumers of an input, or a view, to a new snapshot; None without consumers."""
     readers = [user for user in node.users if _reads(user, node, outputs)]
     if not readers:
         return None
@@ -108,7 +108,7 @@ def _take(node: fx.Node, outputs: int) -> fx.Node | None:
 
 
 def _reads(user: fx.Node, node: fx.Node, outputs: int) -> bool:
-    """Return True for a call that reads an input's first version, and for a gradient that is it."""
+    """Return True if a node reads an input's first version, or returns it as a gradient."""
     if user.op == "output":
         return node in list(user.args[0])[outputs:]  # type: ignore[arg-type]
     whole = user.target is aten.as_strided.default and node.op == "placeholder"
@@ -120,7 +120,7 @@ def _replaced(values: Any, outputs: int, old: fx.Node, new: fx.Node) -> tuple[An
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """Return True for the output, and for a call that makes a view of which one is returned."""
+    """Return True for the output, and for a view that reaches the output through views alone."""
     waiting, seen = [node], {node}
     while waiting:
         found = waiting.pop()

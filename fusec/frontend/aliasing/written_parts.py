@@ -1,8 +1,8 @@
-"""Which calls replace a small part of an input: what a pass can do where the input lies.
+"""Find the calls that replace a small part of an input, which a pass can turn into writes.
 
-AOTAutograd makes ``x[:, p] = k`` a ``select_scatter`` of all of x, and copies the result into x at
-the end. As a definition it would be computed for every element. Where the part is far smaller it
-stays a call, which ``passes/memory/in_place.py`` turns into a write.
+AOTAutograd turns ``x[:, p] = k`` into a ``select_scatter`` of all of x, and copies the result into
+x at the end. As a definition it would be computed for every element. Where the part is far smaller
+it stays a call, which ``passes/memory/in_place.py`` turns into a write in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusec.frontend.fx_passes.fx_nodes import count_elements, tensor_of
 aten = torch.ops.aten
 _PARTS = WINDOW_UPDATES | UPDATES.keys()
 SMALL = 8
-"""A part is written by itself if the whole has at least so many times its elements."""
+"""Least ratio of a tensor's elements to those of a part that is written by itself."""
 
 
 def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
@@ -37,7 +37,7 @@ def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _is_small(call: fx.Node) -> bool:
-    """Return True if a window is small, or if the call is none: its extent is in the indices."""
+    """Return True for a small window, and for any part that index tensors select."""
     if call.target in UPDATES:
         return True
     part = tensor_of(call.args[1])

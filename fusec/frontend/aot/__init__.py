@@ -1,1 +1,1 @@
-"""What AOTAutograd traces: decompositions, refusals, strides, and the key of a graph."""
+"""Control of AOTAutograd's tracing: decompositions, refusals, strides, and the key of a graph."""

@@ -1,14 +1,14 @@
-"""Which composite operations AOTAutograd takes apart before fusec sees the graph.
+"""The composite operations that AOTAutograd decomposes before fusec sees the graph.
 
 PyTorch's core set, with some changes. Attention stays whole, forward and backward: the core set
-takes apart only its forward, after which gradients are wrong. The composites whose parts fuse well
-(norms, softmax, embedding) are taken apart as well; ``var_mean`` and ``sigmoid`` are not,
-since their parts are primitives below ATen. Biased products are taken apart in their own type:
-PyTorch's rule multiplies 16-bit matrices in f32, with twice the traffic and no tensor cores. And
-what has a lowering of its own that says more than its parts, or the same in fewer nodes, is kept:
-tracing dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which
-compares probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type. Pads by
-reflection and replication are taken apart for GPUs, and for CPUs where channels are last.
+decomposes only its forward, after which gradients are wrong. The composites whose parts fuse well
+(norms, softmax, embedding) are decomposed as well; ``var_mean`` and ``sigmoid`` are not, since
+their parts are primitives below ATen. Biased products are decomposed in the operands' type:
+PyTorch's rule multiplies 16-bit matrices in f32, with twice the traffic and no tensor cores.
+Operations whose lowering knows more than their parts do, or needs fewer nodes, are kept: tracing
+dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which compares
+probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type. Pads by reflection
+and replication are decomposed for GPUs, and for CPUs where channels are last.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _WHOLE = (
     *("std", "std_mean"),
     *("gelu", "gelu_backward", "silu", "silu_backward", "threshold_backward", "addcmul"),
 )
-"""Kept whole, all recomputable for the partitioner but the first nine.
+"""Operations that are not decomposed; the partitioner may recompute all but the first nine.
 
-A roll's parts are a remainder and a gather; those of ``take`` ask for the value of an index without
-axes; an embedding's gradient is one eager kernel, its parts are a fill, a scatter and masks. Parts
-of ``index_add`` and ``max_unpool2d`` take negative indices, which these refuse.
+Decomposed, ``roll`` is a remainder and a gather; ``take`` reads the value of a 0-dimensional index;
+an embedding's gradient, which is one eager kernel, is a fill, a scatter and masks; ``index_add``
+and ``max_unpool2d`` accept negative indices, which eager refuses.
 """
 
 
@@ -71,18 +71,18 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_on_cpus(rule: Callable[..., Any], *, images: int) -> Callable[..., Any]:
-    """Leave a pad by what is inside to the library, which copies rows, where rows are contiguous.
+    """Return a pad's rule that on CPUs keeps the library's call where rows are contiguous.
 
-    Taken apart, each element is a gather along the lanes. A gradient is a scatter, however it lies.
+    Decomposed, each element is a gather along the lanes. A gradient is a scatter for any strides.
 
     Args:
-        images: position of the padded tensor among the arguments: 0, or 1 of a gradient.
+        images: position of the padded tensor among the arguments: 0, or 1 for a gradient.
     """
 
     def keep(*args: Any, **kwargs: Any) -> Any:
         x = args[images]
         step = x.stride(-1)
-        rows = isinstance(step, int) and step == 1  # a symbol is not compared: that were a guard
+        rows = isinstance(step, int) and step == 1  # comparing a symbol would add a guard
         if x.device.type == "cpu" and (images or rows):
             return NotImplemented
         return rule(*args, **kwargs)
@@ -97,7 +97,7 @@ def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -
 
 
 def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
-    """Return a write of one value to some slices; PyTorch's refuses indices from the end."""
+    """Return ``x`` with some slices set to one value; PyTorch's rule refuses negative indices."""
     if x.ndim == 0:
         return _index_fill(x.view(1), 0, index, value).view(())
     if not isinstance(value, torch.Tensor):
@@ -107,10 +107,10 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
 
 
 def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
-    """Return PyTorch's rule for a softmax, with one for rows that are not known to have a value.
+    """Return PyTorch's rule for a softmax, with another one for rows that may be empty.
 
-    A maximum has no identity, so torch 2.11 traces such rows as if they had one. Beside an infinity
-    each row has a largest value.
+    A maximum has no identity, so torch 2.11 traces such rows as if they had an element. With -inf
+    appended, each row has a maximum.
     """
 
     def softmax(x: Any, axis: int, half_to_float: bool) -> Any:
@@ -138,8 +138,8 @@ def decompositions(
     """Return the decomposition table for AOTAutograd; a new dict of cached contents.
 
     Args:
-        eager_sums: biased products of 16-bit matrices stay whole, for they are rounded once.
-        eager_draws: random numbers follow eager's stream, for they are drawn by eager's own calls:
+        eager_sums: keep biased products of 16-bit matrices whole, since eager rounds them once.
+        eager_draws: keep random draws as eager's own calls, so that they follow eager's stream:
             PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
     """
     table = dict(_table())
@@ -163,7 +163,7 @@ def _whole_in_16_bits(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
-    """Take apart a dropout only where it draws nothing, as eager does."""
+    """Decompose a dropout only where it draws nothing, as eager does."""
     if train is not False and 0 < p < 1:
         return NotImplemented
     if train is not False and p == 1:

@@ -1,12 +1,12 @@
-"""The identity of a graph of Dynamo: equal keys mean that AOTAutograd would make the same of both.
+"""The cache key of a Dynamo graph: AOTAutograd would give the same result for graphs of equal keys.
 
-What AOTAutograd and fusec ask of a graph is in it: operations, arguments, the inputs' types,
-shapes and strides, who requires gradients, which share memory, and the settings of torch that
-decide how an operation is taken apart. Names of modules are, too: traces call launches by them.
+It covers all that AOTAutograd and fusec read of a graph: operations, arguments, the inputs' types,
+shapes and strides, which of them require gradients or share memory, and the settings of torch that
+affect decompositions. Names of modules are included: traces name launches after them.
 
-A graph that may depend on more has no key: `NoKey` says why. Operations of the user's own are
-Python that can change, most higher-order ones hold graphs that stay, symbolic sizes have guards,
-as have numbers that inputs hold.
+A graph that may depend on more has no key: `NoKey` says why. Custom operations are Python that can
+change, most higher-order ones are not inlined, symbolic sizes have guards, and so have numbers that
+inputs hold.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _LITERALS = (
 
 
 class NoKey(Exception):
-    """Why a graph has no key."""
+    """Raised with the reason why a graph has no key."""
 
 
 def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Return a hexadecimal digest of a graph of Dynamo, of its inputs and of torch's settings.
+    """Return a hexadecimal digest of a Dynamo graph, of its inputs and of torch's settings.
 
     Returns:
-        None for a graph whose own operations alone, the user's, no key can hold: what they compute
+        None for a graph that a key could represent but for its custom operations: what they compute
         may change from process to process.
     Raises:
-        NoKey: saying what else of the graph a key cannot hold.
+        NoKey: for anything else in the graph that a key cannot represent.
     """
     text = [*_settings(), _inputs(inputs), *_lines(gm)]
     if any(map(_is_own, gm.modules())):
@@ -61,7 +61,7 @@ def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
 
 
 def shares_memory(inputs: Sequence[Any]) -> bool:
-    """Return True if two inputs are in one storage."""
+    """Return True if two inputs share one storage."""
     storages = [i.untyped_storage()._cdata for i in inputs if isinstance(i, torch.Tensor)]
     return len(set(storages)) < len(storages)
 
@@ -75,7 +75,7 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
 
 
 def _is_own(part: Any) -> bool:
-    """Return True for a graph that calls operations of the user's own."""
+    """Return True for a graph that calls custom operations."""
     return isinstance(part, fx.GraphModule) and any(
         isinstance(node.target, OpOverload) and node.target.namespace not in _NAMESPACES
         for node in part.graph.nodes
@@ -165,14 +165,14 @@ def _input(value: Any, storages: dict[int, int]) -> str:
 
 
 def _settings() -> Iterator[str]:
-    """Yield the state of torch that decides what AOTAutograd makes of a graph."""
+    """Yield the global state of torch that AOTAutograd's result depends on."""
     if has_saved_tensor_hooks() or has_modes() or is_distributed_data_parallel():
         raise NoKey("hooks of saved tensors, modes, or DistributedDataParallel")
     if is_guarded():
         raise NoKey("conditions on sizes, or on numbers that inputs hold")
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    backends: Any = torch.backends  # its types know no parts of mkldnn
+    backends: Any = torch.backends  # its type stubs lack parts of mkldnn
     cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
     yield repr((
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
@@ -180,7 +180,7 @@ def _settings() -> Iterator[str]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         mkldnn.enabled, cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
-        # Not what reads all of them at once: it raises where they differ.
+        # Each by itself: the getter of all of them raises where they differ.
         [part.fp32_precision for part in (backends, cuda.matmul, cudnn.conv, cudnn.rnn,
                                           mkldnn.matmul, mkldnn.conv, mkldnn.rnn)],
         cuda.matmul.allow_bf16_reduced_precision_reduction,

@@ -2,24 +2,24 @@
 
 What AOTAutograd traces has the strides of torch's meta functions and decompositions. For arguments
 that are not row-major these are not always eager's: the trace of ``roll`` of channels-last images
-is row-major, eager's result is channels-last. All that follows goes by the trace: views and copies,
-``as_strided``, what leaves the graph. So while AOTAutograd traces, results are corrected::
+is row-major, eager's result is channels-last. All later uses rely on the traced strides: views and
+copies, ``as_strided``, the graph's outputs. So results are corrected while AOTAutograd traces::
 
     y = roll(x, -1, 0)    # x: strides (60, 1, 15, 3); traced: (60, 20, 5, 1)
-                          # y has (60, 1, 15, 3), as the call has of zeros that lie as x does
+                          # y has (60, 1, 15, 3), as the same call has for zeros with x's strides
 
-No table says what eager does: each call is tried once, with zeros that lie in memory as its
-arguments do, of few elements where these have many. What is learned is the *order* of a result's
-axes in memory, and a result that was traced in another one is corrected.
+Eager's strides are not in a table: each call runs once on zeros with the strides of its arguments,
+with fewer elements where these have many. The run gives the *order* of a result's axes in memory,
+and a result that was traced in another order is corrected.
 
-What keeps its traced strides: views, and results whose shape depends on data, for which torch's
-rules are exact; operations that are not ATen's, whose authors say what they return, and may do more
-than that; random draws; calls of other devices' tensors, for a kernel that fails there takes the
-context with it; calls that cannot be tried; and calls of row-major tensors with row-major results,
-which costs them nothing.
+Traced strides are kept for views, and results whose shape depends on data, for which torch's rules
+are exact; for operations that are not ATen's, whose authors declare what they return, and which may
+have side effects; for random draws; for tensors on other devices, since a kernel that fails there
+destroys the context; for calls that cannot be tried; and for calls of row-major tensors with
+row-major results, so that these cost nothing.
 
-Assumes: the order of a result's axes depends on extents through their order alone. Of convolutions
-it does not, for libraries are chosen by size; torch's meta function knows how.
+Assumes: the order of a result's axes depends on extents through their order alone. That does not
+hold for convolutions, whose library is chosen by size; torch's meta function models the choice.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from fusec.torch_interior import FakeTensor, FakeTensorMode, OpOverload, pytree,
 aten = torch.ops.aten
 
 FEW, MANY = 1 << 12, 1 << 22
-"""Elements up to which a call is tried as it is; up to which it is, where fewer do not do."""
+"""Calls of up to ``FEW`` elements are tried unchanged; up to ``MANY``, if the shrunk call fails."""
 SMALL = 8
-"""Extents up to this stay as they are. A call with a larger number, which may be an extent, is
-tried as it is: a kernel may trust that its arguments fit together."""
+"""Extents up to this are not shrunk. A call with a larger number, which may be an extent, is tried
+unchanged: a kernel may rely on arguments that fit together."""
 _NEVER_TRIED = {
     aten.convolution.default,
     aten.convolution_backward.default,
     aten.segment_reduce.default,
     aten._segment_reduce_backward.default,
 }
-"""Convolutions choose a library by size; kernels of segments write where unchecked lengths say."""
+"""Convolutions choose a library by size; segment kernels write by unchecked lengths."""
 _NO_TRIES = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
@@ -64,7 +64,7 @@ DimOrder: TypeAlias = tuple[int, ...]
 
 @contextmanager
 def tracing_as_eager(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Let a mode's tensors have eager's strides in this block."""
+    """Let tensors that a fake mode traces in this block have eager's strides."""
     if mode is None or "dispatch" in vars(mode):
         yield
         return
@@ -82,7 +82,7 @@ def tracing_as_eager(mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 def laid_out_as_eager(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a decomposition whose results have the strides of the whole operation."""
+    """Wrap a decomposition so that its results have the strides of the eager operation."""
     if not may_be_tried(target):
         return rule
 
@@ -118,7 +118,7 @@ def _corrected(
     made: Any,
     relaid: Callable[[FakeTensor, DimOrder], torch.Tensor],
 ) -> Any:
-    """Return a call's results, those in eager's order that have another one."""
+    """Return a call's results, each converted to eager's axis order where it has another one."""
     if made is NotImplemented or not may_be_tried(func):
         return made
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -149,7 +149,7 @@ def _corrected(
 
 @functools.cache
 def may_be_tried(func: Any) -> bool:
-    """Return True for an operation that computes its results and does nothing else."""
+    """Return True for operations of ATen without side effects or randomness, except views."""
     return (
         isinstance(func, OpOverload)
         and func.namespace == "aten"
@@ -164,7 +164,7 @@ def may_be_tried(func: Any) -> bool:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """Return True for a CPU's fake tensor in memory whose extents and strides have hints."""
+    """Return True for a strided fake tensor of a CPU whose extents and strides have hints."""
     if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
         return False
     if value.device.type != "cpu":
@@ -217,7 +217,7 @@ def _order_of(value: torch.Tensor) -> DimOrder | None:
 
 @dataclass(frozen=True, slots=True)
 class _Zeros:
-    """A tensor that lies in memory as an argument does."""
+    """The shape, strides and type of a tensor that replaces an argument in a trial."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -228,9 +228,9 @@ class _Zeros:
         return cls(*_layout(value), value.dtype)
 
     def shrunk(self, extents: dict[int, int]) -> _Zeros | None:
-        """Return the tensor with other extents, its axes in the same order, and gaps where it has.
+        """Return the tensor with other extents, with the same axis order and gaps at the same axes.
 
-        None where elements share memory but by strides of zero.
+        None where elements share memory other than by strides of zero.
         """
         shape = tuple(extents.get(n, n) for n in self.shape)
         steps = {0: 0}
@@ -255,12 +255,12 @@ class _Zeros:
 
 Key: TypeAlias = tuple[Any, ...]
 Outcome: TypeAlias = tuple[DimOrder | None, ...] | Exception
-"""The order of each tensor that a call makes, or what it raises."""
+"""The axis order of each tensor that a call returns, or the exception that it raises."""
 _known: dict[Key, Outcome] = {}
 
 
 def _outcome(func: OpOverload, leaves: list[Any], spec: Any, elements: int) -> Outcome:
-    """Return what becomes of a call of zeros; an ``Unsupported`` where it cannot be tried."""
+    """Return the outcome of a call on zeros; ``_NOT_TRIED`` where it cannot be tried."""
     whole = [_Zeros.like(x) if isinstance(x, torch.Tensor) else _plain_number(x) for x in leaves]
     if elements > FEW and all(n in range(-SMALL, SMALL + 1) for n in map(_as_integer, whole)):
         fewer = _with_fewer_elements(whole)
@@ -271,7 +271,7 @@ def _outcome(func: OpOverload, leaves: list[Any], spec: Any, elements: int) -> O
 
 
 def error_of_zeros(func: OpOverload, values: list[Any], spec: Any) -> Exception | None:
-    """Return what eager raises for tensors of zeros as these are; None also if it is not tried."""
+    """Return what eager raises for zeros with these shapes; None also if the call is not tried."""
     given = [value for value in values if isinstance(value, torch.Tensor)]
     if not all(map(_is_plain, given)):
         return None
@@ -280,7 +280,7 @@ def error_of_zeros(func: OpOverload, values: list[Any], spec: Any) -> Exception 
 
 
 def _with_fewer_elements(leaves: list[Any]) -> list[Any] | None:
-    """Return arguments whose extents above ``SMALL`` are the next numbers, in the same order."""
+    """Return arguments with extents above ``SMALL`` replaced by the next integers, in order."""
     zeros = [leaf for leaf in leaves if isinstance(leaf, _Zeros)]
     large = sorted({n for leaf in zeros for n in leaf.shape if n > SMALL})
     extents = {n: k for k, n in enumerate(large, start=SMALL + 1)}
@@ -307,12 +307,12 @@ def _tried(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
     except KeyError:
         found = _known[key] = _try(func, leaves, spec)
         return found
-    except TypeError:  # an argument that is no key
+    except TypeError:  # an unhashable argument
         return _NOT_TRIED
 
 
 def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
-    """Call an operation with tensors of zeros, or of ones where it refuses zeros."""
+    """Call an operation on tensors of zeros, or of ones where it refuses zeros."""
     with running_plainly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for value in (0, 1):
@@ -320,7 +320,7 @@ def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
                 made = [x.make(value) if isinstance(x, _Zeros) else x for x in leaves]
                 args, kwargs = pytree.tree_unflatten(made, spec)
                 results = pytree.tree_leaves(func(*args, **kwargs))
-            except Exception as error:  # whatever a kernel has against such arguments
+            except Exception as error:  # kernels raise any type for arguments they refuse
                 raised = error.with_traceback(None)
                 continue
             return tuple(_order_of(r) for r in results if isinstance(r, torch.Tensor))

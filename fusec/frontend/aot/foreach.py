@@ -1,8 +1,8 @@
-"""Operations on lists of tensors (``aten._foreach_*``), taken apart into those on one tensor.
+"""Decompositions of operations on lists of tensors (``aten._foreach_*``) into those on one tensor.
 
 Optimizers and gradient clipping are written with them. AOTAutograd applies these rules, so that
-types, devices and shapes of each tensor are traced as if the program had been a loop; what comes
-out is lowered by the rules that exist, and alike kernels become one launch
+types, devices and shapes of each tensor are traced as if the program had been a loop; the results
+are lowered like any other operations, and kernels of equal form become one launch
 (``passes/fusion/horizontal.py``).
 
 Worked example: ``_foreach_addcmul.ScalarList([x, y], [a, b], [c, d], [2, 3])`` becomes
@@ -30,18 +30,18 @@ _BINARY = ("add", "sub", "mul", "div")
 _LIMITS = {"clamp_min": "clamp_min", "maximum": "clamp_min", "clamp_max": "clamp_max"} | {
     "minimum": "clamp_max"
 }
-"""What a limit is called for tensors of their own -> for a number, or a list of them."""
+"""Clamp of a list -> the operation on one tensor, where the limit is a number."""
 
 
 def _each(rule: ScalarCall, *items: Any, **settings: Any) -> list[Any]:
-    """Return ``rule`` of the first of all lists, of the second... what is no list goes to all."""
+    """Return ``rule`` of the k-th item of each list, for each k; other arguments go to each."""
     lists = [item for item in items if isinstance(item, list | tuple)]
     rows = [item if isinstance(item, list | tuple) else [item] * len(lists[0]) for item in items]
     return [rule(*row, **settings) for row in zip(*rows, strict=True)]
 
 
 def _with_value(rule: ScalarCall, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
-    """Return ``x + value * (a op b)``; a value that is a tensor multiplies as one."""
+    """Return ``x + value * (a op b)``; for a ``value`` that is a tensor, by a product."""
     if not isinstance(value, torch.Tensor):
         return rule(x, a, b, value=value)
     product = aten.mul.Tensor if rule is aten.addcmul.default else aten.div.Tensor
@@ -49,7 +49,7 @@ def _with_value(rule: ScalarCall, x: Any, a: Any, b: Any, value: Any = 1) -> Any
 
 
 def _each_value(rule: ScalarCall, x: Any, a: Any, b: Any, values: Any) -> list[Any]:
-    """Return ``_with_value`` of each row; values come as a tensor with one for each."""
+    """Return ``_with_value`` of the k-th items, for each k; ``values`` is a tensor of numbers."""
     return [_with_value(rule, *row) for row in zip(x, a, b, values.unbind(0), strict=True)]
 
 

@@ -1,6 +1,6 @@
-"""Graphs of Dynamo that run as they are: what AOTAutograd would hide of them, or lose.
+"""Dynamo graphs that must run uncompiled, since AOTAutograd would hide or lose an effect.
 
-And frames that run by Python: what Dynamo itself loses.
+And frames that must run in plain Python, since Dynamo itself would lose one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _REASONS = (
 
 
 def only_for_eager(gm: fx.GraphModule) -> str | None:
-    """Return why a graph of Dynamo runs as it is, or None if it may be compiled."""
+    """Return why a Dynamo graph must run uncompiled, or None if it may be compiled."""
     return next((reason for holds, reason in _REASONS if holds(gm)), None)
 
 
 def only_for_python(gm: fx.GraphModule) -> str | None:
-    """Return why a frame, of which Dynamo has made a graph, runs by Python; None if it need not."""
+    """Return why a frame that Dynamo has captured must run in plain Python, or None."""
     if changes_what_functions_save(gm):
         return "it changes what an autograd.Function has saved: eager's backward raises"
     if hooks_what_it_writes():

@@ -1,9 +1,9 @@
-"""Programs that Dynamo compiles anew for each call: which line makes them so, said once.
+"""Warnings of source lines that make Dynamo recompile a function at each call, once per line.
 
-A graph holds under guards: the shapes of its inputs, and the numbers that those hold of which the
-program took one as an index. ``x.unsqueeze_(0)`` gives the next call one dimension more, ``y[i]``
-holds for one ``i``. Both are right, and slow where each call is another one. Dynamo breaks the
-graph at the first of them, so that only the inputs of what follows show it.
+A graph is valid under guards: the shapes of its inputs, and the number that an input holds if the
+program uses it as an index. ``x.unsqueeze_(0)`` gives the next call one more dimension, and
+``y[i]`` is valid for one ``i``. Both are correct, and slow where each call differs. Dynamo breaks
+the graph at the former, so that only the inputs of the next graph show it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fusec.frontend.origin import origin_of
 from fusec.torch_interior import compile_numbers, known_number
 
 FEW = 2
-"""Compiles of one function that nobody need know of."""
+"""Compiles of one function that are not worth a warning."""
 
 _dimensions: dict[int, list[list[int]]] = {}
 """The dimensions of the inputs of each compile, by Dynamo's number of the function."""
 
 
 def warn_of_recompiles(gm: fx.GraphModule) -> None:
-    """Warn of the line of a graph of Dynamo for which its function is compiled over and over."""
+    """Warn of the source line that makes Dynamo recompile a graph's function repeatedly."""
     function, compiled_before = compile_numbers()
     inputs = gm.graph.find_nodes(op="placeholder")
     before = _dimensions.setdefault(function, [])
@@ -47,12 +47,12 @@ def warn_of_recompiles(gm: fx.GraphModule) -> None:
 
 
 def forget() -> None:
-    """Forget what was compiled, as Dynamo does, which then counts from zero."""
+    """Clear the record of compiles; for a reset of Dynamo, whose counts restart from zero."""
     _dimensions.clear()
 
 
 def _lines(gm: fx.GraphModule, reads: fx.Node | None = None) -> Iterator[str]:
-    """Yield the lines of the user's that calls stand in: of all, or of those that read a node."""
+    """Yield the user's source lines of a graph's calls, or of those that take ``reads``."""
     for node in gm.graph.nodes:
         if node.op != "placeholder" and (reads is None or reads in node.all_input_nodes):
             yield from origin_of(node).source

@@ -1,15 +1,15 @@
-"""What eager refuses of an operation's numbers and types, so that a compiled call refuses it, too.
+"""Keep calls with numbers or types that eager may refuse, so that compiled calls raise its error.
 
-Eager converts a number among the arguments (the bound of a clamp, what a fill writes, an alpha, a
-slope) to the tensor's type, and raises where that cannot hold it; some operations ask more of a
-number. Tracing does neither, and what takes an operation apart loses it. So an operation with such
-a number is neither taken apart nor lowered: it stays the eager kernel, whose error, or result, is
-eager's own. A number that is an operand (``x + 300``) wraps around and is none of these.
+Eager converts a number among the arguments (the bound of a clamp, the value of a fill, an alpha, a
+slope) to the tensor's type, and raises if it is out of range; some operations check more. Tracing
+checks neither, and a decomposition loses the check. So a call with such a number is neither
+decomposed nor lowered: it stays the eager kernel, whose error, or result, is eager's own. A number
+that is an operand (``x + 300``) wraps around and is not checked.
 
-Nor does tracing ask whether eager has a kernel for the types (there is no softmax of integers, no
-``&`` of floats, no product of bf16 and f32). No table says so: a call is tried once, with two zeros
-an axis, and where these do not fit each other with tensors of zeros as large as its own. On devices
-other than the CPU it is not: a kernel that fails there takes the context with it.
+Nor does tracing check whether eager has a kernel for the types (there is no softmax of integers, no
+``&`` of floats, no product of bf16 and f32). No table lists these: a call is tried once on zeros,
+with two elements along each axis, or with the traced extents where those do not fit together. On
+devices other than the CPU it is not: a kernel that fails there destroys the context.
 
 Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
 ``RuntimeError: value cannot be converted to type float without overflow``.
@@ -58,7 +58,7 @@ def checked_probability(call: AtenCall, x: Value) -> Value:
 
 
 def of_probabilities(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a binary cross-entropy whose input and target eager checks, on CPUs."""
+    """Wrap a binary cross-entropy's rule: on CPUs check input and target, as eager does."""
 
     def checked(x: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         if x.device.type == "cpu":
@@ -78,11 +78,11 @@ _ASKS: dict[Any, Callable[..., bool]] = {
     aten.smooth_l1_loss.default: lambda x, y, reduction=1, beta=1.0: beta >= 0,
     aten.uniform.default: lambda x, low=0.0, high=1.0, **_: low <= high,
 }
-"""What else operations ask of their arguments, where their parts do not."""
+"""Further conditions of operations on their arguments, which decompositions do not check."""
 
 
 def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return what an operation is called with that eager may refuse, or None."""
+    """Return which argument of a call eager may refuse, in words, or None."""
     asks = _ASKS.get(target)
     if asks is not None and not asks(*args, **kwargs):
         return "a number that eager may refuse"
@@ -99,14 +99,14 @@ def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 @functools.cache
 def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
-    """Return position and name of each parameter that is a number converted to a tensor's type."""
+    """Return position and name of each parameter whose number is converted to a tensor's type."""
     numbers = ((k, a.name, str(a.type)) for k, a in enumerate(target._schema.arguments))
     return tuple((k, name) for k, name, kind in numbers
                  if kind in ("number", "Optional[number]") and name not in _OPERANDS)  # fmt: skip
 
 
 def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule that takes an operation apart, but not with what eager may refuse."""
+    """Wrap a decomposition so that it keeps the calls that eager may refuse."""
     if target not in _ASKS and not isinstance(target, OpOverload):
         return rule
 
@@ -118,7 +118,7 @@ def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]
 
 
 MANY = 1 << 16
-"""A call with larger numbers, which may be extents of what it makes, is not tried."""
+"""A call with a larger number, which may be an extent of a result, is not tried."""
 _SYMBOLS = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: True}
 _kernels: dict[Any, bool] = {}
 
@@ -128,7 +128,7 @@ def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
     try:
         found = _kernels.get(key)
-    except TypeError:  # an argument that is no key
+    except TypeError:  # an unhashable argument
         return True
     if found is None:
         found = _kernels[key] = not may_be_tried(target) or _computes(target, args, kwargs)
@@ -136,7 +136,7 @@ def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _kind(arg: Any) -> Any:
-    """Return what a call is known by: types of tensors and symbols, and other arguments."""
+    """Return an argument's part of a key: types of tensors and symbols, and other arguments."""
     if isinstance(arg, torch.fx.Node):
         arg = arg.meta.get("val")
     if isinstance(arg, torch.Tensor):
@@ -147,10 +147,10 @@ def _kind(arg: Any) -> Any:
 
 
 def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return False if eager has no kernel for a call: tried with two zeros an axis, or with all.
+    """Return False if eager has no kernel for a call: tried on two zeros per axis, then on all.
 
-    Of a gradient's operation only ``not implemented`` counts: its types follow from the forward's,
-    and a trace may have another one than eager (of the mean of a norm in bf16 with weights of f32).
+    For a backward operation only ``not implemented`` counts: its types follow from the forward's,
+    and the trace may have another type than eager (the mean of a bf16 norm with f32 weights).
     """
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
@@ -170,7 +170,7 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception | None:
-    """Return what a call of tensors of two zeros an axis raises."""
+    """Return what a call raises for tensors of zeros with two elements along each axis."""
     with running_plainly():
         made = [
             torch.zeros((2,) * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor)
@@ -186,7 +186,7 @@ def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception
 
 
 def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
-    """Return the type of the tensors among the arguments, or that of a new one."""
+    """Return the type that a number is converted to: that of the tensors, or the default."""
     given = kwargs.get("dtype")
     if given is not None:
         return given  # type: ignore[no-any-return]
@@ -198,13 +198,13 @@ def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def dtype_of(arg: Any) -> torch.dtype | None:
-    """Return the type of a tensor, or of an FX node that is one."""
+    """Return the type of a tensor, or of an FX node's tensor."""
     value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def holds(dtype: torch.dtype, value: float) -> bool:
-    """Return True if a number is in the range of a type; negative ones wrap if it has no sign."""
+    """Return True if a number is in the range of a type; negative ones wrap in unsigned types."""
     if dtype is torch.bool or dtype.is_complex:
         return True
     if dtype.is_floating_point:

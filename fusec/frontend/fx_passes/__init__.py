@@ -1,1 +1,1 @@
-"""Rewrites of FX graphs, before they become index notation."""
+"""Rewrites of FX graphs, before they are lowered to index notation."""

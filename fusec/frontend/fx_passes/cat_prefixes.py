@@ -1,15 +1,15 @@
-"""A cat that begins with what another one joins reads that one; so do gradients, in turn.
+"""Let a ``cat`` that begins with an earlier one's operands read its result; gradients likewise.
 
-A dense block joins all that it has so far before each of its layers. Of n layers that makes n*n
-parts, as many slices of gradients, and kernels that ask at each point in which part it is::
+A dense block concatenates all its results so far before each of its layers. For n layers that makes
+n*n operands, as many slices of gradients, and kernels that select an operand for each element::
 
     y = cat([a, b]);  z = cat([a, b, c])     becomes     y = cat([a, b]);  z = cat([y, c])
 
-Values are copied. Gradients are the same sums, in a dense block in autograd's order, too: no bit
-differs where nothing reads a part, or a cat, between one cat and the next. It is done where
-gradients are wanted: there the shorter one is in memory for its own reader's. Graphs of Dynamo have
-side effects, which AOTAutograd takes out: what was written to, or made without gradients, stays as
-it is.
+Values are copied. Gradients are the same sums, in a dense block in autograd's order, too: they are
+bitwise equal where nothing reads an operand, or a ``cat``, between one ``cat`` and the next. It is
+done where gradients are required: there the shorter one is in memory for its own consumer's
+gradient. Dynamo graphs have side effects, which AOTAutograd removes: a tensor that is written to,
+or made without gradients, stays as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Key = tuple[int, tuple[fx.Node, ...]]
 
 
 def lengthen_cats(gm: fx.GraphModule) -> None:
-    """Let the cats of a graph of Dynamo read shorter ones, in place.
+    """Replace the leading operands of a Dynamo graph's ``cat`` calls by shorter ones, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
     """
@@ -56,15 +56,15 @@ def _lengthen(graph: fx.Graph) -> bool:
 
 
 def _hides_writes(node: fx.Node) -> bool:
-    """Return True for what may write without counting it: ``x.data``, a kernel of the user's."""
+    """Return True for a node that may write without a version: ``x.data``, a user's kernel."""
     return node.target is data_of or isinstance(node.target, HigherOrderOperator)
 
 
 def _written_unseen(graph: fx.Graph) -> set[int]:
-    """Return the memory that a call may write or detach, and count no version.
+    """Return the memory that a call may write or detach without increasing a version counter.
 
-    ``x.detach_()``, ``torch._foreach_mul_([x], 2)``, operators of the user's, and a batch norm's
-    running statistics, which want no gradient.
+    ``x.detach_()``, ``torch._foreach_mul_([x], 2)``, custom operators, and a batch norm's running
+    statistics, which require no gradient.
     """
     found: set[int] = set()
     for node in graph.nodes:
@@ -77,7 +77,7 @@ def _written_unseen(graph: fx.Graph) -> set[int]:
 
 
 def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
-    """Return what a cat joins, and along which axis; None where others must not read it."""
+    """Return a ``cat``'s axis and operands; None where other ``cat`` calls must not read it."""
     if node.op != "call_function" or node.target not in _CATS or len(node.args) > 2:
         return None
     rest = dict(node.kwargs)
@@ -97,7 +97,7 @@ def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
 
 
 def _value(item: Any) -> torch.Tensor | None:
-    """Return the tensor that an argument is, if nothing was written to it since it was made."""
+    """Return an argument's tensor if it was not written to since its creation, else None."""
     value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.is_inference() or value._version:
         return None
@@ -105,5 +105,5 @@ def _value(item: Any) -> torch.Tensor | None:
 
 
 def _is_hook(user: fx.Node) -> bool:
-    """Return True for what is to see the gradient of a cat by itself."""
+    """Return True for a hook: it must get the gradient of a ``cat`` by itself."""
     return "hook" in str(user.target)

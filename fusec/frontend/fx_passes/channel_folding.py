@@ -1,4 +1,4 @@
-"""What is affine in the channels of a convolution's result goes into its weights.
+"""Fold operations that are affine per channel into the weights of the convolution before them.
 
 Runs on inference graphs of ATen under ``options={"freeze": True}``, before ``freeze`` makes the
 weights constants::
@@ -27,7 +27,7 @@ _AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
 def fold_channels(gm: fx.GraphModule) -> None:
-    """Fold what is affine in the channels of convolutions into their weights, in place."""
+    """Fold the affine operations per channel after convolutions into weights, in place."""
     known = follow_from(gm, fixed_inputs(gm))
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         _, weight, bias, *_, transposed, _, _ = node.args
@@ -40,7 +40,7 @@ def fold_channels(gm: fx.GraphModule) -> None:
 
 
 def _affine(node: fx.Node, known: dict[fx.Node, int]) -> list[fx.Node]:
-    """Return the operations behind a node that are affine in its channels, in order."""
+    """Return the chain of operations after a node that are affine in its channels, in order."""
     found: list[fx.Node] = []
     value, channels = node.meta["val"], node.meta["val"].shape[1]
     while len(node.users) == 1:
@@ -69,7 +69,7 @@ def _is_by_channel(other: Any, known: dict[fx.Node, int], rank: int, channels: i
 
 
 def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
-    """Put a convolution with other weights in the place of the last of a chain behind it."""
+    """Replace the last operation of a chain after a convolution by one with other weights."""
     x, weight, bias, *rest = node.args
     value = weight.meta["val"]  # type: ignore[union-attr]
     rank, channels, last = value.dim(), value.shape[0], chain[-1]

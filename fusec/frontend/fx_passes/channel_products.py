@@ -1,9 +1,9 @@
-"""Convolutions that are products of matrices: a kernel of one place mixes its channels.
+"""Replace convolutions by matrix products where the kernel has one pixel and only mixes channels.
 
-Runs on graphs of ATen, inference or joint. Where the channels of each place lie as the row of a
-matrix does, the product is over views, and all that is known of products holds: libraries, few
-rows, what is fused behind them, packing under ``freeze``. Images of one place, a squeeze and
-excitation's say, lie so in every format::
+Runs on graphs of ATen, inference or joint. Where the channels of each pixel are laid out as the row
+of a matrix, the product's operands are views, and all optimisations of products apply: libraries,
+skinny products, epilogues, packing under ``freeze``. Images of one pixel, such as those of a
+squeeze and excitation, have this layout in every memory format::
 
     y = convolution(x[n, c, 1, 1], w[o, c, 1, 1], b)      becomes
     y = unsqueeze(mm(squeeze(x), squeeze(w).t()) + b)
@@ -12,10 +12,10 @@ and so do their gradients. On one core with AVX-512 a batch of 8 takes 0.26 to 0
 the library's convolution in ``f32`` and 0.09 to 0.55 in ``bf16``, both gradients 0.06 to 0.38: the
 library prepares a call for longer than it multiplies (2026-11).
 
-Of channels-last images the gradients alone are products, where both are wanted: 0.48 to 0.92 of
-the time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and ResNet,
-batch 4). The convolution gains 6 % or less in half of the shapes, and a packed one applies
-activations as it stores.
+For channels-last images only gradients become products (``_gains``): where both are required, 0.48
+to 0.92 of the time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and
+ResNet, batch 4). The convolution itself would gain 6 % or less in half of the shapes, and a packed
+one applies activations as it stores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def multiply_single_pixels(gm: fx.GraphModule) -> None:
-    """Call convolutions of images of one place, and their gradients, as products, in place."""
+    """Replace convolutions of one-pixel images, and their gradients, by products, in place."""
     convolutions = [
         node
         for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
@@ -50,7 +50,7 @@ def multiply_single_pixels(gm: fx.GraphModule) -> None:
 
 
 def multiply_gradients(gm: fx.GraphModule) -> None:
-    """Call gradients of convolutions whose images are channels-last as products, in place."""
+    """Replace gradients of convolutions with channels-last images by products, in place."""
     found = []
     for node in _gradients_of_products(gm):
         steps: Any = node.args[4]
@@ -65,8 +65,8 @@ def multiply_gradients(gm: fx.GraphModule) -> None:
 def _gains(node: fx.Node) -> bool:
     """Return True for gradients that are no slower as products, whatever their widths.
 
-    One call of the library shares work between both: alone, that of the weights took up to 1.15 of
-    its time as a product, and of the image in ``bf16`` up to 1.5 (2048 to 512 channels).
+    One library call shares work between both gradients: as a product on its own, the weight's took
+    up to 1.15 of the library's time, the image's in ``bf16`` up to 1.5 (2048 to 512 channels).
     """
     wanted: Any = node.args[10]
     image: Any = node.args[1]
@@ -87,9 +87,9 @@ def _is_product(
     output_padding: Any,
     groups: Any,
 ) -> bool:
-    """Return True for a convolution whose kernel has one place, inside the image, for all channels.
+    """Return True for an ungrouped convolution without padding, whose kernel has one pixel.
 
-    Its steps do not matter where there is no next place.
+    Its strides do not matter for an image of one pixel.
     """
     if transposed or groups != 1 or any(n != 0 for n in padding):
         return False
@@ -97,7 +97,7 @@ def _is_product(
 
 
 def _has_one_place(image: Any) -> bool:
-    """Return True for a tensor [a, b, ...] with one place for each of the first two indices."""
+    """Return True for a tensor [a, b, 1, ...]: one pixel for each of the first two indices."""
     value = tensor_of(image)
     if value is None or value.layout is not torch.strided:
         return False
@@ -113,7 +113,7 @@ def _is_last(image: Any) -> bool:
 
 
 def _product(node: fx.Node) -> fx.Node:
-    """Return a convolution's result as a product's."""
+    """Insert the product that computes a convolution's result, and return it."""
     x, weight, bias = node.args[:3]
     made = _multiply(node, _rows(node, x), _turned(node, _rows(node, weight)))
     if bias is not None:
@@ -130,7 +130,7 @@ def _multiply_gradients(node: fx.Node) -> None:
 
 
 def _gradients(node: fx.Node) -> tuple[fx.Node | None, ...]:
-    """Return the gradients of a convolution's image, weight and bias, those that are asked for."""
+    """Insert the gradients of a convolution's image, weight and bias; None where not required."""
     gradient, x, weight = (_rows(node, arg) for arg in node.args[:3])
     wanted: Any = node.args[10]
     like: Any = node.meta["val"]
@@ -158,7 +158,7 @@ def _turned(node: fx.Node, matrix: fx.Node) -> fx.Node:
 def _rows(node: fx.Node, image: Any) -> fx.Node:
     """Return an image [n, c, h, w] as a matrix [n*h*w, c]: a view.
 
-    Of one place, with any strides, or channels-last.
+    The image has one pixel, and any strides, or is channels-last.
     """
     value = image.meta["val"]
     if _has_one_place(image):
@@ -170,10 +170,10 @@ def _rows(node: fx.Node, image: Any) -> fx.Node:
 def _image(node: fx.Node, matrix: fx.Node, like: torch.Tensor, of: Any) -> fx.Node:
     """Return a matrix [n*h*w, c] as an image [n, c, h, w] with the strides of another value.
 
-    Strides of axes with one element move nothing; who asks for a tensor's format reads them.
+    Strides of axes with one element move no data, but they determine a tensor's memory format.
 
     Args:
-        of: a node of which the image has the extents but for its channels.
+        of: a node that has the extents of the image, except for its channels.
     """
     rank, form = like.dim(), matrix
     last = rank > 2 and like.stride(2) != 1

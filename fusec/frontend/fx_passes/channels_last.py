@@ -1,20 +1,20 @@
-"""Let the images of an FX graph flow channels-last: strides change, values never do.
+"""Propagate the channels-last format through an FX graph: strides change, values do not.
 
-``flow`` walks a graph of ATen operations in order. In front of each convolution that is to run
-channels-last it converts the image, and traces all that follows anew, so that what reads a
-convolution keeps its format: norms, activations, pooling, sums, and in a joint graph the backward,
-too. What leaves the graph has the strides that were traced before::
+``flow`` visits a graph of ATen operations in order. Before each convolution that is to run
+channels-last it converts the image, and retraces all that follows, so that the consumers of a
+convolution keep its format: norms, activations, pooling, sums, and in a joint graph the backward,
+too. The graph's outputs have the strides that were traced before::
 
     y = convolution(x, w)             c = clone(x, channels_last);  y = convolution(c, w)
     z = relu(y)               becomes z = relu(y)
     return z                          r = clone(z, contiguous);     return r
 
-A conversion is an ordinary pointwise operation, which fuses with what makes or reads its value.
+A conversion is an ordinary pointwise operation, which fuses with its producer or its consumers.
 
-Traced strides come back by a conversion also in front of what may depend on them: operations that
-are not ATen's, ``as_strided``, calls of attention, draws that follow eager's stream, and views that
-other strides do not allow. A view is converted by taking it again of its converted base, so that
-what shared memory still does.
+The traced strides are also restored before operations that may depend on them: those that are not
+ATen's, ``as_strided``, calls of attention, draws that follow eager's stream, and views that the new
+strides do not allow. A view is restored by taking it again of its restored base, so that aliases
+stay aliases.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fusec.torch_interior import FakeTensor, OpOverload
 aten = torch.ops.aten
 
 IMAGES: Mapping[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
-"""Convolutions, and how many of their first arguments are images; then come the weights."""
+"""Convolutions -> how many of their first arguments are images; the weights follow."""
 _BY_STRIDES = {
     *(aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype),
     *(aten.sym_stride.int, aten.sym_storage_offset.default),
 }
 _CANNOT = (RuntimeError, ValueError, NotImplementedError)
-"""What tracing raises of a view that strides do not allow, or of an operation that wants others."""
+"""What tracing raises for a view that strides do not allow, or an operation that needs others."""
 
 
 def images_of(node: fx.Node) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def flow(gm: fx.GraphModule, chosen: Collection[fx.Node], *, eager_draws: bool) 
 
     Args:
         chosen: convolutions that are to run channels-last.
-        eager_draws: random numbers are those of eager, whose order is that of memory.
+        eager_draws: random numbers are eager's, which are drawn in the order of memory.
     """
     _walk(gm.graph, chosen, eager_draws)
     gm.recompile()
@@ -84,7 +84,7 @@ def conversions(
 def _walk(graph: fx.Graph, chosen: Collection[fx.Node], eager_draws: bool) -> list[fx.Node]:
     """Convert the images of convolutions; return the conversions."""
     walk = _Flow(graph, frozenset(chosen), eager_draws)
-    # What is traced anew is ATen by now: autocast has had its say.
+    # The graph is ATen: autocast was applied when it was first traced.
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for node in list(graph.nodes):
             walk.visit(node)
@@ -95,9 +95,9 @@ class _Flow:
     """The state of one walk.
 
     Attributes:
-        traced: what a node's value was, for those whose strides differ now.
-        last, restored: a node -> its value channels-last, and as it was traced.
-        converted: the calls that convert.
+        traced: node -> its original value, for nodes whose strides have changed.
+        last, restored: node -> the node of its value in channels-last, and in its original strides.
+        converted: the inserted conversions.
     """
 
     def __init__(self, graph: fx.Graph, chosen: Collection[fx.Node], eager_draws: bool) -> None:
@@ -121,9 +121,9 @@ class _Flow:
             self.follow(node)
 
     def follow(self, node: fx.Node) -> None:
-        """Let a node read values in their new format, where it may."""
+        """Retrace a node whose inputs have new strides, or restore these if the node needs them."""
         if node.target is aten.copy_.default:
-            return  # into an input, whatever the strides of what is copied
+            return  # into an input: the source's strides do not matter
         if not self.may_follow(node):
             self.restore_all(node)
             return
@@ -135,7 +135,7 @@ class _Flow:
             self.restore_all(node)
 
     def may_follow(self, node: fx.Node) -> bool:
-        """Return True for operations whose result does not depend on strides but in its own."""
+        """Return True for operations whose results depend on strides only in their own strides."""
         if node.target is operator.getitem:
             return True
         return (
@@ -149,7 +149,7 @@ class _Flow:
         )
 
     def restore_all(self, node: fx.Node) -> None:
-        """Let a node read what was traced."""
+        """Let a node read its inputs with their original strides."""
         for source in node.all_input_nodes:
             if (restored := self.restore(source)) is not source:
                 node.replace_input_with(source, restored)
@@ -158,7 +158,7 @@ class _Flow:
         """Make arguments of a node channels-last.
 
         Args:
-            alike: only where another one is so; then the result would be as the first of them.
+            alike: only contiguous ones, and only if another has changed: the first sets the format.
         """
         items = [one for item in given for one in (item if isinstance(item, list) else [item])]
         images = [i for i in items if isinstance(i, fx.Node) and is_image(i.meta.get("val"))]
@@ -171,7 +171,7 @@ class _Flow:
     # -- tracing ----------------------------------------------------------------------------------
 
     def trace(self, node: fx.Node) -> None:
-        """Give a node the value that its arguments have now."""
+        """Recompute a node's traced value from the present values of its arguments."""
         before = node.meta.get("val")
         if not fakes_of(before):
             return
@@ -184,7 +184,7 @@ class _Flow:
     # -- conversions ------------------------------------------------------------------------------
 
     def as_last(self, node: fx.Node) -> fx.Node:
-        """Return a node's image channels-last."""
+        """Return a node's image in channels-last, converting it if necessary."""
         if is_last(node.meta["val"]):
             return node
         if node not in self.last:
@@ -194,7 +194,7 @@ class _Flow:
         return self.last[node]
 
     def restore(self, node: fx.Node) -> fx.Node:
-        """Return a node's value with the strides that were traced."""
+        """Return a node's value with its original strides."""
         if node not in self.traced:
             return node
         if node not in self.restored:
@@ -211,10 +211,10 @@ class _Flow:
         if isinstance(before, torch.Tensor):
             with self.graph.inserting_before(_behind(node)):
                 return self.copy(node, before)
-        return node  # several results: who takes one restores it
+        return node  # several results: restored at each getitem
 
     def copy(self, node: fx.Node, wanted: torch.Tensor) -> fx.Node:
-        """Append a copy of a value with the strides of another one, which has no gaps."""
+        """Insert a copy of a value with the strides of another tensor, which has no gaps."""
         for form in (torch.contiguous_format, torch.channels_last):
             if (wanted.dim() == 4 or form is torch.contiguous_format) and wanted.is_contiguous(
                 memory_format=form
@@ -228,14 +228,14 @@ class _Flow:
         return call_like(node, aten.permute.default, dense, back)
 
     def clone(self, node: fx.Node, form: torch.memory_format) -> fx.Node:
-        """Append a copy of a value in a memory format."""
+        """Insert a copy of a value in a memory format."""
         made = call_like(node, aten.clone.default, node, memory_format=form)
         self.converted.append(made)
         return made
 
 
 def _behind(node: fx.Node) -> fx.Node:
-    """Return the node before which what a node makes can be read: behind placeholders, too."""
+    """Return the insertion point after a node; after all placeholders if it is one."""
     place = node.next
     while place.op == "placeholder":
         place = place.next
@@ -255,9 +255,9 @@ def _lie_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _changed(before: Any, found: Any) -> Any:
-    """Return what was traced anew, but the first trace of each tensor that lies as it did.
+    """Return the new traced value, with the old one of each tensor whose strides are equivalent.
 
-    Strides of axes with one element are the first trace's, too: a gradient leaves with them.
+    So strides of axes with one element are the old ones, too: a gradient leaves with them.
     """
     if isinstance(found, tuple | list):
         each = [_changed(x, y) for x, y in zip(before, found, strict=True)]

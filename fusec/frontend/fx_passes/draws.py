@@ -1,16 +1,16 @@
 """Rewrite an FX graph's random draws as stateless ones: ``fusec::random`` of a seed and a position.
 
 Runs on the graphs that AOTAutograd makes, before its partitioner: one call draws a seed for each
-draw of the graph, and every draw becomes a function of its seed. The partitioner is told to compute
-them again in the backward rather than to save what they become, so that a dropout's mask is never
-in memory; the seeds are saved. Activation checkpointing sees no random operation either: what it
-computes again has the same seeds.
+draw of the graph, and every draw becomes a function of its seed. The partitioner is told to
+recompute them in the backward rather than to save their results, so that a dropout's mask is never
+in memory; the seeds are saved. Activation checkpointing sees no random operation either: its
+recomputation has the same seeds.
 
     r = rand_like(x)          becomes   s = fusec.random_seeds(1, cpu)
                                         r = fusec.random([4, 8], [0, 1], s, 0, "uniform", f32)
 
-Left alone, and so eager kernels that follow eager's stream, are draws with a generator of their
-own, those of a backward, and what no rule below knows.
+Draws with a generator of their own, draws of a backward, and operations without a rule below stay
+eager kernels, which follow eager's stream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def replace_draws(gm: fx.GraphModule) -> None:
 
 
 _NAMED = ("p", "train", "low", "high", "lambd", "mean", "std", "from", "to")
-"""Keywords that a rule takes; the others say where and of which type a result is made."""
+"""Keywords that a rule takes; the others give the device, type and layout of the result."""
 
 
 def _is_replaceable(node: fx.Node) -> bool:
@@ -90,7 +90,7 @@ def _replace(node: fx.Node, made: fx.Node | tuple[fx.Node, ...]) -> None:
 
 
 class _DrawSite:
-    """One draw of the graph, and how to write nodes in its place."""
+    """One draw of the graph, and methods that insert nodes in its place."""
 
     def __init__(
         self,
@@ -107,16 +107,16 @@ class _DrawSite:
         self.result: FakeTensor = value[0] if isinstance(value, tuple | list) else value
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Append a call whose source lines and tags are those of the draw."""
+        """Insert a call with the source lines and tags of the draw."""
         return call_like(self.node, target, *args, **kwargs)
 
     def again(self, node: fx.Node) -> fx.Node:
-        """Return a node after telling the partitioner to compute it in the backward again."""
+        """Return a node after telling the partitioner to recompute it in the backward."""
         node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
         return node
 
     def draw(self, kind: str, dtype: torch.dtype, low: int = 0, high: int = 0) -> fx.Node:
-        """Append a draw of the result's shape."""
+        """Insert a draw of the result's shape."""
         device = self.result.device
         which = self.counts.setdefault(device, 0)
         self.counts[device] += 1
@@ -149,7 +149,7 @@ class _DrawSite:
         return self.call(aten.full.default, [], value, dtype=dtype, device=self.result.device)
 
     def uniform(self) -> fx.Node:
-        """Append uniform numbers that are fine enough to be compared with a probability."""
+        """Insert uniform numbers that are fine enough to be compared with a probability."""
         wide = self.result.dtype is torch.float64
         return self.draw("uniform", torch.float64 if wide else torch.float32)
 
@@ -168,7 +168,7 @@ def _has_shape(node: fx.Node, shape: torch.Size) -> bool:
 def _dropout(
     line: _DrawSite, x: fx.Node, p: float, train: bool | None
 ) -> tuple[fx.Node, ...] | None:
-    """x * (1 / (1 - p) where u >= p, else 0), rounded once, and the mask ``u >= p``."""
+    """Return x * (1 / (1 - p) where u >= p, else 0), rounded once, and the mask ``u >= p``."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not isinstance(p, float | int):
         return None
@@ -200,7 +200,7 @@ def _randint(line: _DrawSite, low: Any, high: Any) -> fx.Node | None:
 
 
 def _bernoulli(line: _DrawSite, x: fx.Node, p: Any = None) -> fx.Node | None:
-    """u < p, as the result's type; the probabilities are ``x`` itself if no other are given."""
+    """Return u < p, as the result's type; the probabilities are ``x`` if ``p`` is None."""
     probability = x if p is None else p
     if isinstance(probability, fx.Node):
         value = probability.meta.get("val")
@@ -217,7 +217,7 @@ def _bernoulli(line: _DrawSite, x: fx.Node, p: Any = None) -> fx.Node | None:
 
 
 def _uniform(line: _DrawSite, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx.Node | None:
-    """low + (high - low) * u; what is rounded to ``high`` is ``low``."""
+    """Return low + (high - low) * u; a value that rounds to ``high`` or above becomes ``low``."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not all(isinstance(v, float | int) for v in (low, high)):
         return None
@@ -237,7 +237,7 @@ def _normal(line: _DrawSite, x: fx.Node, mean: float = 0.0, std: float = 1.0) ->
 
 
 def _exponential(line: _DrawSite, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
-    """-log(1 - u) / lambd, at least 2^-25 / lambd: eager's is never 0 either."""
+    """Return -log(1 - u) / lambd, at least 2^-25 / lambd: eager's is never 0 either."""
     dtype = line.result.dtype
     if dtype not in _FLOATS or not isinstance(lambd, float | int):
         return None

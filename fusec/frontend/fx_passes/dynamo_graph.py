@@ -1,4 +1,4 @@
-"""Graphs of Dynamo, before AOTAutograd: which may be rewritten, and functions that stand in."""
+"""Helpers for rewrites of Dynamo graphs, before AOTAutograd."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import fx
 
 
 def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]) -> None:
-    """Let a graph, and those that it calls, call other functions, in place.
+    """Replace functions that a graph and its subgraphs call, in place.
 
     Args:
-        functions: by what is called: a function, or a method's name.
+        functions: a function, or a method's name -> the function to call instead.
     """
     for part in plain_parts(gm):
         found = [n for n in part.graph.nodes if n.op.startswith("call_") and n.target in functions]
@@ -23,9 +23,9 @@ def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]
 
 
 def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """Yield a graph and those that it calls, without those that transforms of ``torch.func`` run.
+    """Yield a graph and its subgraphs, except those with transforms of ``torch.func``.
 
-    Such transforms ask more of a function than its gradient.
+    Such transforms need more of a function than its gradient.
     """
     for part in gm.modules():
         if isinstance(part, fx.GraphModule) and not any(map(_transforms, part.graph.nodes)):

@@ -1,9 +1,9 @@
-"""Equal calls of a joint graph become one, before it is cut in forward and backward.
+"""Eliminate common subexpressions of a joint graph, before it is cut into forward and backward.
 
 AOTAutograd's own pass for this imports a hundred modules of Inductor, which take 0.6 CPU-seconds of
 each process, to number the regions between writes. Two calls are equal if their targets and
-arguments are, and nothing is written between them. Calls that draw random numbers, that allocate
-without writing, and whose memory is returned stay as they are: each is its own.
+arguments are, and nothing is written between them. Calls that draw random numbers or allocate
+uninitialised memory, and calls whose memory is returned, are not merged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def share_equal_calls(graph: fx.Graph) -> None:
-    """Replace each call by the first one equal to it."""
+    """Replace each call by the first equal one."""
     returned = _returned_memory(graph)
     known: dict[object, tuple[fx.Node, Any]] = {}
     for node in graph.nodes:
@@ -43,7 +43,7 @@ def _is_its_own(node: fx.Node) -> bool:
 
 
 def _identity(leaf: Any) -> object:
-    """Return what is equal for equal arguments: 1, 1.0 and True differ, and so do both zeros."""
+    """Return a key that equal arguments share: 1, 1.0 and True differ, and so do both zeros."""
     match leaf:
         case fx.Node():
             return leaf
@@ -58,7 +58,7 @@ def _returned_memory(graph: fx.Graph) -> set[int]:
 
 
 def _memory(node: fx.Node) -> tuple[int, ...]:
-    """Return what names the memory of a call's result, if that is one tensor that has some."""
+    """Return the storage of a call's result as a tuple; empty if it is not a tensor with one."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return ()

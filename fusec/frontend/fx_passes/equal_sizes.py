@@ -1,8 +1,8 @@
-"""Sizes that an operation asks to be equal, while the trace does not.
+"""Unify symbolic sizes that an operation requires to be equal, but tracing does not compare.
 
-Tracing ``scaled_dot_product_attention`` compares the lengths of keys and values as little as the
-operation's own kernels do that run without a mask, so that lengths that were marked as dynamic
-apart stay two symbols, and no loop over keys can read both. A call in which they differ has no
+Tracing ``scaled_dot_product_attention`` does not compare the lengths of keys and values, nor do
+those of the operation's kernels that run without a mask. So lengths that were marked as dynamic
+separately stay two symbols, and no loop over keys can load both. A call in which they differ has no
 meaning. So they are compared here: one guard, which holds in every call, makes them one symbol.
 """
 
@@ -16,7 +16,7 @@ from torch import fx
 
 
 def unite_sizes(gm: fx.GraphModule) -> None:
-    """Compare, in a graph of Dynamo, the sizes that must be equal; sizes unseen stay as they are.
+    """Compare the sizes of a Dynamo graph that must be equal, except those without a traced value.
 
     Assumes: nodes carry ``meta["example_value"]``.
     """
@@ -28,7 +28,7 @@ def unite_sizes(gm: fx.GraphModule) -> None:
 
 
 def _length(call: fx.Node, position: int, name: str) -> Any:
-    """Return how many keys an argument has, None where that is not a size that was seen."""
+    """Return the number of keys that an argument has, None if that has no traced value."""
     arg = call.args[position] if position < len(call.args) else call.kwargs.get(name)
     tensor = arg.meta.get("example_value") if isinstance(arg, fx.Node) else None
     if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:

@@ -1,11 +1,11 @@
-"""``flex_attention`` spelled out: what modifies a score, or masks it, is an operation like others.
+"""Decompose ``flex_attention`` into products, a score's modification, a mask, and a softmax.
 
-The higher-order operation keeps two graphs of its own, for one score ``s[b, h, m, n]`` and for
-whether query m of head h in batch b sees key n. In graphs of Dynamo the functions below stand in
-its place: they run those graphs for all scores at once. AOTAutograd then traces products, what
-modifies scores, and a softmax, and differentiates them; fusion makes one loop of them, as of every
-attention, and a condition on positions bounds it. What a block mask says beyond its function, which
-blocks hold nothing, is not needed for that, and eager's kernel does not look at it either.
+The higher-order operation has two subgraphs, for one score ``s[b, h, m, n]`` and for whether query
+m of head h in batch b sees key n. In Dynamo graphs the functions below replace it: they run those
+subgraphs for all scores at once. AOTAutograd then traces products, modifications of scores, and a
+softmax, and differentiates them; fusion makes one loop of them, as for every attention, and a
+condition on positions bounds it. The list of empty blocks in a block mask is not needed for that,
+and eager's kernel does not read it either.
 
 Worked example: with ``score_mod = lambda s, b, h, m, n: s + bias[h, n]`` and a causal mask,
 ``scores[b, h, m, n] = m >= n ? sum(d: q[b, h, m, d] * k[b, h, n, d]) * scale + bias[h, n] : -inf``.
@@ -34,9 +34,9 @@ Modification = Callable[..., Tensor]
 
 
 def spell_out_attention(gm: fx.GraphModule) -> None:
-    """Let the ``flex_attention`` calls of a graph of Dynamo be operations that fuse, in place.
+    """Replace the ``flex_attention`` calls of a Dynamo graph by operations that fuse, in place.
 
-    A call stays where its functions cannot run for all scores at once.
+    A call is kept if its functions cannot run for all scores at once.
     """
     for part in gm.modules():
         if not isinstance(part, fx.GraphModule):
@@ -59,7 +59,7 @@ def spelled_out(
     score_mod_other_buffers: tuple[Any, ...] = (),
     mask_mod_other_buffers: tuple[Any, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what torch's higher-order operation of this name returns, by operations of ATen.
+    """Return the results of torch's ``flex_attention``, computed by operations of ATen.
 
     Args:
         query: ``[B, H, M, D]``; key: ``[B or 1, H', N, D]``; value: ``[B or 1, H', N, E]``, where
@@ -67,9 +67,9 @@ def spelled_out(
         score_mod: ``(s, b, h, m, n, *score_mod_other_buffers)`` -> a score, for scalars.
         block_mask: its last item is ``(b, h, m, n, *mask_mod_other_buffers)`` -> whether m sees n.
     Returns:
-        The weighted values ``[B, H, M, E]``, laid out as the queries are; the logarithms to base
-        two of the rows' sums of exponentials, and their greatest scores over ln 2: ``[B, H, M]``.
-        A row that sees no key is 0, and -inf in both.
+        The weighted values ``[B, H, M, E]``, in the queries' order of axes in memory; the base-two
+        log-sum-exp of the rows, and their greatest scores over ln 2: ``[B, H, M]``. A row that sees
+        no key is 0, and -inf in both.
     """
     batch, heads, *_ = query.shape
     key, value = (_for_heads(x, batch, heads) for x in (key, value))
@@ -90,7 +90,7 @@ def spelled_out(
 
 
 def _for_heads(x: Tensor, batch: int, heads: int) -> Tensor:
-    """Return keys or values with a head for each head of the queries, in each batch."""
+    """Return keys or values expanded to the batches and heads of the queries."""
     x = x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
     return x.expand(batch, *x.shape[1:])
 
@@ -98,7 +98,7 @@ def _for_heads(x: Tensor, batch: int, heads: int) -> Tensor:
 def _for_all(
     function: Modification, prefix: tuple[int, ...], captured: tuple[Any, ...]
 ) -> Modification:
-    """Return a function of one score as one of all of them: ``[B, H, M, N]``."""
+    """Return a function of one score vectorised over all of them: ``[B, H, M, N]``."""
     behind = (None,) * len(captured)
     for axis in reversed(range(4)):
         along = tuple(0 if k == axis else None for k in range(4))
@@ -125,8 +125,7 @@ def is_flex_attention(target: Any) -> bool:
 
 
 def _calls(part: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield the calls of a graph that no transform of ``torch.func`` runs: a block mask is made
-    by transforms of its own, between which and the call nothing is open."""
+    """Yield calls outside of ``torch.func`` transforms; a block mask's end before the call."""
     depth = 0
     for node in part.graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -137,7 +136,7 @@ def _calls(part: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _runs(part: fx.GraphModule, node: fx.Node) -> bool:
-    """Return True if the functions of a call run for all scores at once: tried without memory."""
+    """Return True if a call's functions run for all scores at once: tried on fake tensors."""
     found: list[Any] = []
 
     def given(source: fx.Node) -> Any:

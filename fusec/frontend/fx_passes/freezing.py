@@ -1,10 +1,10 @@
-"""Freezing: what follows from the weights of a model alone is computed once, not in each call.
+"""Freezing: compute values that depend on a model's weights alone once, not in each call.
 
-Runs on inference graphs of ATen under ``options={"freeze": True}``, behind what gives convolutions
-other weights (``channel_folding.py``) and formats. Weights and buffers stay inputs; what is
-computed of them alone, and weights in the order that a library reads (``packing.py``), become
-constants of the graph, and the graph that computes those (``Recipe``) runs when a weight has
-changed (``runtime/calls/frozen.py``).
+Runs on inference graphs of ATen under ``options={"freeze": True}``, after the passes that change
+convolutions' weights (``channel_folding.py``) and formats. Weights and buffers stay inputs; frozen
+weights, which are computed from them alone, and packed weights (``packing.py``) become constants of
+the graph. The graph that computes those (``Recipe``) runs when a weight has changed
+(``runtime/calls/frozen.py``).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fusec.torch_interior import unset_fake_temporarily
 RECIPE = "fusec_recipe"
 """Key of a graph's ``meta``: its ``Recipe``, if it has constants."""
 _LARGER = 4
-"""A constant may take so many times the memory of the weights that it is computed of."""
+"""A constant may have up to this many times the bytes of the weights it is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the constants of a graph are computed, and where they are kept.
+    """The graph that computes the constants of another graph, and where these are kept.
 
     Attributes:
-        reader: the graph that reads them.
-        constants: its nodes that do.
-        compute: from the weights that they are computed of to their values.
-        positions: of these weights among the graph's inputs.
+        reader: the graph that reads the constants.
+        constants: its ``get_attr`` nodes for them.
+        compute: the graph from weights to the constants' values.
+        positions: the positions of these weights among the reader's inputs.
     """
 
     reader: fx.GraphModule
@@ -44,20 +44,20 @@ class Recipe:
     positions: tuple[int, ...]
 
     def keep(self, values: Sequence[Tensor]) -> None:
-        """Put the values where the graph reads them: in the same tensors each time."""
+        """Store the values in the tensors that the graph reads: in the same ones each time."""
         for node, value in zip(self.constants, values, strict=True):
             held = getattr(self.reader, str(node.target))
             if value.layout is torch.strided:
                 held.copy_(value)
             elif held.layout is torch.strided:  # packed, for the first time
                 setattr(self.reader, str(node.target), value)
-            else:  # MKL's may not be copied to where it is aligned otherwise
+            else:  # MKL's packed weight depends on its alignment: no copy
                 held.data = value
 
     def read_by(self, wrapper: str) -> Recipe:
-        """Return the recipe of what is read: by the graph's calls, or by a wrapper of that text.
+        """Return the recipe of the constants that the graph's calls, or a wrapper's text, read.
 
-        A packed weight that is only offered to a product is read where its way was chosen.
+        A packed weight that is only a candidate's operand is read where that candidate was chosen.
         """
         kept = [bool(n.users) or f"constant({n.name!r}, " in wrapper for n in self.constants]
         (values,) = self.compute.graph.output_node().args
@@ -69,11 +69,11 @@ class Recipe:
 
 
 def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> None:
-    """Compute once what follows from the weights of a graph alone, in place.
+    """Turn values that depend on a graph's weights alone into constants, in place.
 
     Args:
-        packs: weights are packed for the libraries that read them so.
-        skinny_rows: of a product whose weights are packed for a kernel that reads each once.
+        packs: pack weights for the libraries that take them packed.
+        skinny_rows: the most rows of a product whose weight is packed in panels, too.
     """
     fixed = fixed_inputs(gm)
     if not fixed:
@@ -97,10 +97,10 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> 
 
 
 def take_constants(gm: fx.GraphModule) -> Recipe | None:
-    """Make the constants of a graph its last inputs, in place, so that who calls it holds them.
+    """Make the constants of a graph its last inputs, in place, so that the caller holds them.
 
     Returns:
-        How they are computed; None if it has none.
+        Their recipe; None if the graph has no constants.
     """
     recipe: Recipe | None = gm.meta.pop(RECIPE, None)
     for node in recipe.constants if recipe is not None else ():
@@ -115,19 +115,19 @@ def take_constants(gm: fx.GraphModule) -> Recipe | None:
 
 
 def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
-    """Return True for what the rest of the graph reads, itself or through views of it."""
+    """Return True for a value that the rest of the graph reads, directly or through views."""
     if node.op == "placeholder" or not known[node] or is_view(node):
         return False
     if any(not isinstance(extent, int) for extent in node.meta["val"].shape):
         return False
     read = any(user not in known and user.op == "call_function" for user in _readers(node))
-    # A result that is a constant would be the same tensor each time, which its owner may write.
+    # A returned constant would be the same tensor each time, which the caller may write.
     given = any(user.op == "output" for user in _readers(node))
     return read and not given and bytes_of(node) <= _LARGER * known[node]
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the users of a node, and in the place of views those of the views."""
+    """Yield the users of a node, and those of its views."""
     for user in node.users:
         if is_view(user):
             yield from _readers(user)
@@ -140,7 +140,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 def _computing(
     gm: fx.GraphModule, inputs: Sequence[fx.Node], wanted: Sequence[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """Return what computes some nodes of a graph alone, and which of its inputs that takes."""
+    """Return the graph that computes some nodes alone, and the positions of the inputs it needs."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(gm.graph, copies)
     graph.output(tuple(copies[node] for node in wanted))
@@ -150,7 +150,7 @@ def _computing(
 
 
 def _hold(gm: fx.GraphModule, node: fx.Node, number: int) -> fx.Node:
-    """Put a constant into the place of a node."""
+    """Replace a node by a constant of its shape and strides."""
     value, name = node.meta["val"], f"frozen_{number}"
     with unset_fake_temporarily():
         made = torch.empty_strided(

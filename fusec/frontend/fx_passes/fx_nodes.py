@@ -1,4 +1,4 @@
-"""Nodes of FX graphs whose values AOTAutograd traced: what rewrites of them have in common."""
+"""Helpers for rewrites of FX graphs whose values AOTAutograd has traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = (
 
 
 def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Insert a call, at the graph's place, with the source lines and tags of another node."""
+    """Insert a call at the graph's insertion point, with the source lines and tags of a node."""
     made = like.graph.call_function(target, args, kwargs)
     made.meta.update({k: v for k, v in like.meta.items() if k in _KEPT})
     made.meta["val"] = value_of_call(made, like)
@@ -25,24 +25,24 @@ def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def call_of_value(like: fx.Node, value: Any, target: Any, *args: Any) -> fx.Node:
-    """Insert a call as ``call_like`` does, of one that torch cannot trace: its value is given."""
+    """Insert a call as ``call_like`` does, of given value: torch cannot trace the call."""
     made = like.graph.call_function(target, args)
     made.meta.update({k: v for k, v in like.meta.items() if k in _KEPT}, val=value)
     return made
 
 
 def cast_like(like: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Return a node, or a conversion of it with the source lines and tags of another one."""
+    """Return a node, or a conversion of it with the source lines and tags of ``like``."""
     if node.meta["val"].dtype is dtype:
         return node
     return call_like(like, torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
 def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
-    """Return what a call makes of its arguments' values, as a tensor without memory.
+    """Return the traced value of a call on the traced values of its arguments.
 
     Args:
-        like: a node of the graph's tensors, for a call that takes none.
+        like: a node with a tensor of the graph's fake mode, for a call that takes none.
     """
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -53,7 +53,7 @@ def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
 
 
 def extent_of(node: fx.Node, dimension: int) -> int | fx.Node:
-    """Return an extent of a tensor as an argument: a number, or a call that asks for it."""
+    """Return an extent of a tensor as an argument: a number, or a call of ``sym_size``."""
     extent: int | torch.SymInt = node.meta["val"].shape[dimension]
     if isinstance(extent, int):
         return extent
@@ -61,7 +61,7 @@ def extent_of(node: fx.Node, dimension: int) -> int | fx.Node:
 
 
 def fakes_of(value: Any) -> list[FakeTensor]:
-    """Return the tensors of a traced value."""
+    """Return the fake tensors of a traced value."""
     items = value if isinstance(value, tuple | list) else (value,)
     return [item for item in items if isinstance(item, FakeTensor)]
 
@@ -79,7 +79,7 @@ def hint_of(extent: int | torch.SymInt) -> int:
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
-    """Return the tensor that was traced of a node; None for what is no node, or has none."""
+    """Return a node's traced tensor; None for anything else."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 

@@ -1,13 +1,13 @@
-"""Writes where a mask holds, of values that need a gradient: choices of elements.
+"""Replace masked writes of values that need a gradient by ``where``.
 
-The gradient of ``h[mask] = token`` gathers those of all chosen elements, and how many there are
-depends on data, which AOTAutograd does not trace by default. Where the value does not vary along
-the chosen elements, the write chooses between it and what was there, and so do the gradients::
+The gradient of ``h[mask] = token`` gathers those of all selected elements, and their number depends
+on data, which AOTAutograd does not trace by default. Where the value does not vary along the
+selected elements, the write is a ``where`` of it and the old elements, and so are gradients::
 
     h[b, t, c] = mask[b, t] ? token[c] : h[b, t, c]
     dtoken[c] = sum(b, t: mask[b, t] ? dh[b, t, c] : 0)
 
-So in graphs of Dynamo such writes call the functions below. Writes of other values stay.
+So in Dynamo graphs such writes call the functions below. Writes of other values stay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusec.frontend.fx_passes.dynamo_graph import call_instead
 
 
 def write_by_masks(gm: fx.GraphModule) -> None:
-    """Let the writes of a graph of Dynamo that masks may select choose elements, in place."""
+    """Let indexed writes of a Dynamo graph use ``where`` if a mask selects elements, in place."""
     call_instead(gm, _WRITES)
 
 
@@ -40,7 +40,7 @@ def assign(x: torch.Tensor, indices: Any, value: Any) -> None:
 def index_put_(
     x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """Do what ``Tensor.index_put_`` does."""
+    """Write as ``Tensor.index_put_`` does, by ``where`` if possible."""
     chosen = _written(x, indices, values, accumulate)
     return x.index_put_(tuple(indices), values, accumulate) if chosen is None else x.copy_(chosen)
 
@@ -48,7 +48,7 @@ def index_put_(
 def index_put(
     x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """Return what ``Tensor.index_put`` does."""
+    """Return the result of ``Tensor.index_put``, by ``where`` if possible."""
     chosen = _written(x, indices, values, accumulate)
     return x.index_put(tuple(indices), values, accumulate) if chosen is None else chosen
 
@@ -65,7 +65,7 @@ _WRITES: Mapping[Any, Callable[..., Any]] = {
 def _written(
     x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool
 ) -> torch.Tensor | None:
-    """Return what ``index_put`` makes of ``x``, None where that is no choice of elements."""
+    """Return the result of ``index_put`` as a ``where``, None if it cannot be one."""
     aligned = _aligned(x, tuple(indices), values)
     if aligned is None:
         return None
@@ -76,9 +76,9 @@ def _written(
 def _aligned(
     x: torch.Tensor, indices: tuple[Any, ...], value: Any
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return mask and value as they broadcast with ``x``; None if that is no choice of elements.
+    """Return mask and value shaped to broadcast with ``x``; None if the write is not a ``where``.
 
-    The mask may have whole axes before and behind it: ``x[:, mask]``.
+    The mask may have whole axes before and after it: ``x[:, mask]``.
     """
     if not (isinstance(value, torch.Tensor) and value.requires_grad and value.dtype is x.dtype):
         return None
@@ -100,14 +100,14 @@ def _aligned(
     if value.dim() > behind:
         along = value.dim() - behind - 1
         if not guard_or_false(value.shape[along] == 1):
-            return None  # as many as the mask chooses: each has a value of its own
+            return None  # a value of its own for each selected element
         value = value.unflatten(along, (1,) * mask.dim())
     ends = zip(reversed(value.shape), reversed(x.shape), strict=False)
     if not all(guard_or_false(n == 1) or guard_or_false(n == m) for n, m in ends):
-        return None  # an error, which is eager's to raise
+        return None  # an error, which eager raises
     return mask[(..., *(None,) * behind)], value
 
 
 def _is_whole(item: Any) -> bool:
-    """Return True for what selects all of an axis, or of several."""
+    """Return True for an index that selects all of an axis, or of several."""
     return item is Ellipsis or (isinstance(item, slice) and item == slice(None))

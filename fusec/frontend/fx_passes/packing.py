@@ -1,23 +1,23 @@
-"""Weights in the layout that a library reads: reordered once, not in each call.
+"""Pack weights into the layout that a library reads: once, not in each call.
 
-oneDNN multiplies blocks of a weight that lie together, and brings a plain weight into that order at
-each call. Under ``freeze`` (``freezing.py``), where a weight is known before the call, the order is
-made once::
+oneDNN multiplies contiguous blocks of a weight, and reorders a plain weight into these at each
+call. Under ``freeze`` (``freezing.py``), where a weight is known before the call, it is reordered
+once::
 
     convolution(x, w, b, ...)    becomes    p = mkldnn._reorder_convolution_weight(w, ...)
                                             mkldnn._convolution_pointwise(x, p, b, ...)
 
-for channels-last images, which it leaves channels-last. A product of two matrices stays what it is,
-and is offered its packed weight as one more way (``Linear.packed``), oneDNN's and MKL's, which is
-packed for one number of rows.
+for channels-last images, and the result is channels-last. A product of two matrices is kept, and
+its packed weights make further candidates (``Linear.packed``): oneDNN's, and MKL's, which is packed
+for one number of rows.
 
-A product of few rows, which reads each weight once, is offered a weight of 16 bits in panels of
-``PANEL`` columns, ``w[n//32, k, n%32]``: columns are neighbours, and what one pass over a panel
-reads lies together. That is no library's layout: fusec's own kernel of the product reads it
+A skinny product, which streams its weights once, can read a weight of 16 bits in panels of
+``PANEL`` columns, ``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads
+contiguous memory. That is no library's layout: fusec's own kernel of the product reads it
 (``ir/streamed.py``).
 
-A library's packed weight is opaque. What was traced of it has the plain weight's shape and type;
-only the call that it was packed for reads it.
+A library's packed weight is opaque. Its traced value has the plain weight's shape and type; only
+the call that it was packed for reads it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from fusec.frontend.fx_passes.weights import fixed_inputs, follow_from
 aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
 PACKED = "fusec_packed"
-"""Key of a product's ``meta``: by library, the node that holds its packed weight."""
+"""Key of a product's ``meta``: library -> the node that holds its packed weight."""
 PACKED_ONEDNN, PACKED_MKL = "packed oneDNN", "packed MKL"
 """Libraries that multiply packed weights."""
 PANELS = "panels"
-"""What stands there for a weight that fusec's own kernel reads."""
+"""Key beside the libraries: the weight in panels, which fusec's own kernel reads."""
 PANEL = 32
-"""Columns of a panel: two vectors of AVX-512, beside which 12 rows have their sums in registers.
+"""Columns of a panel: two vectors of AVX-512, so that the sums of 12 rows stay in registers.
 
-One thread with AVX-512, 2048 to 8192 in bf16, beside the best of MKL and oneDNN, packed or not: 8
-rows take 0.7 of the time, 12 0.65, and 4 are as fast. Beside weights that lie along their terms,
-4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6, so these have no panels (2026-11).
+One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
+not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous along
+the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6: no panels (2026-11).
 """
 
 
 PACKS = "fusec_packs"
-"""Key of a convolution's ``meta``: if its images become channels-last, its weight is packed."""
+"""Key of a convolution's ``meta``: its weight is packed if its images become channels-last."""
 
 
 def mark_packed(gm: fx.GraphModule) -> None:
@@ -62,10 +62,10 @@ def mark_packed(gm: fx.GraphModule) -> None:
 
 
 def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
-    """Call convolutions whose weights are known with packed ones, in place.
+    """Replace convolutions whose weights are known by calls with packed weights, in place.
 
     Args:
-        known: the nodes that follow from weights, with bytes of these; packed weights are added.
+        known: node -> bytes of weights, for nodes computed from these; packed ones are added.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         x, weight, bias, *settings = node.args
@@ -86,9 +86,9 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
 
 
 def _may_pack(node: fx.Node) -> bool:
-    """Return True for a convolution that oneDNN computes right with a packed weight.
+    """Return True for a convolution that oneDNN computes correctly with a packed weight.
 
-    That of one channel of results, which covers the whole image, it does not (torch 2.13, 2026-11).
+    It does not for one output channel and a kernel that covers the image (torch 2.13, 2026-11).
     """
     x, weight, *_, transposed, _, _ = node.args
     if transposed or not has_packing(x.meta["val"]):  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def convolve_packed(
     """Return ``aten.convolution`` of channels-last images with a packed weight.
 
     Args:
-        settings: the arguments of ``aten.convolution`` behind the bias.
+        settings: the arguments of ``aten.convolution`` after the bias.
     """
     call = mkldnn._convolution_pointwise
     made: torch.Tensor = call(x, packed, bias, *_order(*settings), "none", [], "")
@@ -119,7 +119,7 @@ def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> tor
     """Return a convolution's weight packed for images of some sizes.
 
     Args:
-        settings: the arguments of ``aten.convolution`` behind the bias.
+        settings: the arguments of ``aten.convolution`` after the bias.
     """
     packed: torch.Tensor = mkldnn._reorder_convolution_weight(weight, *_order(*settings), sizes)
     return packed
@@ -128,15 +128,15 @@ def packed_weight(weight: torch.Tensor, sizes: list[int], *settings: Any) -> tor
 def _order(
     stride: Any, padding: Any, dilation: Any, transposed: Any, output_padding: Any, groups: Any
 ) -> tuple[Any, ...]:
-    """Return the settings that oneDNN's convolution has, in its order: it is not transposed."""
+    """Return a convolution's settings in the order of oneDNN's call; it is not transposed."""
     return padding, stride, dilation, groups
 
 
 def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: int = 0) -> None:
-    """Offer products of a matrix with a known one that packed: ``meta[PACKED]``.
+    """Pack the known weights of products, as operands of candidates: ``meta[PACKED]``.
 
     Args:
-        skinny_rows: of a product whose weights may lie in panels.
+        skinny_rows: the most rows of a product whose weight is packed in panels, too.
     """
     made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
@@ -146,7 +146,7 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: in
         if not packs:
             continue
         rows, weight = hint_of(extent), _transposed(b)
-        # One weight may be multiplied as it is and transposed: each has a packed one of its own.
+        # One weight may be used plain and transposed: each use has its own packed weight.
         key = (weight or b, weight is None, isinstance(extent, int), rows)
         if key not in made:
             with gm.graph.inserting_before(node):
@@ -165,7 +165,7 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: in
 
 
 def has_panels(weight: torch.Tensor) -> bool:
-    """Return True for a weight [outputs, inputs] of 16 bits that fills panels, two or more."""
+    """Return True for a weight [outputs, inputs] of 16 bits that fills two or more panels."""
     outputs = weight.shape[0]
     fits = isinstance(outputs, int) and outputs > PANEL and outputs % PANEL == 0
     return fits and weight.dtype.itemsize == 2
@@ -179,7 +179,7 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _panels(node: fx.Node, weight: fx.Node) -> fx.Node:
-    """Insert what ``panels_of`` does."""
+    """Insert the calls of ``panels_of``."""
     outputs, inputs = weight.meta["val"].shape
     cut = call_like(node, aten.reshape.default, weight, [outputs // PANEL, PANEL, inputs])
     turned = call_like(node, aten.permute.default, cut, [0, 2, 1])
@@ -187,7 +187,7 @@ def _panels(node: fx.Node, weight: fx.Node) -> fx.Node:
 
 
 def _transposed(matrix: fx.Node) -> fx.Node | None:
-    """Return what a matrix is the transpose of, by a view."""
+    """Return the node that a matrix is a transposed view of, or None."""
     turns = {aten.permute.default: ([1, 0],), aten.t.default: (), aten.transpose.int: (0, 1)}
     source, *rest = matrix.args or (None,)
     turned = matrix.target in turns and tuple(rest) == turns[matrix.target]
@@ -197,10 +197,10 @@ def _transposed(matrix: fx.Node) -> fx.Node | None:
 def linear_packs(
     weight: torch.Tensor, *, sized: bool = True
 ) -> Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]]:
-    """Return what packs a weight [outputs, inputs] for products with so many rows, by library.
+    """Return library -> function that packs a weight [outputs, inputs] for a number of rows.
 
     Args:
-        sized: the number of rows is known, of which MKL packs for one.
+        sized: the number of rows is static; MKL packs for one number.
     """
     if not has_packing(weight):
         return {}
@@ -211,7 +211,7 @@ def linear_packs(
 
 
 def has_onednn() -> bool:
-    """Return True if torch has oneDNN's calls here, under the name that the library once had."""
+    """Return True if torch has oneDNN's calls here, under the library's former name."""
     return torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")
 
 
@@ -220,7 +220,7 @@ def _has_mkl() -> bool:
 
 
 def has_packing(value: torch.Tensor) -> bool:
-    """Return True for a tensor of a type and on a device of which oneDNN packs weights here."""
+    """Return True for a tensor whose type and device oneDNN packs weights for here."""
     return value.device.type == "cpu" and value.dtype in _types()
 
 

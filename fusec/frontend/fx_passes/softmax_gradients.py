@@ -1,19 +1,19 @@
-"""The row sums of a softmax's gradient, from what an attention returns instead of its weights.
+"""Compute the row sums of a softmax's gradient from an attention's output instead of its weights.
 
 The gradient of ``p = softmax(s)`` is ``p * (dp - sum(n: dp * p))``. Where a product follows,
 ``o[m, d] = sum(n: p[m, n] * v[n, d])``, its own gradient is ``dp = sum(d: do[m, d] * v[n, d])``, so
 by exchanging sums ``sum(n: dp * p)`` is ``sum(d: do * o)`` (Dao et al., "FlashAttention", 2022,
 appendix B). Runs on the joint graph of forward and backward, before AOTAutograd's partitioner: o is
-an output of the forward, p is not in memory where scores are computed again. A kernel of gradients
-has one loop over keys less: seven products of an attention's backward, not nine.
+an output of the forward, p is not in memory where scores are recomputed. A kernel of gradients has
+one loop over keys fewer: seven products of an attention's backward, not nine.
 
-What lies between both products and the softmax may be views in one order of elements, conversions
-of floats, and factors that both have: a dropout's mask and scale.
+Between both products and the softmax there may be views that keep the order of elements,
+conversions of floats, and factors that both have: a dropout's mask and scale.
 
-Scores that are small are as well saved, and then the sum costs nothing. Products in 16 bits are
-left alone: where the library makes dp, its rounding is as large as what a saturated softmax leaves
-of ``dp - sum(n: dp * p)``, and cancels there alone (queries equal to keys in bf16: an error 9 to 15
-times that of eager's dq; in f32 2.3 to 3.9 times, 2026-11).
+Small scores may as well be saved, and then the sum costs nothing. Products in 16 bits are left
+alone: where the library computes dp, its rounding error is as large as ``dp - sum(n: dp * p)`` of a
+saturated softmax, and cancels only in it (queries equal to keys in bf16: an error 9 to 15 times
+that of eager's dq; in f32 2.3 to 3.9 times, 2026-11).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fusec.frontend.fx_passes.fx_nodes import (
 aten = torch.ops.aten
 
 SCORES_BYTES = 1 << 20
-"""Scores of less are as well saved."""
+"""Scores of fewer bytes may as well be saved."""
 
 _NARROW = (torch.float16, torch.bfloat16)
 _COPIES = (aten.clone.default, aten._to_copy.default)
@@ -51,10 +51,10 @@ _RESHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """A tensor, in its own order of elements, times numbers.
+    """A tensor, in its own order of elements, times masks and numbers.
 
     Attributes:
-        factors: masks of its shape, and the number by which they let elements through.
+        factors: pairs of a mask of its shape and the number that scales the selected elements.
     """
 
     node: fx.Node
@@ -62,7 +62,7 @@ class _Scaled:
 
 
 def sum_gradients_of_outputs(gm: fx.GraphModule) -> None:
-    """Rewrite such sums of a joint graph in place; nodes carry ``meta["val"]``."""
+    """Replace row sums of softmax gradients in place; nodes carry ``meta["val"]``."""
     changed = False
     for total in list(gm.graph.nodes):
         if _is_row_sum(total) and (sides := _find_sides(total.args[0])) is not None:
@@ -89,7 +89,7 @@ def _source(node: fx.Node) -> fx.Node:
 
 
 def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
-    """Return the rows of do and of o whose products have the sum of a product ``dp * p``."""
+    """Return the nodes do and o whose product has the row sums of ``dp * p``, or None."""
     product = _strip(product)
     if product.target is not aten.mul.Tensor:
         return None
@@ -109,7 +109,7 @@ def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _products_of(back: fx.Node) -> Iterator[fx.Node]:
-    """Yield the products by v of a graph that has the product by its transpose, if worth it."""
+    """Yield the products by v, given that by its transpose, if the rewrite pays."""
     turned: Any = back.args[1]
     if turned.target is not aten.permute.default or list(turned.args[1]) != [0, 2, 1]:
         return
@@ -122,7 +122,7 @@ def _products_of(back: fx.Node) -> Iterator[fx.Node]:
 
 
 def _sum_of(gradient: fx.Node, output: fx.Node, total: fx.Node) -> fx.Node:
-    """Insert the sum over the columns of two tensors [b, m, d], in the place of a row sum."""
+    """Insert the row sums of the product of two tensors [b, m, d], to replace ``total``."""
     value = total.meta["val"]
     wide = torch.promote_types(value.dtype, torch.float32)
     a, b = (cast_like(total, node, wide) for node in (gradient, output))
@@ -136,7 +136,7 @@ def _sum_of(gradient: fx.Node, output: fx.Node, total: fx.Node) -> fx.Node:
 
 
 def _trace(node: fx.Node) -> _Scaled:
-    """Return what a tensor is made of by views and conversions, and by factors."""
+    """Return the tensor that views, conversions and factors lead back to, and the factors."""
     factors: Counter[tuple[fx.Node, float]] = Counter()
     while True:
         node = _strip(node)
@@ -153,7 +153,7 @@ def _trace(node: fx.Node) -> _Scaled:
 
 
 def _strip(node: fx.Node) -> fx.Node:
-    """Return what a node is made of by views that keep the order of elements, and conversions."""
+    """Return the source of views that keep the order of elements, and of float conversions."""
     while (node.target in _COPIES and _is_float(node) and _is_float(_source(node))) or (
         (is_view(node) or node.target in _RESHAPES) and _keeps_order(node)
     ):
@@ -162,7 +162,7 @@ def _strip(node: fx.Node) -> fx.Node:
 
 
 def _is_float(node: fx.Node) -> bool:
-    """Return True for floats, but for those of 8 bits, which are other numbers in the sum."""
+    """Return True for floats of 16 bits or more: 8 bits would change the sum."""
     dtype: torch.dtype = node.meta["val"].dtype
     return dtype.is_floating_point and dtype.itemsize > 1
 
@@ -180,7 +180,7 @@ def _keeps_order(node: fx.Node) -> bool:
 
 
 def _factor(node: Any) -> tuple[fx.Node, float] | None:
-    """Return a mask and a number for what is the number where the mask is true, and 0 elsewhere."""
+    """Return mask and number of a node that is the number where the mask is true, else 0."""
     match getattr(node, "target", None), getattr(node, "args", ()):
         case aten.where.self, (mask, scale, zero) if _number(zero) == 0:
             number = _number(scale)
@@ -215,5 +215,5 @@ def _same_shape(a: Any, b: Any) -> bool:
 
 
 def _ends_alike(a: fx.Node, b: fx.Node) -> bool:
-    """Return True for tensors whose rows have one length."""
+    """Return True if the rows of two tensors are known to have equal length."""
     return statically_known_true(a.meta["val"].shape[-1] == b.meta["val"].shape[-1])

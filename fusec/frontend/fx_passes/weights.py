@@ -1,4 +1,4 @@
-"""Which values of an inference graph follow from a model's weights alone."""
+"""Find the values of an inference graph that depend on a model's weights alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WEIGHT = "fusec_weight"
 
 
 def mark_weights(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Say which inputs of a graph are weights, if it has those that Dynamo gave.
+    """Mark the inputs of a graph that are weights, if it has the inputs that Dynamo gave.
 
-    AOTAutograd takes tensors apart that are given twice, or are subclasses: then none is marked.
-    Nor is one that was made in inference mode: torch does not count the writes to it.
+    AOTAutograd merges tensors that are given twice and unwraps subclasses: then none is marked. Nor
+    is a tensor made in inference mode: torch does not count the writes to it.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(placeholders) == len(inputs):
@@ -26,15 +26,15 @@ def mark_weights(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def fixed_inputs(gm: fx.GraphModule) -> set[fx.Node]:
-    """Return the inputs of a graph that are weights, but for those that it writes itself."""
+    """Return the inputs of a graph that are weights, except those that it writes itself."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return {node for node in placeholders if node.meta.get(_WEIGHT) and not is_written(node)}
 
 
 def follow_from(gm: fx.GraphModule, fixed: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """Return the nodes that follow from fixed inputs alone: node -> bytes of those inputs.
+    """Return node -> bytes of fixed inputs, for the nodes that depend on fixed inputs alone.
 
-    What follows from no input at all (``arange``, ``full``) has 0.
+    A node that depends on no input at all (``arange``, ``full``) has 0.
     """
     known: dict[fx.Node, int] = {node: bytes_of(node) for node in fixed}
     for node in gm.graph.nodes:

@@ -1,8 +1,8 @@
 """Activation functions and their gradients, as one expression each.
 
-Most arrive taken apart into the operations of ``pointwise.py``; these are the ones that the core
-set, or ``decompositions.py``, keeps whole. Formulas follow PyTorch's kernels, so that special
-values (infinities, the edges of pieces) agree.
+Most are decomposed into the operations of ``pointwise.py`` before lowering; these are the ones that
+the core set, or ``decompositions.py``, keeps whole. Formulas follow PyTorch's kernels, so that
+special values (infinities, the breakpoints of piecewise functions) agree.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def silu_backward(call: AtenCall, grad: Value, x: Value) -> Value:
     return call.pointwise(slope, grad, x)
 
 
-# -- pieces of lines ------------------------------------------------------------------------------
+# -- piecewise linear -----------------------------------------------------------------------------
 
 
 @lowers(aten.relu.default)
@@ -92,7 +92,7 @@ def relu(call: AtenCall, x: Value) -> Value:
 
 @lowers(aten.threshold_backward.default)
 def threshold_backward(call: AtenCall, grad: Value, x: Value, limit: Scalar) -> Value:
-    """The gradient where ``x`` is above the limit, or is NaN; read exactly, for the slope jumps."""
+    """Emit ``grad`` where ``x``, read exactly, is above the limit or NaN, and 0 elsewhere."""
     kind = compute_type(call.out.dtype)
     edge = read(limit, (), kind)
 

@@ -1,4 +1,4 @@
-"""Short spellings of scalar operations on expressions, and of numbers beside them."""
+"""Helpers that build scalar operations on expressions and Python numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def select(condition: Expr, then: Expr, other: Expr) -> Expr:
 
 
 def negate(a: Expr) -> Expr:
-    """Return -a, or the opposite of a condition."""
+    """Return -a, or the negation of a condition."""
     return Op("not" if a.dtype is BOOL else "neg", (a,))
 
 

@@ -1,9 +1,9 @@
-"""What the calls behind ``scaled_dot_product_attention`` compute, in index notation.
+"""Lower the calls behind ``scaled_dot_product_attention`` to index notation.
 
-``q[b, h, m, d]``, ``k[b, h', n, d]``, ``v[b, h', n, e]`` with h' the head of keys and values that
-serves head h. Scores stay in f32; the weights are rounded to the values' type before they multiply,
-as the library's kernels do. A row whose keys are all masked gives 0, also as there, and so does the
-logarithm of its sum: in the gradient its weights, ``exp(-inf - 0)``, are 0 again.
+``q[b, h, m, d]``, ``k[b, h', n, d]``, ``v[b, h', n, e]`` with h' the head of keys and values
+that query head h uses. Scores stay in f32; the weights are rounded to the values' type before they
+multiply, as in the library's kernels. A row whose keys are all masked gives 0, as there, and the
+logarithm of its sum is 0: in the gradient its weights, ``exp(-inf - 0)``, are 0 again.
 
 Source of the gradient: Dao et al., "FlashAttention" (2022), appendix B: with the weights p from the
 logarithm of the row's sum, ``ds = p * (dp - delta)`` and ``delta[m] = sum(e: do[m, e]*o[m, e])``.
@@ -54,11 +54,11 @@ class _Attention:
 
     @property
     def groups(self) -> Index:
-        """How many heads of queries one head of keys and values serves."""
+        """The number of query heads that use one head of keys and values."""
         return floordiv(self.heads, self.k.shape[1])
 
     def head(self, h: Index) -> Index:
-        """Return the head of keys and values that serves head ``h``."""
+        """Return the head of keys and values that query head ``h`` uses."""
         return h if self.groups is index(1) else floordiv(h, self.groups)
 
     def scores(self, at: Indices) -> Expr:
@@ -88,10 +88,10 @@ def _weight(value: Expr, dtype: DType) -> Expr:
 
 
 def _forward(call: AtenCall, a: _Attention, *, statistics: bool = True) -> None:
-    """Emit the result and, if they are asked for, the logarithms of the rows' sums.
+    """Emit the result and, if ``statistics``, the logarithms of the rows' sums (log-sum-exp).
 
     Raises:
-        Unsupported: if the statistics are not one number a row.
+        Unsupported: if the traced statistics are not one number per row.
     """
     row = (a.batch, a.heads, a.rows)
     statistics = statistics and len(call.results) > 1
@@ -117,7 +117,7 @@ def _forward(call: AtenCall, a: _Attention, *, statistics: bool = True) -> None:
     )
 
     def unless_hidden(at: Indices, value: Expr) -> Expr:
-        """Return 0 for a row whose keys are all masked, as the library does, or ``value``."""
+        """Return 0 for a row whose keys are all masked, as the library does, else ``value``."""
         if a.mask is None:
             return value
         return Select(Op("eq", (top.at(at), _LOWEST)), _ZERO, value)
@@ -156,7 +156,7 @@ def flash(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> None:
-    """On CPUs with a mask, on GPUs without."""
+    """Emit flash attention; only the CPU's operation takes a mask."""
     _without_dropout(dropout_p)
     attention = _Attention(q, k, v, attn_mask, is_causal, scale)
     _forward(call, attention)
@@ -201,7 +201,7 @@ def _row_delta(a: _Attention, grad: Value, out: Value) -> Body:
 
 
 class _Gradient:
-    """The gradients of one call: each definition computes the scores it needs itself."""
+    """The gradients of one call: each definition recomputes the scores it needs."""
 
     def __init__(self, attention: _Attention, grad: Value, statistics: Value, delta: Value) -> None:
         self.attention, self.grad = attention, grad
@@ -212,7 +212,7 @@ class _Gradient:
         return Op("exp", (Op("sub", (scores, read(self.statistics, at[:3], F32))),))
 
     def change(self, at: Indices) -> Expr:
-        """Return the gradient of a score before it was scaled, times the scale."""
+        """Return the gradient of an unscaled score: that of the scaled score, times the scale."""
         a = self.attention
         b, h, m, n = at
         values = (b, a.head(h), n)
@@ -251,7 +251,7 @@ class _Gradient:
         )
 
     def over_queries(self, head: Index, term: Callable[[Index, Index], tuple[Expr, Expr]]) -> Expr:
-        """Return the sum over the queries of all heads that one head of keys serves."""
+        """Return the sum of products over the queries of all heads that use one head of keys."""
         a = self.attention
         if a.groups is index(1):
             return contraction(a.rows, lambda m: term(head, m))

@@ -1,4 +1,4 @@
-"""Comparisons, tests, logic and bits: what gives or combines conditions.
+"""Comparisons, tests, logical and bitwise operations.
 
 Comparisons are done in the common type of the arguments, 16-bit floats read exactly. Worked
 example, ``x > 0.5`` of a bf16 tensor::
@@ -34,9 +34,9 @@ aten = torch.ops.aten
 
 
 def compare(call: AtenCall, test: Callable[..., Expr], *args: Scalar) -> Value:
-    """Emit a condition on arguments brought to their common type.
+    """Emit a condition on arguments that are cast to their common type.
 
-    On the CPU eager mode rounds a number beside a 16-bit tensor to its type; on a GPU it does not.
+    On CPUs, eager rounds a number compared with a 16-bit tensor to that type; on GPUs it does not.
     """
     common = result_type(*args)
     read_as = narrowed(args, common) if call.is_cpu else args
@@ -88,7 +88,7 @@ def logical_not(call: AtenCall, x: Value) -> Value:
 
 
 def logical(name: str, call: AtenCall, x: Value, y: Value) -> Value:
-    """Emit a connective of truth values."""
+    """Emit a logical operation on truth values."""
     return call.define(lambda at: op(name, truth(x, at), truth(y, at)))
 
 
@@ -112,7 +112,7 @@ lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
     aten.__lshift__.Scalar,
 )
 def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    """Shifts of the width and beyond give 0."""
+    """Emit a left shift; by a negative number, or by the width or more, it gives 0."""
     bits = call.out.dtype.itemsize * 8
 
     def shifted(a: Expr, b: Expr) -> Expr:
@@ -129,9 +129,9 @@ def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     aten.__rshift__.Scalar,
 )
 def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    """Shifts of the width and beyond give the sign, and 0 where there is none."""
+    """Emit a right shift; out of range it gives all sign bits, or 0 for unsigned types."""
     bits = call.out.dtype.itemsize * 8
-    last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed with more bits
+    last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed in a wider type
 
     def shifted(a: Expr, b: Expr) -> Expr:
         return op("shr", a, select(is_shift(b, bits), b, like(last, b)))

@@ -1,10 +1,10 @@
-"""Convolutions, in index notation: sums over channels and the places of a window.
+"""Lower convolutions to index notation: sums over channels and the elements of a window.
 
-A library's convolution is faster, so that this stands where none may be called: in what C runs
-(``--native``). The windows are those of pooling. A depthwise convolution is the case of a group for
-each channel; a transposed one sums over the windows in which an element lies.
+A library's convolution is faster, so this is used only where none may be called: in programs for C
+(``--native``). The windows are those of pooling. A depthwise convolution has a group for each
+channel; a transposed one sums over the windows that contain an element.
 
-Worked example, ``conv2d(x, w, b, stride=2, padding=1)`` of 3 x 3 places::
+Worked example, ``conv2d(x, w, b, stride=2, padding=1)`` with a kernel of 3 x 3::
 
     y[n, o, h, w] = sum(c, k, l: x[n, c, 2*h + k - 1, 2*w + l - 1] * weight[o, c, k, l]) + b[o]
 
@@ -51,7 +51,7 @@ def convolution(
         raise Unsupported("a convolution of no numbers, or with a window of any size")
     numbers = (tuple(extent.const for extent in kernel), stride, padding, dilation)
     windows = affine(rank, x.shape, call.out.shape, numbers)
-    # A group's channels, of what is read and of what is made.
+    # The input and the output channels of a group.
     read, made = weight.shape[not transposed], weight.shape[transposed]
     if transposed:
         read = read // groups
@@ -74,16 +74,16 @@ def convolution(
 
 
 def _product(over: Domain, x: Value, weight: Value, where: Indices, kind: DType) -> Expr:
-    """Return the sum of products over a domain; an axis of one element is no loop."""
+    """Return the sum of products over a domain, without a loop over an axis of one element."""
     summed = tuple(axis for axis in over.axes if axis.extent is not ONE)
     term = op("mul", over.exact(x, kind), read_exact(weight, where, kind))
     return Reduce(SUM, summed, term) if summed else term
 
 
 def _around(windows: Sequence[Affine], at: Indices) -> Domain:
-    """Return the windows in which an element lies, by its place in them.
+    """Return the windows that contain an element, one for each position of it in the kernel.
 
-    Where they are a stride apart, there is one only for places that a multiple of it leads to.
+    A position counts only if the window that it leads to starts at a multiple of the stride.
     """
     axes = tuple(Axis(f"k{d}", window.places) for d, window in enumerate(windows))
     where: list[Index] = list(at[:2])

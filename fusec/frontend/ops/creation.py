@@ -1,4 +1,4 @@
-"""Tensors made from nothing: constants and ranges. Values; nothing is emitted until needed."""
+"""Tensors without tensor operands: constants and ranges, as values that emit no definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ prims = torch.ops.prims
 
 
 def constant(call: AtenCall, value: Scalar) -> Value:
-    """Return a tensor of one number, rounded to its type."""
+    """Return a tensor filled with one number, rounded to the tensor's type."""
     if isinstance(value, Value):
         raise Unsupported("a number read from memory")
     dtype = call.out.dtype
@@ -49,13 +49,13 @@ def scalar_tensor(call: AtenCall, value: Scalar, **_: Any) -> Value:
     aten.empty_permuted.default,
 )
 def zeros(call: AtenCall, *_: Any, **__: Any) -> Value:
-    """Of an empty tensor anything, so 0: no memory, where all is replaced before it is read."""
+    """Return zeros, also for uninitialised tensors: a value that is never read needs no memory."""
     return constant(call, 0)
 
 
 @lowers(aten.arange.start_step)
 def arange_step(call: AtenCall, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any) -> Value:
-    """start + step * i, in integers where both are, else in floats."""
+    """Return ``start + step * i``, in integers if both are integers, else in floats."""
     if isinstance(start, int | Index) and isinstance(step, int | Index):
         first, stride = index(start), index(step)
         return call.lazy(lambda at: IndexValue(first + stride * at[0]))

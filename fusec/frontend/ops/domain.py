@@ -1,16 +1,16 @@
-"""Domains: what one element of a result is reduced over, and what is computed of that once.
+"""Domains: the points that one element of a result is reduced over, and reductions over them.
 
-The reduced axes of a tensor, what lies before an element, the elements of a window, the sources of
-a scatter: each is a *domain*, axes that number points, where each point lies, and which of them
-count. Worked example, ``cumsum`` of a line of n elements; the domain of y[i] has the axes ``(j,)``,
-the indices ``(j,)`` and the guard ``j <= i``::
+The reduced axes of a tensor, the prefix of an element, the elements of a window, the sources of a
+scatter: each is a *domain*: axes that enumerate points, the indices of each point, and the guard
+under which it counts. Worked example, ``cumsum`` of n elements; the domain of y[i] has the axes
+``(j,)``, the indices ``(j,)`` and the guard ``j <= i``::
 
     y[i] = sum(j: where(j <= i, x[j], 0))
 
-A scan, a scatter or a search in this *direct form* computes again where an eager kernel remembers.
-That is one kernel, which fuses, is the same in each run, and takes (elements of the result) x
+A scan, a scatter or a search in this *direct form* recomputes what an eager kernel keeps between
+elements. It is one kernel, which fuses, is deterministic, and takes (elements of the result) x
 (points of each) steps where the eager kernel takes their sum. Up to ``MOST_STEPS`` it costs less
-than calling one.
+than an eager call.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
 from fusec.ir.scalar import ROUND
 
 MOST_STEPS = 1 << 15
-"""Twice as many cost what the eager kernel's call does: cumsum, scatter_add, index_add, bucketize
-on one core with 16 lanes, 2026-11."""
+"""Twice as many steps cost as much as the eager call: cumsum, scatter_add, index_add, bucketize on
+one core with 16 lanes, 2026-11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Domain:
     """The points that one element of a result combines.
 
     Attributes:
-        axes: number the points; an axis of one element is left out of reductions.
-        where: a point's indices into what is reduced.
-        number: the points in row-major order, or by their place in the whole tensor.
+        axes: enumerate the points; an axis of one element is left out of reductions.
+        where: a point's indices into the tensor that is reduced.
+        number: a point's number, in row-major order or by its position in the whole tensor.
         inside: whether a point lies in the tensor's memory; None: all do.
         guard: whether a point counts; None: all do.
     """
@@ -55,21 +55,21 @@ class Domain:
     guard: Expr | None = None
 
     def read(self, x: Value, kind: DType) -> Expr:
-        """Return a tensor's element at a point, 0 where that is not inside."""
+        """Return a tensor's element at a point, or 0 if the point is not inside."""
         return cast(x.at(self.where, self.inside), kind)
 
     def exact(self, x: Value, kind: DType) -> Expr:
-        """Return what ``read`` does, of a 16-bit float as it is stored."""
+        """Return the element as ``read`` does, but a 16-bit float is rounded as it is stored."""
         if x.dtype in ROUND:
             return cast(op(ROUND[x.dtype], self.read(x, F32)), kind)
         return self.read(x, kind)
 
     def term(self, x: Value, kind: DType) -> Expr:
-        """Return an element in the type of a sum: exact where that is an integer."""
+        """Return an element in an accumulation type: read exactly if that is an integer type."""
         return self.read(x, kind) if kind.is_float else self.exact(x, kind)
 
     def reduce(self, monoid: Monoid, *values: Expr, only: Expr | None = None) -> Expr:
-        """Return the reduction of values at the points that count and have ``only``."""
+        """Return the reduction of values over the points that count and satisfy ``only``."""
         counts = both(both(self.inside, self.guard), only)
         return self._over(monoid, values, counts)
 
@@ -86,7 +86,7 @@ class Domain:
 
 
 Domains: TypeAlias = Callable[[Indices], Domain]
-"""The domain of each element of a result, with axes of its own for each time it is asked."""
+"""Returns the domain of the result's element at some indices, with fresh axes at each call."""
 
 
 def reduction(over: Domains, monoid: Monoid, value: Callable[[Domain], Expr]) -> Body:
@@ -104,11 +104,11 @@ def identity(monoid: Monoid, dtype: DType) -> Const:
 
 
 def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
-    """Let a direct form pass if it is short.
+    """Check that a direct form takes few steps.
 
     Args:
-        shape: of the result.
-        terms: the extents that are reduced for each of its elements.
+        shape: the result's shape.
+        terms: the extents that are reduced for each element of the result.
     Raises:
         Unsupported: with the reason, if it is long or of symbolic size.
     """
@@ -122,7 +122,7 @@ def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The reduced dimensions of a tensor's shape; the result keeps them with extent 1, or not."""
+    """The reduced dimensions of a tensor's shape; with ``keepdim`` they stay, with extent 1."""
 
     extents: Indices
     dims: tuple[int, ...]
@@ -178,7 +178,7 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) ->
 
 
 def prefixes(x: Value, dim: int, reason: str) -> Domains:
-    """Return what lies at or before each element along an axis; of a scalar, itself.
+    """Return the domains of a scan: the elements at or before each; of a scalar, itself.
 
     Raises:
         Unsupported: with the reason, if the axis is long.
@@ -199,20 +199,20 @@ def prefixes(x: Value, dim: int, reason: str) -> Domains:
     return before
 
 
-# -- the extreme and its place --------------------------------------------------------------------
+# -- the extreme and its index --------------------------------------------------------------------
 
 
 class Pick(enum.Enum):
-    """Which of several equal extremes is meant, and which of several NaNs."""
+    """Which of several equal extremes is returned, and which of several NaNs."""
 
     FIRST = enum.auto()
     LAST = enum.auto()
     FIRST_BUT_LAST_NAN = enum.auto()
 
     def keys(self, number: Expr) -> tuple[Expr, Expr, Callable[[Expr], Expr]]:
-        """Return what a number is searched by, as a NaN's too, and what gives it back.
+        """Return an element's key from its number, its key if it is NaN, and the inverse function.
 
-        The least key is that of the number meant; those of NaNs are negative, the others not.
+        The least key is that of the element to return; keys of NaNs are negative, others are not.
         """
         sign, rest = identity(MAX, number.dtype), identity(MIN, number.dtype)
         other = op("not", number)
@@ -230,12 +230,12 @@ class Pick(enum.Enum):
 class Extreme:
     """The greatest or least element of each domain of a tensor, and its number.
 
-    NaN is greater than the greatest, and less than the least. 16-bit floats are compared as they
-    are stored: what rounds to the same value is equal.
+    NaN counts as greater than any number for MAX, and as less for MIN. 16-bit floats are compared
+    as they are stored: values that round to the same one are equal.
 
     Attributes:
         monoid: MAX or MIN.
-        count: more than any number.
+        count: an exclusive upper bound of the numbers.
     """
 
     x: Value
@@ -246,7 +246,7 @@ class Extreme:
 
     @property
     def kind(self) -> DType:
-        """The type in which elements are compared; of bools the extreme is any or all."""
+        """The type in which elements are compared; ``value`` reduces bools with ANY or ALL."""
         return BOOL if self.x.dtype is BOOL else compute_type(self.x.dtype)
 
     def define(self, call: AtenCall) -> tuple[Value, Value]:
@@ -262,8 +262,8 @@ class Extreme:
         return domain.reduce(monoid, domain.exact(self.x, self.kind))
 
     def place(self, at: Indices) -> Expr:
-        """Return the number of the extreme of the domain at ``at``: the one with the least key."""
-        # Twice as many lanes hold numbers of 32 bits.
+        """Return the number of the extreme in the domain at ``at``: the least key among equals."""
+        # A vector has twice as many lanes for numbers of 32 bits.
         number = I32 if self.count.is_constant and self.count.const < 2**31 else I64
         domain, kind = self.over(at), I32 if self.kind is BOOL else self.kind
         value, own = domain.exact(self.x, kind), IndexValue(domain.number, number)

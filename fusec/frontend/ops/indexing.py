@@ -1,4 +1,4 @@
-"""Gathers, and tensors put together from parts: cat, pad, slice_scatter, roll.
+"""Gathers, and tensors assembled from parts: cat, pad, slice_scatter, roll.
 
 A gather reads an index from memory: ``Runtime(expr, extent)``. A part that covers only some
 indices is a ``Select`` over loads guarded by the same condition, so that nothing is read outside.
@@ -50,7 +50,7 @@ aten = torch.ops.aten
 
 
 def gathered(indices: Value, at: Indices, extent: Index, *, wraps: bool) -> Index:
-    """Return the index stored at ``at``; where it ``wraps``, negative ones count from the end."""
+    """Return the index stored at ``at``; if ``wraps``, a negative one counts from the end."""
     if indices.dtype is BOOL or indices.dtype.is_float:
         raise Unsupported("a mask as an index: its result's size depends on data")
     value = cast(indices.at(at), I64)
@@ -65,7 +65,7 @@ def fetched(x: Value, where: Indices) -> Expr:
 
 
 def counted_from_front(value: Expr, extent: Index) -> Expr:
-    """Return an index; a negative one counts from the end."""
+    """Return an index counted from the front, given one that counts from the end if negative."""
     value = cast(value, I64)
     known = index_of(value)
     if known is not None and is_nonnegative(known):
@@ -107,7 +107,7 @@ def gather(
 
 @lowers(aten.take.default)
 def take(call: AtenCall, x: Value, indices: Value) -> Value:
-    """Elements of the flattened tensor."""
+    """Emit the elements of the flattened tensor at ``indices``."""
     count = product(x.shape)
 
     def body(at: Indices) -> Expr:
@@ -119,7 +119,7 @@ def take(call: AtenCall, x: Value, indices: Value) -> Value:
 
 @lowers(aten.index.Tensor)
 def index_tensor(call: AtenCall, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Advanced indexing: adjacent index tensors stay in place, others come first."""
+    """Emit advanced indexing: axes of adjacent index tensors stay in place, others come first."""
     used = [k for k, i in enumerate(indices) if i is not None]
     rank = max((len(i.shape) for i in indices if i is not None), default=0)
     adjacent = used == list(range(used[0], used[0] + len(used))) if used else True
@@ -142,14 +142,14 @@ def index_tensor(call: AtenCall, x: Value, indices: Sequence[Value | None]) -> V
 
 
 def checked(call: AtenCall, place: Expr, extent: Index) -> Expr:
-    """Return an index that eager refuses out of range: on CPUs, unless it is known to be in it."""
+    """Return an index with the range check that eager has on CPUs, unless provably in range."""
     known = index_of(place)
     if not call.is_cpu or (known is not None and is_in_range(known, extent)):
         return place
     return op("within", place, as_value(extent))
 
 
-# -- parts put together ---------------------------------------------------------------------------
+# -- tensors from parts ---------------------------------------------------------------------------
 
 
 @lowers(aten.cat.default)
@@ -204,7 +204,7 @@ def constant_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize], value: Scala
     return call.define(body)
 
 
-# A library copies rows, which is faster: so these stand alone.
+# A library copies rows, which is faster: these are for targets without one.
 @lowers(
     aten.reflection_pad1d.default,
     aten.reflection_pad2d.default,
@@ -231,11 +231,11 @@ def _padded_by_inside(
     pad: Sequence[IntoSize],
     around: Callable[[Index, Index], tuple[Index, Index]],
 ) -> Value:
-    """Emit a pad by what is inside, of the last axes: each has what lies before, within and behind.
+    """Emit a pad of the last axes with elements of ``x``: a selection of before, within and after.
 
     Args:
-        around: returns which places are read before the first and behind the last, by a place and
-            the last one.
+        around: from an index and the last valid one, returns the index to read where the first is
+            before the tensor, and the one where it is after.
     """
     padded = tuple(len(x.shape) - 1 - k for k in range(len(pad) // 2))
 
@@ -266,7 +266,7 @@ def _padded_by_inside(
 
 
 def fill(value: Scalar, call: AtenCall) -> Expr:
-    """Return a number as the result's type."""
+    """Return a number cast to the result's type."""
     return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
 
 
@@ -304,7 +304,7 @@ def roll(call: AtenCall, x: Value, shifts: Sequence[IntoSize], dims: Sequence[in
 
 
 def roll_flat(call: AtenCall, x: Value, shift: Index) -> Value:
-    """The roll of the tensor as a line of all its elements."""
+    """Emit the roll of the flattened tensor."""
     count = product(x.shape)
 
     def body(at: Indices) -> Expr:

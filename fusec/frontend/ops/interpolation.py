@@ -1,10 +1,10 @@
 """Interpolation whose gradient stays one operation.
 
-PyTorch takes ``interpolate`` apart before it is differentiated. The forward's parts, a few gathers
+PyTorch decomposes ``interpolate`` before it is differentiated. The forward's parts, a few gathers
 and a weighted sum, fuse; their gradients are as many scatters of colliding elements, 50 times
-slower than eager's one kernel (bilinear, channels last, one core, 2026-11). So in graphs of Dynamo
-each call is a function with a gradient of its own: eager's operation. That of the nearest
-neighbour, enlarged by a whole number, is a sum over windows, and lowered.
+slower than eager's one kernel (bilinear, channels last, one core, 2026-11). So each call of a
+Dynamo graph becomes an ``autograd.Function`` whose backward is eager's operation. The gradient of
+nearest neighbours, enlarged by an integer factor, is lowered: it is a sum over windows.
 
 Worked example, the gradient of ``F.interpolate(x, scale_factor=2)``::
 
@@ -48,7 +48,7 @@ _GRADIENTS: dict[tuple[str, int], Any] = {
 
 
 def keep_gradients_whole(gm: fx.GraphModule) -> None:
-    """Give each interpolation of a graph of Dynamo a gradient of its own, in place."""
+    """Replace each ``F.interpolate`` of a Dynamo graph by ``interpolate``, in place."""
     call_instead(gm, {F.interpolate: interpolate})
 
 
@@ -61,12 +61,12 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> torch.Tensor:
-    """Return what ``F.interpolate`` does, with a gradient that is one operation."""
+    """Return the result of ``F.interpolate``, with a gradient that is one operation."""
     arguments = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     gradient = _GRADIENTS.get((mode, input.dim() - 2))
     varies = any(isinstance(n, torch.SymInt) for n in input.shape)
     if gradient is None or antialias or not input.requires_grad or (varies and mode in _ALIGNED):
-        return F.interpolate(input, *arguments)  # in _ALIGNED, torch knows no shape from symbols
+        return F.interpolate(input, *arguments)  # torch infers no symbolic shapes for _ALIGNED
     scales = [None] * (input.dim() - 2)
     if size is None and not recompute_scale_factor:
         one = not isinstance(scale_factor, tuple | list)
@@ -94,7 +94,7 @@ class _Interpolation(torch.autograd.Function):
 
 
 def _nearest_gradient(*, center: float) -> Callable[..., Value]:
-    """Return the rule of the nearest neighbour, found at ``floor((place + center) * scale)``."""
+    """Return the gradient's lowering where output i is element ``floor((i + center) / factor)``."""
 
     def rule(
         call: AtenCall,
@@ -115,10 +115,10 @@ def _nearest_gradient(*, center: float) -> Callable[..., Value]:
 
 
 def _factor(large: Index, small: Index, scale: float | None, center: float) -> int:
-    """Return by how much an axis is enlarged.
+    """Return the integer factor by which an axis is enlarged.
 
     Raises:
-        Unsupported: if that is no whole number, or the kernel's arithmetic in f32 strays from it.
+        Unsupported: if it is no integer or not ``scale``, or if f32 rounding changes an index.
     """
     factor = large // small
     if (large % small) is not ZERO or not factor.is_constant or factor is ZERO:

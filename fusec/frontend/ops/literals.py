@@ -1,10 +1,10 @@
-"""Short tensors that a program makes of numbers, as expressions of their index.
+"""Lower short tensors of literal numbers to expressions of their index.
 
-``torch.tensor([0.5, 0.25])`` in a forward is a tensor that tracing has made once, of which each
-call gets a copy. Its numbers are the program's own, like those of ``x * 0.5``: they stand in the
-kernels that read them, so that neither an archive nor a program in C has to hold a tensor. Where an
-eager kernel takes it, a kernel writes it first. Types that kernels do not compute with (complex,
-``float8``, ``uint16``) stay tensors.
+``torch.tensor([0.5, 0.25])`` in a forward is created once, by tracing, and copied at each call. Its
+numbers are part of the program, like that of ``x * 0.5``: they are constants of the kernels that
+read them, so that neither an archive nor a program in C has to store the tensor. Where an eager
+kernel is the consumer, a kernel writes the tensor first. Types that kernels do not compute with
+(complex, ``float8``, ``uint16``) stay tensors.
 
 Worked example: ``m = torch.tensor([0.5, 0.25, 0.25])`` is ``m[i0] = where(i0 < 1, 0.5, 0.25)``.
 """
@@ -29,14 +29,14 @@ from fusec.torch_interior import unset_fake_temporarily
 aten = torch.ops.aten
 
 LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
-"""Calls that copy such a tensor. Another one would read the tensor itself, which may be one of the
-user's that has changed since it was traced."""
+"""Calls that copy such a tensor. Any other call would read the tensor itself, which may belong to
+the user and may have changed since the trace."""
 LONGEST = 16
-"""Elements: each that differs from the one before it is a comparison where it is read."""
+"""Largest number of elements; each that differs from the one before costs reads a comparison."""
 
 
 def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[float | int | bool, ...] | None:
-    """Return the elements, in the order of their indices, of a node that is such a tensor."""
+    """Return the row-major elements of a node that is a short literal tensor, or None."""
     readers = {user.target for user in node.users}
     if node.op != "get_attr" or not readers or not readers.issubset(LIFTS):
         return None
@@ -50,7 +50,7 @@ def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[float | int | bool, .
 
 
 def literal(kind: TensorType, numbers: Sequence[float | int | bool]) -> Value:
-    """Return a tensor of numbers, without a buffer."""
+    """Return a tensor with the given row-major elements, as an expression without a buffer."""
     axes, wide = make_axes(kind.shape), compute_type(kind.dtype)
     steps = contiguous_strides(kind.shape)
     at = sum((i * s for i, s in zip(positions(axes), steps, strict=True)), index(0))

@@ -109,13 +109,13 @@ def floor_divide(call: AtenCall, x: Scalar, y: Scalar) -> Value:
 
 
 def divisor(call: AtenCall, b: Expr) -> Expr:
-    """Return what eager divides by: on CPUs an integer zero is an error."""
+    """Return a divisor with the check that eager has on CPUs, where an integer zero is an error."""
     known = isinstance(b, Const) and b.value != 0
     return b if known or b.dtype.is_float or not call.is_cpu else op("nonzero", b)
 
 
 def floor_quotient(a: Expr, b: Expr) -> Expr:
-    """Return floor(a / b) of floats as torch does: from the exact remainder, not a quotient."""
+    """Return floor(a / b) of floats as torch does: from the exact remainder, not the quotient."""
     rest = op("fmod", a, b)
     quotient = div(sub(a, rest), b)
     other_sign = op("xor", less(b, 0.0), less(rest, 0.0))
@@ -155,7 +155,7 @@ def power_of_tensor(call: AtenCall, x: Value, exponent: Scalar) -> Value:
             raise Unsupported("an integer to a fractional power")
         return call.pointwise(lambda a: integer_power(a, int(exponent)), x)
     rule = _POWERS.get(float(exponent))
-    root = exponent in (0.5, -0.5)  # of f16 eager takes the power on CPUs: of -inf it is inf
+    root = exponent in (0.5, -0.5)  # on CPUs eager calls pow for f16: -inf gives inf
     if rule is None or (root and call.is_cpu and call.out.dtype is F16):
         return power(call, x, exponent)
     return call.pointwise(rule, x)
@@ -199,7 +199,7 @@ def nextafter(call: AtenCall, x: Value, y: Value) -> Value:
 
 
 def ignoring_nan(name: str, a: Expr, b: Expr) -> Expr:
-    """The greatest or least of two; the other where one is NaN."""
+    """Return the maximum or minimum of two; if one is NaN, the other."""
     if not a.dtype.is_float:
         return op(name, a, b)
     return select(op("isnan", a), b, select(op("isnan", b), a, op(name, a, b)))
@@ -229,7 +229,7 @@ def addcmul(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar = 1) 
 
 @lowers("prims.fma.default")
 def multiply_add(call: AtenCall, a: Scalar, b: Scalar, c: Scalar) -> Value:
-    """What Dynamo makes of ``addcmul_``: a * b + c, which compilers contract to one rounding."""
+    """Emit ``a * b + c``, Dynamo's form of ``addcmul_``; compilers contract it to one rounding."""
     return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
 
 
@@ -237,7 +237,7 @@ def multiply_add(call: AtenCall, a: Scalar, b: Scalar, c: Scalar) -> Value:
 
 
 def register_step(name: str) -> None:
-    """Lower rounding to an integer, which is discontinuous; integers stay as they are."""
+    """Register the lowering of a rounding, which is discontinuous; integers are copied."""
 
     def rule(call: AtenCall, x: Value) -> Value:
         if not x.dtype.is_float:
@@ -272,7 +272,7 @@ def sign(call: AtenCall, x: Value) -> Value:
 
 @lowers(aten.angle.default)
 def angle(call: AtenCall, x: Value) -> Value:
-    """pi for a negative number, 0 for others, NaN for NaN."""
+    """Emit pi for negative numbers, NaN for NaN, and 0 for others."""
 
     def turned(a: Expr) -> Expr:
         half = select(less(a, 0), like(math.pi, a), like(0, a))
@@ -304,7 +304,7 @@ def clone(call: AtenCall, x: Value, *, memory_format: Any = None) -> Value:
 
 @lowers(aten._to_copy.default, aten.to.dtype)
 def to_copy(call: AtenCall, x: Scalar, *_: Any, **__: Any) -> Value:
-    if not isinstance(x, Value):  # torch.vmap's of a number beside a batch
+    if not isinstance(x, Value):  # torch.vmap converts a number beside a batch
         return call.pointwise(lambda number: number, x, kind=call.out.dtype)
     return convert(call, x)
 
@@ -315,7 +315,7 @@ def convert_element_type(call: AtenCall, x: Value, dtype: torch.dtype) -> Value:
 
 
 def convert(call: AtenCall, x: Value) -> Value:
-    """Emit a conversion that the user asked for: its rounding is never dropped."""
+    """Emit a conversion that the program requests: its rounding is never dropped."""
     target = call.out.dtype
 
     def body(at: Indices) -> Expr:
@@ -325,7 +325,7 @@ def convert(call: AtenCall, x: Value) -> Value:
 
 
 def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
-    """Return an element of ``x`` as ``target``, rounded even where it is not stored."""
+    """Return an element of ``x`` as ``target``, rounded even if it is never stored."""
     value = x.at(at)
     if x.dtype is target:
         return value
@@ -341,7 +341,7 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
 
 @lowers(aten.copy.default)
 def copy(call: AtenCall, x: Value, source: Value, *_: Any) -> Value:
-    """``source``, broadcast and converted to the type of ``x``."""
+    """Emit ``source``, broadcast and converted to the type of ``x``."""
     target = call.out.dtype
     spread = source
     if source.shape != call.out.shape:

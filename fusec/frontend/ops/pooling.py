@@ -1,9 +1,9 @@
-"""Pooling: means and maxima over windows, and their gradients, which gather as well.
+"""Pooling: means and maxima over windows, and their gradients, which are gathers too.
 
-The windows of an axis are affine, ``start = o * stride - padding`` with ``kernel`` places
+The windows of an axis are affine, ``start = o * stride - padding`` with ``kernel`` elements
 ``dilation`` apart, or adaptive, from ``floor(o * n / outputs)`` to ``ceil((o + 1) * n / outputs)``.
-Either says which elements a window has (``place``), and in which windows an element lies
-(``window``): a gradient sums over those, so nothing is scattered.
+Both map a window to its elements (``place``), and an element to the windows that contain it
+(``window``): a gradient sums over these windows, so nothing is scattered.
 
 Worked example, ``avg_pool1d(x, 3, stride=2, padding=1)`` of 8 elements, padding counted::
 
@@ -39,9 +39,9 @@ class Affine:
     """Windows that start ``stride`` apart; ``count_pad`` counts the padding in means.
 
     Attributes:
-        divisor: what means over windows of all axes divide by, if not by their size.
-        places: the most elements of a window.
-        around: the most windows that an element lies in.
+        divisor: the divisor of a mean over all axes; None: the number of elements of the window.
+        places: the largest number of elements of a window.
+        around: the largest number of windows that contain an element.
     """
 
     extent: Index
@@ -62,12 +62,12 @@ class Affine:
         return index(self.kernel if self.dilation > 1 else -(-self.kernel // self.stride))
 
     def place(self, window: Index, k: Index) -> GuardedIndex:
-        """Return the position of the k-th element of a window, and whether it is one."""
+        """Return the position of a window's k-th element, and the guard under which it exists."""
         at = window * self.stride - self.padding + k * self.dilation
         return at, in_range(at, 0, self.extent)
 
     def window(self, position: Index, k: Index) -> GuardedIndex:
-        """Return the k-th window that an element may lie in, and whether it does."""
+        """Return the k-th window that may contain an element, and the guard under which it does."""
         reach = position + self.padding
         if self.dilation > 1:
             first = reach - k * self.dilation
@@ -79,7 +79,7 @@ class Affine:
         return window, both(in_range(window, 0, self.outputs), inside)
 
     def size(self, window: Index) -> Expr:
-        """Return what a mean over the window divides by, an i64."""
+        """Return the divisor of a mean over the window, an i64."""
         start = IndexValue(window * self.stride - self.padding)
         end = IndexValue(window * self.stride - self.padding + self.kernel)
         if self.count_pad:
@@ -90,7 +90,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """As many windows as ``outputs``, of sizes that differ by one where they do not divide."""
+    """``outputs`` windows over ``extent`` elements, of sizes that differ by at most one."""
 
     extent: Index
     outputs: Index
@@ -104,7 +104,7 @@ class Adaptive:
         return self._most(self.outputs, self.extent)
 
     def _most(self, parts: Index, of: Index) -> Index:
-        """Return the most of ``parts`` that meet one of the others: one more if none divides."""
+        """Return the most ``parts`` that overlap one of ``of``: 1 + ceil if they do not divide."""
         if (parts % of) is ZERO:
             return parts // of
         return (parts + of - 1) // of + 1
@@ -133,12 +133,12 @@ _Way: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
 
 
 def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
-    """Return the elements of the window that ``at`` ends with; numbers are of all elements."""
+    """Return the elements of the window at ``at``; a number is the position in the pooled axes."""
     return _domain([(w.places, w.place) for w in windows], [w.extent for w in windows], at)
 
 
 def over_windows(windows: Sequence[Windows], at: Indices) -> Domain:
-    """Return the windows in which the element at ``at`` lies."""
+    """Return the windows that contain the element at ``at``."""
     return _domain([(w.around, w.window) for w in windows], [w.outputs for w in windows], at)
 
 
@@ -169,7 +169,7 @@ def mean(call: AtenCall, x: Value, windows: Sequence[Windows]) -> Value:
 
 
 def mean_gradient(call: AtenCall, grad: Value, windows: Sequence[Windows]) -> Value:
-    """Emit what each element gets of the gradients of the means that it is part of."""
+    """Emit each element's gradient: the sum of its shares of the gradients of its windows."""
     kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
@@ -181,7 +181,7 @@ def mean_gradient(call: AtenCall, grad: Value, windows: Sequence[Windows]) -> Va
 
 
 def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
-    """Return what a mean divides by: a constant, or the number of elements of the window."""
+    """Return the divisor of a mean: a constant, or the number of elements of the window."""
     match windows[0]:
         case Affine(divisor=int(number)):
             return Const(number, kind)
@@ -231,12 +231,12 @@ def affine(
 
 
 def adaptive(rank: int, extents: Indices, outputs: Indices, _: Any = None) -> list[Windows]:
-    """Return as many windows of the last ``rank`` axes as there are outputs."""
+    """Return the windows of an adaptive pool over the last ``rank`` axes."""
     return [_adaptive(*pair) for pair in zip(extents[-rank:], outputs[-rank:], strict=True)]
 
 
 def _adaptive(extent: Index, outputs: Index) -> Windows:
-    """Return equal windows where the outputs divide the extent: an element then lies in one."""
+    """Return affine windows if ``outputs`` divides the extent: an element then lies in one."""
     kernel = extent // outputs
     if kernel.is_constant and (extent % outputs) is ZERO:
         return Affine(extent, outputs, kernel.const, kernel.const, 0)
@@ -247,9 +247,9 @@ def _adaptive(extent: Index, outputs: Index) -> Windows:
 
 
 def maximum(call: AtenCall, x: Value, windows: Sequence[Windows]) -> tuple[Value, Value]:
-    """Emit the greatest element of each window, and its place among all that the axes have.
+    """Emit the maximum of each window, and its row-major position in the pooled axes.
 
-    The place is the first one's; of NaNs, as eager's loop leaves it, the last one's.
+    That is the first one's among equals, and the last one's among NaNs, as eager's loop leaves it.
     """
     count = product(w.extent for w in windows)
     over = partial(over_places, windows)
@@ -259,7 +259,7 @@ def maximum(call: AtenCall, x: Value, windows: Sequence[Windows]) -> tuple[Value
 def maximum_gradient(
     call: AtenCall, grad: Value, places: Value, windows: Sequence[Windows]
 ) -> Value:
-    """Emit what flows to each element from the windows whose place it is."""
+    """Emit each element's gradient: the sum of ``grad`` over the windows whose maximum it is."""
     kind = compute_type(grad.dtype)
     extents = tuple(w.extent for w in windows)
 
@@ -287,10 +287,10 @@ def max_windows(
 
 
 def one_store_each(call: AtenCall) -> str | None:
-    """Prefer eager's kernel for a two-dimensional maximum's gradient, unless channels are last.
+    """Prefer eager's kernel for the gradient of a 2D maximum, unless channels are last.
 
-    It stores one element for each window, where a sum over windows looks at all of an element's: 8
-    times slower on one core if lanes are neighbours in a row, faster if channels.
+    It stores one element per window; the sum over windows reads all windows of each element: 8
+    times slower on one core if vector lanes run along a row, faster if along channels.
     """
     rows = call.out.strides[-3] is not ONE
     return "a maximum's gradient: one store for each window" if rows else None
@@ -302,7 +302,7 @@ def pool(pool: Pool, rank: int, call: AtenCall, x: Value, *settings: Any) -> Any
 
 
 def gradient(pool: Pool, rank: int, call: AtenCall, grad: Value, x: Value, *settings: Any) -> Value:
-    """Emit a pool's gradient; of maxima the last of the settings are their places."""
+    """Emit a pool's gradient; for a maximum, the last setting is the tensor of positions."""
     places = [s for s in settings if isinstance(s, Value)]
     numbers = settings[: len(settings) - len(places)]
     return pool.gradient(call, grad, *places, pool.windows(rank, x.shape, grad.shape, *numbers))
@@ -310,7 +310,7 @@ def gradient(pool: Pool, rank: int, call: AtenCall, grad: Value, x: Value, *sett
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A kind of pool: its windows by its settings, what it makes of each, and the gradient."""
+    """A kind of pool: the functions that return its windows, its value and its gradient."""
 
     windows: Callable[..., Sequence[Windows]]
     value: Callable[..., Any]

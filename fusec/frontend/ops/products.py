@@ -1,10 +1,9 @@
-"""Products of matrices, in index notation: sums of products.
+"""Lower matrix products to index notation: sums of products.
 
-A contraction is captured as the library's call, with its meaning beside it; where one kernel of
-fusec's own is the better choice, the definitions take the call's place
-(``passes/fusion/contract.py``). 16-bit operands are read exactly: tensor cores multiply what
-eager's kernel would have stored. Products in f64 are the library's; where none may be called, they
-are sums like others.
+A contraction is captured as the library's call, with its decomposition; where a kernel of fusec's
+own is the better candidate, the decomposition replaces the call (``passes/fusion/contract.py``).
+16-bit operands are read exactly: tensor cores multiply the values that eager's kernel would have
+stored. Products in f64 run in the library; where none may be called, they are ordinary sums.
 
 Worked example: ``mm(x, w.t())`` means ``mm[m, n] = sum(k: f32(x[m, k]) * f32(w[n, k]))``, rounded
 to the result's type.
@@ -38,7 +37,7 @@ def contraction(extent: Index, term: Callable[[Index], tuple[Expr, Expr]]) -> Ex
 
 
 def exact(value: Value, at: Indices) -> Expr:
-    """Return an element in f32 as it is in memory: rounded, where its type is a 16-bit float."""
+    """Return an element in f32, rounded to its own type if that is a 16-bit float."""
     return read_exact(value, at, F32)
 
 
@@ -53,7 +52,7 @@ def _matrices(*operands: Any) -> None:
 
 
 def _is_sum(call: AtenCall) -> bool:
-    """Return True for a product that no library may compute, of a type without ``Dot``."""
+    """Return True for an ordinary sum: f64, which has no ``Dot``, if no library may be called."""
     return call.lines.alone and call.out.dtype is F64
 
 
@@ -88,9 +87,9 @@ def mm(call: AtenCall, a: Value, b: Value) -> Value:
 
 
 def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:
-    """Emit what ``mm`` does, by the second factor in panels (``frontend/fx_passes/packing.py``).
+    """Emit ``mm`` with the second factor in panels (``frontend/fx_passes/packing.py``).
 
-    Rows are widened once: each panel of columns reads all of them.
+    The rows are converted to f32 once, since each panel of columns reads all of them.
     """
     _matrices(a, b)
     width = panels.shape[2]

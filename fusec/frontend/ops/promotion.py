@@ -1,4 +1,4 @@
-"""PyTorch's type promotion, on IR types and without calling torch.
+"""PyTorch's type promotion on IR types.
 
 Tensors with axes outrank those without, which outrank Python numbers: a lower rank changes the
 result only if its category (bool < integer < float) is higher. Worked example: ``i64[3] * 0.5`` is

@@ -1,7 +1,7 @@
 """Random numbers: a draw is a function of a seed and of an element's position (``random_ops.py``).
 
-So it fuses as any pointwise operation does, at whatever index it is read. Draws that ``draws.py``
-leaves alone, such as those from a generator of the user's, run as eager kernels.
+So it fuses like any pointwise operation, whatever the index it is read at. Draws that ``draws.py``
+does not rewrite, such as those from a user's generator, run as eager kernels.
 
 Worked example, the numbers of a dropout over ``x[m, c]``, the second draw of its graph::
 
@@ -44,7 +44,7 @@ def random(
     low: int = 0,
     high: int = 0,
 ) -> Value:
-    """Random numbers of a kind; ``random_ops.random`` says what each element is made of."""
+    """Emit random numbers of a kind; ``random_ops.py`` defines each element."""
 
     def body(at: Indices) -> Expr:
         draw = _Draw(seeds.at((index(which),)), linearise(at, call.out.shape))
@@ -62,7 +62,7 @@ def random(
 
 
 class _Draw:
-    """The random bits of one element: each kind of draw takes as many as it needs."""
+    """The random bits of one element: each kind of draw reads as many as it needs."""
 
     def __init__(self, seed: Expr, place: Index) -> None:
         self.seed = seed
@@ -73,7 +73,7 @@ class _Draw:
         return op("random", self.seed, IndexValue(self.place * each + which))
 
     def number(self, which: int, each: int, kind: DType) -> Expr:
-        """Return one of the ``each`` uniform numbers that do: 24 bits in f32, 48 in f64."""
+        """Return one of the element's ``each`` uniform numbers: 24 bits in f32, 48 in f64."""
         if kind is F32:
             return mul(cast(self.bits(which, each), F32), 2.0**-24)
         high, low = (cast(self.bits(2 * which + k, 2 * each), F64) for k in (0, 1))

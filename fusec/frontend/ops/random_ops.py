@@ -1,16 +1,16 @@
-"""The operations that draw random numbers in graphs, as PyTorch's own: with fake and eager kernels.
+"""The custom operations that draw random numbers in graphs, with their fake and eager kernels.
 
 ``fusec::random_seeds(n, device)`` draws n seeds from torch's default generator of the device, so
-that ``torch.manual_seed`` decides. ``fusec::random(size, order, seeds, which, kind, dtype)`` has no
+that ``torch.manual_seed`` applies. ``fusec::random(size, order, seeds, which, kind, dtype)`` has no
 state: element i, in row-major order whatever the strides, is a function of ``seeds[which]`` and i.
 A backward that calls it again gets the numbers of the forward.
 
 Number k of a seed is word k % 4 of Philox-4x32-10 with the seed as its key and k // 4 as its
-counter, as 24 bits of [0, 1). What an element is made of::
+counter, as 24 bits of [0, 1). An element is computed from::
 
     uniform   f32: number i; 16-bit types: its upper bits, as many as the type has, never 1.0
               f64: numbers 2i and 2i + 1, 48 bits
-    normal    Box and Muller's transform of numbers 2i and 2i + 1; f64: of two made of 4i to 4i + 3
+    normal    Box-Muller transform of numbers 2i and 2i + 1; f64: of two of 48 bits, 4i to 4i + 3
     integer   low + floor((high - low) * u), where u are the 48 bits of numbers 2i and 2i + 1
 
 The eager kernels here compute the same numbers with PyTorch's operations, for graphs, and calls,
@@ -24,9 +24,9 @@ import math
 import torch
 
 LARGEST_RANGE = 1 << 32
-"""Integers that a draw chooses from at most: 48 bits choose from so many almost evenly."""
+"""Largest number of integers to choose from: over so many, 48 bits are almost uniform."""
 BITS = {torch.bfloat16: 8, torch.float16: 11}
-"""Bits of a uniform number in 16-bit types: all of [0, 1) in steps that each of them has."""
+"""Bits of a uniform number in 16-bit types, which represent each multiple of 2^-bits in [0, 1)."""
 
 _LOW = 0xFFFFFFFF
 _library = torch.library.Library("fusec", "DEF")
@@ -92,7 +92,7 @@ def _normal(seed: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _numbers(seed: torch.Tensor, count: int, each: int) -> tuple[torch.Tensor, ...]:
-    """Return ``each`` vectors of ``count`` uniform numbers: element i has those from each*i on."""
+    """Return ``each`` vectors of ``count`` uniform numbers: vector j has numbers each*i + j."""
     counter = torch.arange(-(-count * each // 4), device=seed.device)
     words = torch.stack(_philox(counter, seed), 1).view(-1)[: count * each]
     return ((words >> 8).float() * 2.0**-24).view(count, each).unbind(1)

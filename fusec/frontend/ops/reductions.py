@@ -31,9 +31,9 @@ aten = torch.ops.aten
 
 
 def reduces(*targets: Any) -> Callable[[LoweringFunction], LoweringFunction]:
-    """Register ``rule(call, x, over, **settings)``, a reduction over the dimensions that are named.
+    """Register ``rule(call, x, over, **settings)`` as a reduction over the given dimensions.
 
-    Over all if none are; ``dtype`` is that of the result.
+    Over all if none are given; ``dtype`` is dropped, since the traced result has that type.
     """
 
     def register(rule: LoweringFunction) -> LoweringFunction:
@@ -88,12 +88,12 @@ def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """Mean and variance of each region, in two passes: the mean, then the squares about it.
+    """Mean and variance of each region, in two passes: the mean, then the squared deviations.
 
     Attributes:
-        x: what is summed.
-        center: its mean.
-        divisor: what the sum of squares is divided by.
+        x: the tensor that is reduced.
+        center: the mean of each region.
+        divisor: the divisor of the sum of squares.
     """
 
     x: Value
@@ -105,7 +105,7 @@ class Variance:
     def of(
         cls, call: AtenCall, x: Value, over: Region, correction: Scalar | None, kind: DType
     ) -> Variance:
-        """Emit the mean as ``kind``; ``correction`` is 1 if None."""
+        """Emit the mean, in the type ``kind``; ``correction`` is 1 if None."""
         correction = 1 if correction is None else correction
         if not isinstance(correction, int | float):
             raise Unsupported("a symbolic correction")
@@ -132,15 +132,15 @@ class Variance:
 
 @dataclass(frozen=True, slots=True)
 class ExactVariance:
-    """Mean and variance relative to each region's first value: of equal values exactly 0.
+    """Mean and variance relative to each region's first value: exactly 0 for equal values.
 
-    That is what the slope of a deviation, infinite at 0, asks for. Nor do values far from 0 lose
-    their differences' digits.
+    The gradient of a standard deviation, infinite at 0, needs that. Values far from 0 do not lose
+    the digits of their differences either.
 
     Attributes:
-        plain: the mean by itself.
-        first: that value, over the result's indices.
-        rest: the spread of ``x - first``.
+        plain: the mean, computed directly.
+        first: the first value of a region, by the result's indices.
+        rest: the mean and the variance of ``x - first``.
     """
 
     plain: Body
@@ -154,14 +154,14 @@ class ExactVariance:
         at = positions(axes)
         here = cast(x.at(at), kind)
         first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
-        # Compared, for a compiler may round ``a * b - first`` only once, which is not 0.
+        # Compared first: a compiler may contract ``a * b - first`` to one rounding, which is not 0.
         rest = select(equal(here, first), like(0.0, here), sub(here, first))
         spread = Variance.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
         own = mean(over, lambda p: p.read(x, kind))
         return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
 
     def mean(self, at: Indices) -> Expr:
-        # Relative to a first value that is far larger, digits of the mean would be lost.
+        # The sum with a first value that is far larger than the mean would lose digits of the mean.
         first, plain = self.first(at), self.plain(at)
         near = op("le", op("abs", first), op("mul", like(2.0, plain), op("abs", plain)))
         return select(near, op("add", first, self.rest.center.at(at)), plain)
@@ -174,10 +174,10 @@ class ExactVariance:
 def spread_of(
     call: AtenCall, x: Value, over: Region, correction: Scalar | None
 ) -> Variance | ExactVariance:
-    """Emit the mean of a variance that is 0 where all values are equal.
+    """Return the mean and a variance that is exactly 0 where all values are equal.
 
-    On CPUs it is one in f64, as eager's: no square overflows, and sums of up to 2^29 equal values
-    of f32 are exact.
+    On CPUs both are computed in f64, as in eager: no square overflows, and sums of up to 2^29
+    equal values of f32 are exact. Inputs of f64 take ``ExactVariance`` there, too.
     """
     if call.is_cpu and x.dtype is not F64:
         return Variance.of(call, x, over, correction, F64)
@@ -191,7 +191,7 @@ def var(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = N
 
 @reduces(aten.std.correction)
 def std(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
-    """The root of a variance, which may itself be out of the result's range."""
+    """Emit the root of the variance, which itself may be out of the result's range."""
     spread = spread_of(call, x, over, correction)
     return call.define(lambda at: op("sqrt", spread.variance(at)))
 
@@ -209,7 +209,7 @@ def std_mean(
 def var_mean(
     call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
 ) -> tuple[Value, Value]:
-    if correction == 0:  # as norms ask for it, whose slope is finite: it costs them 4 to 13 %
+    if correction == 0:  # norms, with a finite gradient: exactness costs them 4 to 13 %
         plain = Variance.of(call, x, over, correction, compute_type(call.out.dtype))
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
     spread = spread_of(call, x, over, correction)
@@ -217,7 +217,7 @@ def var_mean(
 
 
 def spread_mean(call: AtenCall, mean: Value) -> Value:
-    """Return the mean as the second result: itself if its type and layout are right already."""
+    """Return the mean as the second result: ``mean`` itself if its type and strides match."""
     kind = call.results[1]
     buffer = mean.buffer
     if buffer is not None and buffer.dtype is kind.dtype and buffer.strides == kind.strides:
@@ -235,7 +235,7 @@ def value_of_extreme(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> 
 
 
 def extreme(monoid: Monoid, x: Value, over: Region) -> Extreme:
-    """Return the extreme of a region, numbered in row-major order."""
+    """Return the extreme of each region, whose elements are numbered in row-major order."""
     return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
 
 

@@ -5,15 +5,15 @@ definitions; tensors among the arguments are ``Value``, symbolic integers ``Inde
 tuples, everything else is as in the FX node. It returns a ``Value``, or a tuple of them for
 several results, or raises ``Unsupported``, upon which the node becomes an ``Extern``.
 
-To add an operation, write one such function in the file it belongs to and name it here::
+To add an operation, write one such function in the file it belongs to and register it::
 
     @lowers(aten.addcmul.default)
     def addcmul(call, x, a, b, *, value=1): ...
 
-A row may prefer the library's call, and say why. The node then is an ``Extern`` whose
-``decomposition`` is what the rule emits; where a kernel of fusec's own wins, that takes the call's
-place (``passes/fusion/contract.py``). A row that stands ``alone`` counts only where no library may
-be called.
+A row may prefer the library's call, with a reason. The node then becomes an ``Extern`` whose
+``decomposition`` is the rule's definitions; where a kernel of fusec's own is the better candidate,
+they replace the call (``passes/fusion/contract.py``). A row with ``alone`` is used only where no
+library may be called.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fusec.frontend.call import AtenCall
 
 LoweringFunction: TypeAlias = Callable[..., Any]
 Preference: TypeAlias = Callable[[AtenCall], str | None]
-"""Why the library's call is preferred, or None where it is not."""
+"""Returns the reason to prefer the library's call, or None to emit definitions."""
 _Rule = TypeVar("_Rule", bound=LoweringFunction)
 
 
 def never(call: AtenCall) -> str | None:
-    """Prefer no library's call."""
+    """Return None: the library's call is not preferred."""
     return None
 
 
@@ -41,7 +41,7 @@ class Lowering:
     """A row of the table.
 
     Attributes:
-        alone: it is for what runs without a library; anything else calls that.
+        alone: used only where no library may be called; elsewhere the library's call runs.
     """
 
     rule: LoweringFunction
@@ -50,14 +50,14 @@ class Lowering:
 
 
 LOWERINGS: dict[Any, Lowering] = {}
-"""By an operator's overload; by its printed name where torch registers it only when needed."""
+"""By an operator's overload, or by its printed name if torch registers it only on demand."""
 
 
 def find_lowering(target: Any, *, alone: bool) -> Lowering | None:
     """Return the lowering of an FX node's target, if there is one.
 
     Args:
-        alone: no library may be called.
+        alone: True if no library may be called.
     """
     found = LOWERINGS.get(target) or LOWERINGS.get(str(target))
     return found if found is None or alone or not found.alone else None

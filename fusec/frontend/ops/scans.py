@@ -1,6 +1,6 @@
-"""Scans and searches: reductions over what lies before an element, or below it.
+"""Scans and searches: each element is a reduction over its prefix, or over all boundaries.
 
-Each element is reduced anew, in the eager kernel's order, while that is short (``domain.py``).
+Each element is reduced from scratch, in the eager kernel's order, if short (``domain.py``).
 Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted boundaries b::
 
     y[i] = sum(j: where(j <= i, x[j], 0))
@@ -36,14 +36,14 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 def scan(
     monoid: Monoid, call: AtenCall, x: Value, dim: int, *, dtype: torch.dtype | None = None
 ) -> Value:
-    """Emit a sum or product of all elements up to each, in the result's accumulation type."""
+    """Emit a cumulative sum or product, in the result's accumulation type."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
     before = prefixes(x, dim, _SCAN)
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
 def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
-    """Emit the extreme up to each element, and the last place of an equal one, or of a NaN."""
+    """Emit the cumulative extreme, and the position of its last occurrence, or of the last NaN."""
     before = prefixes(x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
@@ -59,7 +59,7 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
-    """log(sum(exp(x))) of all up to each, relative to their maximum unless that is infinite."""
+    """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
     kind, before = compute_type(call.out.dtype), prefixes(x, dim, _SCAN)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
 
@@ -91,7 +91,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    """How many boundaries lie below each value; or at it, too, if searched from the ``right``."""
+    """Emit the number of boundaries below each value; if ``right``, also of those equal to it."""
     if sorter is not None:
         raise Unsupported("a search by another order")
     right = right or side == "right"
@@ -102,7 +102,7 @@ def searchsorted(
         value = read_exact(x, at, kind)
 
         def below(boundary: Expr) -> Expr:
-            above = op("gt" if right else "ge", boundary, value)  # false for NaN: it is the last
+            above = op("gt" if right else "ge", boundary, value)  # false for NaN: it sorts last
             return cast(negate(above), I64)
 
         lines = at[:-1] if len(boundaries.shape) > 1 else ()

@@ -1,8 +1,8 @@
-"""Scatters, as what each element of the result receives from the sources whose index names it.
+"""Scatters, lowered as gathers: each element of the result combines the sources that target it.
 
-If an index names one element of each line, the result compares it with every element's place,
-whatever the size. Otherwise elements may collide: each looks through all sources, which is worth it
-for few (``domain.py``); of those that replace, the last one counts, as in eager's loop on CPUs.
+If there is one index for each line along the axis, each element compares its position with it,
+whatever the size. Otherwise sources may collide: each element scans all of them, which pays off for
+few (``domain.py``); a replacement takes the last one, as in eager's loop on CPUs.
 
 Worked example, ``scatter_add`` along the only axis, with m sources::
 
@@ -46,12 +46,12 @@ _COLLIDE = "a scatter: elements may collide"
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What is written to an element.
+    """The sources of a scatter, as functions of an element of the result.
 
     Attributes:
-        extents: of the axes that number the sources an element looks through.
-        hits: (the element, a source's number) -> whether it hits, under which guard it is there.
-        source: (the element, a source's number, a guard) -> what it sends.
+        extents: the extents of the axes that number the sources an element scans.
+        hits: (element, source's number) -> whether it targets the element, and its guard.
+        source: (element, source's number, guard) -> the source's value.
     """
 
     extents: Indices
@@ -59,37 +59,37 @@ class Updates:
     source: Callable[[Indices, Indices, Expr | None], Expr]
 
     def at(self, at: Indices) -> Domain:
-        """Return the sources that send to the element at ``at``, as a domain."""
+        """Return the domain of the sources that target the element at ``at``."""
         axes = make_axes(self.extents, "j")
         number = positions(axes)
         hits, there = self.hits(at, number)
         return Domain(axes, number, linearise(number, self.extents), there, hits)
 
     def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
-        """Return what a source hits, as ``kind``."""
+        """Return the value of a source, as ``kind``."""
         return cast(self.source(at, number, self.hits(at, number)[1]), kind)
 
     def combined(self, monoid: Monoid, at: Indices, kind: DType) -> Expr:
-        """Return all that an element is sent, combined."""
+        """Return the reduction of all sources that target an element."""
         domain = self.at(at)
         return domain.reduce(monoid, self.value(at, domain.where, kind))
 
     def last(self, at: Indices) -> Expr:
-        """Return the number of the last source that sends to an element; below 0 if none does."""
+        """Return the number of the last source that targets an element; below 0 if none does."""
         domain = self.at(at)
         return domain.reduce(MAX, IndexValue(domain.number))
 
 
 def element(x: Value, at: Indices) -> Indices:
-    """Return the indices into ``x``, which has an axis where the result has none."""
+    """Return the indices into ``x``, which has one axis if the result is a scalar."""
     return at or (ZERO,) * len(x.shape)
 
 
-# -- what becomes of an element -------------------------------------------------------------------
+# -- replacing and combining ---------------------------------------------------------------------
 
 
 def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
-    """Emit each element as the last source that names it, or as it was."""
+    """Emit each element as the last source that targets it, or unchanged."""
     check_steps(call.out.shape, updates.extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
     extents = updates.extents
@@ -109,10 +109,10 @@ def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
 def combine(
     call: AtenCall, x: Value, updates: Updates, monoid: Monoid, *, include_self: bool = True
 ) -> Value:
-    """Emit each element combined with all sources that name it.
+    """Emit each element combined with all sources that target it.
 
     Args:
-        include_self: else elements that are named forget what they were.
+        include_self: if False, an element with sources is their combination alone.
     """
     check_steps(call.out.shape, updates.extents, _COLLIDE)
     if x.dtype is BOOL:
@@ -148,7 +148,7 @@ def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -
 
 
 def named(updates: Updates, at: Indices) -> Expr:
-    """Return whether any source names the element."""
+    """Return the condition that some source targets the element."""
     return op("ge", updates.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
 
 
@@ -158,7 +158,7 @@ def named(updates: Updates, at: Indices) -> Expr:
 def updates_along(
     call: AtenCall, x: Value, dim: int, indices: Value, source: Value | Scalar
 ) -> Updates:
-    """Return the updates of a scatter: as many along ``dim`` as there are indices."""
+    """Return the updates of a scatter along ``dim``: one source for each index along it."""
     axis = wrap(dim, len(x.shape))
 
     def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
@@ -179,7 +179,7 @@ def updates_along(
 
 
 def as_line(x: Value) -> Value:
-    """Return a tensor without axes as one of one element."""
+    """Return a tensor without axes as one of shape [1], any other as it is."""
     return x if x.shape else Value((ONE,), x.dtype, make_axes((ONE,)), x.expr)
 
 
@@ -191,7 +191,7 @@ def scatter(
     indices: Value,
     source: Value | Scalar,
 ) -> Value:
-    """Emit a scatter that replaces (no monoid) or combines."""
+    """Emit a scatter that replaces (``monoid`` None) or combines."""
     line, places = as_line(x), as_line(indices)
     source = as_line(source) if isinstance(source, Value) else source
     axis = wrap(dim, len(line.shape))
@@ -206,7 +206,7 @@ def scatter(
 
 
 def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
-    """Return True if the indices name one element of each line along an axis."""
+    """Return True if there is exactly one index for each line along an axis."""
     return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
 
 
@@ -235,7 +235,7 @@ _MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 def reduced(
     call: AtenCall, x: Value, updates: Updates, reduction: str, *, include_self: bool
 ) -> Value:
-    """Emit each element reduced with what names it; ``reduction`` as torch calls it."""
+    """Emit each element reduced with its sources; ``reduction`` is torch's name for it."""
     if reduction == "mean":
         return average(call, x, updates, include_self=include_self)
     return combine(call, x, updates, _MONOIDS[reduction], include_self=include_self)
@@ -316,10 +316,10 @@ def index_put(
 
 
 def put_masked(call: AtenCall, x: Value, mask: Value, source: Value, accumulate: bool) -> Value:
-    """Replace, or add to, what a mask over the first axes names by the same for each place.
+    """Emit ``x`` with one source put, or added, wherever a mask over the first axes is true.
 
     Raises:
-        Unsupported: if each place has a source of its own: which one depends on data.
+        Unsupported: if each masked position has a source of its own: which one depends on data.
     """
     rest = len(x.shape) - len(mask.shape)
     if len(source.shape) > rest and source.shape[-rest - 1] is not ONE:
@@ -337,7 +337,7 @@ def put_masked(call: AtenCall, x: Value, mask: Value, source: Value, accumulate:
 
 @lowers(aten.put.default)
 def put(call: AtenCall, x: Value, indices: Value, source: Value, accumulate: bool = False) -> Value:
-    """Elements of the flattened tensor, replaced or added to."""
+    """Emit the tensor with elements at flat ``indices`` replaced or added to."""
     count = product(x.shape)
 
     def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
@@ -356,10 +356,10 @@ def put(call: AtenCall, x: Value, indices: Value, source: Value, accumulate: boo
 def senders_of_places(
     call: AtenCall, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
 ) -> Updates:
-    """Return the updates to ``x[indices]``: as many as the index tensors, broadcast, have elements.
+    """Return the updates to ``x[indices]``: one for each element of the broadcast index tensors.
 
     Args:
-        wraps: a negative index counts from the end.
+        wraps: whether a negative index counts from the end.
     Raises:
         Unsupported: for a mask.
     """
@@ -389,7 +389,7 @@ def senders_of_places(
 
 
 def broadcast_shape(shapes: Sequence[Indices]) -> Indices:
-    """Return the shape that tensors have together."""
+    """Return the shape to which the shapes broadcast."""
     rank = max(map(len, shapes))
     padded = [(ONE,) * (rank - len(s)) + s for s in shapes]
     return tuple(

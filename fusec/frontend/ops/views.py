@@ -24,7 +24,7 @@ IntoSize: TypeAlias = "int | Index"
 
 
 def wrap(dim: int, rank: int) -> int:
-    """Return an axis counted from the end as one counted from the front."""
+    """Return a dimension counted from the front, given one that may count from the end."""
     return dim + rank if dim < 0 else dim
 
 
@@ -88,7 +88,7 @@ def delinearise(linear: Index, shape: Indices) -> Indices:
 def groups(old: Indices, new: Indices) -> Iterator[tuple[list[int], list[int]]]:
     """Pair up the axes of two shapes of equal size in the smallest groups of equal size.
 
-    Symbolic sizes are compared by form; their hints say only on which side to go on.
+    Symbolic sizes are compared structurally; hints decide only which side's group grows next.
     """
     left = [k for k, extent in enumerate(old) if extent is not ONE]
     right = [k for k, extent in enumerate(new) if extent is not ONE]
@@ -154,7 +154,7 @@ def slice_tensor(
 
 
 def slice_start(call: AtenCall, start: IntoSize | None, extent: Index) -> Index:
-    """Return where a slice begins, counted from the front, in what it is a slice of."""
+    """Return the start of a slice, counted from the front of the sliced axis."""
     first = from_end(0 if start is None else start, extent)
     if first.is_constant and extent.is_constant:
         return index(min(max(first.const, 0), extent.const))
@@ -193,7 +193,7 @@ def _window(call: AtenCall, x: Value, axis: int, start: Index, result: int) -> V
 
 @lowers(aten.unfold.default)
 def unfold(call: AtenCall, x: Value, dim: int, size: IntoSize, step: IntoSize) -> Value:
-    """Windows of ``size`` elements that start ``step`` apart; the place in one comes last."""
+    """Return windows of ``size`` elements, ``step`` apart; the last axis runs within a window."""
     axis = wrap(dim, len(x.shape))
     if not x.shape:
         return call.view(x, lambda at: ())
@@ -216,7 +216,7 @@ def diagonal(call: AtenCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int
 
 
 def diagonal_indices(at: Indices, rank: int, offset: int, dim1: int, dim2: int) -> Indices:
-    """Return the indices into the matrix of the last of ``at`` along its diagonal."""
+    """Return the indices of a diagonal's element, whose position on it is the last of ``at``."""
     row, column = wrap(dim1, rank), wrap(dim2, rank)
     rest = iter(at[:-1])
     place = {row: at[-1] + max(-offset, 0), column: at[-1] + max(offset, 0)}
@@ -231,7 +231,7 @@ def as_strided(
     stride: Sequence[IntoSize],
     storage_offset: IntoSize | None = None,
 ) -> Value:
-    """Any window of a tensor that is all of a row-major buffer."""
+    """Return a strided window of a tensor that is all of a row-major buffer."""
     buffer = x.buffer
     if buffer is None or not is_row_major_whole(x):
         raise Unsupported("a strided window into other than a contiguous tensor")

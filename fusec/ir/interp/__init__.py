@@ -1,1 +1,1 @@
-"""Reference interpreters: what graphs, expressions and programs mean, in NumPy."""
+"""Reference interpreters of graphs, expressions and programs, in NumPy."""

@@ -1,12 +1,12 @@
-"""The meaning of an expression: its value at every point of its free axes, as one array.
+"""Reference semantics of expressions: the value at every point of the free axes, as an array.
 
 A ``Tile`` is an array with one dimension for each of its axes, in the order of their serials; a
-dimension of length 1 stands for a value that does not change along it. Axes that the environment
-holds at a point (grid and loop axes of a running program) are numbers and make no dimension.
+dimension of length 1 stands for a value that does not vary along it. Axes with a fixed coordinate
+in the environment (grid and loop axes of a running program) are numbers and make no dimension.
 
 Memory is flat: each buffer's storage is a one-dimensional array that its strides address, so that a
-view with any strides is right. An index out of range is an error, unless a guard is false there or
-a ragged axis is beyond its limit: then the load gives 0 or anything, and touches nothing.
+view with any strides is right. An index out of range is an error, unless a guard is false there
+(the load gives 0) or a ragged axis is beyond its limit (any value); no memory is read then.
 
 Worked example: ``sum(c: x[m, c])`` is the tile ``x[m, c]`` of shape (M, C), then one of shape (M,).
 """
@@ -51,7 +51,7 @@ from fusec.ir.interp.scalar import (
 
 STAGE = "ir.interp"
 POINTS_TRIED = 1 << 13
-"""The largest domain in which an index that is not provably in range is tried at every point."""
+"""The largest domain in which an index that is not provably in range is evaluated everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class Tile:
 
 @dataclass(slots=True)
 class Env:
-    """What free names stand for.
+    """The values of free names.
 
     Attributes:
         sizes: the value of each symbolic size.
         storage: flat memory by ``buffer.base``.
-        points: axes held at one coordinate.
+        points: the coordinates of axes that are fixed.
         variables: values of a program's variables.
-        masks_ragged: points beyond an axis' limit do not exist, as in kernels; in a program, where
-            every mask is written out, they are lanes like all others.
+        masks_ragged: points beyond an axis' limit are masked, as in kernels; in a program, whose
+            masks are explicit, they are ordinary lanes.
     """
 
     sizes: Mapping[Size, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def joint_axes(tiles: Iterable[Tile]) -> tuple[Axis, ...]:
 
 
 def align(tile: Tile, axes: tuple[Axis, ...]) -> Array:
-    """Return an array that broadcasts along ``axes``: sorted, and all that the tile has."""
+    """Return the tile's array, broadcastable over ``axes``: sorted, a superset of the tile's."""
     if tile.axes == axes or not tile.axes:
         return tile.array
     lengths = dict(zip(tile.axes, tile.array.shape, strict=True))
@@ -118,7 +118,7 @@ def expand(tile: Tile, axes: tuple[Axis, ...], env: Env) -> Array:
 
 
 def extent_of(axis: Axis, env: Env) -> int:
-    """Return how many points an axis has, those beyond a ragged limit included."""
+    """Return the extent of an axis, including the points beyond a ragged limit."""
     return eval_scalar(axis.extent, env)
 
 
@@ -129,7 +129,7 @@ def combine(operation: Operation, *tiles: Tile) -> Tile:
 
 
 def conjunction(masks: Iterable[Tile | None]) -> Tile | None:
-    """Return where all masks are true; None is a mask that is true everywhere."""
+    """Return the conjunction of masks; None is a mask that is true everywhere."""
     present = [mask for mask in masks if mask is not None]
     return combine(_all_true, *present) if present else None
 
@@ -142,7 +142,7 @@ def _all_true(*masks: Array) -> Array:
 
 
 def ragged_mask(axes: Iterable[Axis], env: Env) -> Tile | None:
-    """Return where all of ``axes`` are below their limits, or None where none of them has one."""
+    """Return the mask of points below the limits of ``axes``, or None if none has a limit."""
     if not env.masks_ragged:
         return None
     return conjunction(
@@ -176,7 +176,7 @@ def eval_index(value: Index, env: Env, memo: Memo | None = None) -> Tile:
 
 
 def is_in_range_everywhere(value: Index, extent: Index) -> bool:
-    """Try every point of a small constant domain: what a prover by bounds cannot follow.
+    """Return True if an index is in range at every point, tried over a small constant domain.
 
     Chains of rolls and strided windows leave divisions whose errors only cancel exactly.
     """
@@ -199,14 +199,14 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
 
 
 def _follows_from_axes(value: Index) -> bool:
-    """Return True if nothing but axes and numbers is in an index, and nothing divides by 0."""
+    """Return True if an index has only axes and numbers, and constant positive divisors."""
     divisors = [a.divisor for a in value.atoms() if isinstance(a, FloorDiv | Mod)]
     positive = all(d.is_constant and d.const > 0 for d in divisors)
     return positive and not any(isinstance(a, Size | Runtime) for a in value.atoms())
 
 
 def eval_scalar(value: Index, env: Env) -> int:
-    """Return the value of an index all of whose axes are held at a point."""
+    """Return the value of an index all of whose axes are fixed."""
     if value.is_constant:
         return value.const
     tile = eval_index(value, env)
@@ -246,7 +246,7 @@ def _eval_atom(atom: Atom, env: Env, memo: Memo | None) -> Tile | int:
 
 
 def storage_length(buffer: Buffer, env: Env) -> int:
-    """Return how many elements the storage of ``buffer`` has."""
+    """Return the number of elements of the storage of ``buffer``."""
     if any(eval_scalar(extent, env) == 0 for extent in buffer.base.shape):
         return 0
     return eval_scalar(buffer.base.flat().shape[0], env)
@@ -324,7 +324,7 @@ def eval_expr(expr: Expr, env: Env) -> Array:
 
 
 def eval_tile(expr: Expr, env: Env, memo: Memo | None = None) -> Tile:
-    """Return the value of ``expr``; each distinct node is evaluated once for a ``memo``."""
+    """Return the value of ``expr``; each distinct node is evaluated once per ``memo``."""
     memo = {} if memo is None else memo
     with np.errstate(all="ignore"):
         for node in postorder((expr,)):

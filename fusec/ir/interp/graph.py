@@ -1,12 +1,12 @@
-"""The reference meaning of graphs, kernels and schedules, in NumPy. Slow, small and exact.
+"""Reference interpreter of graphs, kernels and schedules in NumPy: slow, small and exact.
 
 Tensors go in and come out by logical shape; inside, each buffer is flat storage that its strides
-address. bf16 values travel as float32 arrays (see ``ir/interp/scalar.py``). What is unwritten reads
-as NaN or as the greatest integer, so that a missing store shows.
+address. bf16 values are passed as float32 arrays (see ``ir/interp/scalar.py``). Unwritten memory
+reads as NaN or as the greatest integer, so that a missing store shows.
 
-Three things that a printed kernel may do only by mistake raise ``InternalError`` here: a load or
-store out of range, two points of a kernel that store to one element, and a load of a buffer that
-the same kernel writes at another index.
+Three defects of a printed kernel raise ``InternalError`` here: a load or store out of range, two
+points of a kernel that store to one element, and a load of a buffer that the same kernel writes at
+another index.
 
 Programs are run by ``ir/interp/program.py``, expressions evaluated by ``ir/interp/expression.py``.
 """
@@ -66,8 +66,8 @@ ExternCall: TypeAlias = Callable[
 ]
 """Runs an extern: ``call(node, args, kwargs)`` returns one array (or None) for each of its outputs.
 
-Views arrive as strided arrays over the storage, so that a kernel that writes its arguments does;
-sizes as ints, all else as itself.
+Views are passed as strided arrays over the storage, so that writes to arguments take effect; sizes
+as ints, other arguments unchanged.
 """
 
 KernelCall: TypeAlias = Callable[[Kernel, Env], None]
@@ -173,7 +173,7 @@ def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
 
 
 def interpret_kernel(kernel: Kernel, env: Env) -> None:
-    """Run one kernel of a schedule on an environment, by its meaning."""
+    """Interpret one kernel of a schedule in an environment."""
     run_kernel(kernel, env.storage, env.sizes)
 
 
@@ -187,10 +187,10 @@ def run_schedule(
     """Return what the schedule's graph returns, computed by its kernels and externs.
 
     Args:
-        kernel: runs one kernel; another form of it, a program or machine code, may stand in.
-        memory: where buffers lie; by default each has memory of its own, for good. What a plan
-            frees, or puts another buffer over, reads as unwritten memory from then on: a plan that
-            does so too early makes wrong values.
+        kernel: runs one kernel; it may run the kernel's program or machine code instead.
+        memory: the memory plan; by default each buffer has memory of its own, never freed. A buffer
+            that is freed, or over which another one lies, reads as unwritten memory from then on:
+            a plan that does so too early gives wrong values.
     Raises:
         InternalError: if a step writes a buffer that has no memory.
     """
@@ -235,9 +235,9 @@ def _run_steps(
 
 
 def _allocate(allocation: Allocation, plan: StepMemory, env: Env) -> None:
-    """Give a buffer memory: its own, or that of another, for whoever still sees it, too.
+    """Give a buffer new storage, or that of ``over``, with which existing views still share it.
 
-    What the step itself frees is written over while it runs, and holds its values until then.
+    A buffer that the step itself frees keeps its values until the step overwrites them.
     """
     buffer, over = allocation.buffer, allocation.over
     if over is None:
@@ -249,7 +249,7 @@ def _allocate(allocation: Allocation, plan: StepMemory, env: Env) -> None:
 
 
 def _free(buffer: Buffer, env: Env) -> None:
-    """Let go of a buffer's memory: who has a view keeps it; the buffer reads as unwritten."""
+    """Drop a buffer's storage, which existing views keep; the buffer reads as unwritten."""
     if not buffer.dtype.is_opaque:  # no kernel reads it
         env.storage[buffer] = np.full_like(env.storage[buffer], fill_value(buffer.dtype))
 
@@ -343,7 +343,7 @@ def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
 
 
 def _is_view(values: Any, storage: Array, args: tuple[Any, ...]) -> bool:
-    """Return True if a result lies in the memory of an argument, as its buffer would."""
+    """Return True if a result aliases an argument in the layout of its own buffer."""
     if not isinstance(values, np.ndarray) or not values.flags.c_contiguous:
         return False
     same = values.dtype == storage.dtype and np.array_equal(values.reshape(-1), storage, True)

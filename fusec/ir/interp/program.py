@@ -1,13 +1,13 @@
-"""The reference meaning of a program: one instance after another, one statement after another.
+"""Reference interpreter of programs: instance by instance, statement by statement.
 
-Grid points run in row-major order as Python loops, lanes are array dimensions. A program writes
-out all of its masks, so that limits of ragged axes mean nothing here: a lane that touches memory
+Grid points run in row-major order as Python loops, lanes are array dimensions. The masks of a
+program are explicit, so that limits of ragged axes are ignored here: a lane that accesses memory
 outside a buffer is an error, whatever the axis.
 
 Worked example: ``for co in 0 .. 3: acc := acc + v`` evaluates ``acc + v`` three times, on tiles.
 
 Because a real launch runs instances in any order, an element of a caller's buffer that one instance
-writes and another one touches is an error too.
+writes and another one accesses is an error, too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOBODY = -1
 
 @dataclass(slots=True)
 class _ProgramRun:
-    """One program run: what names stand for, and who wrote each element.
+    """One program run: its environment, and the instance that wrote each element.
 
     Attributes:
         instance: number of the grid point that runs.
@@ -73,7 +73,7 @@ def run_program(program: Program, buffers: dict[Buffer, Array], sizes: Mapping[S
 
     Raises:
         InternalError: for a lane out of range, a name without a value, a value with lanes that its
-            variable does not have, and an element that one instance writes and another one touches.
+            variable does not have, and an element that one instance writes and another accesses.
     """
     run = _ProgramRun(Env(sizes=sizes, storage=buffers, masks_ragged=False))
     for buffer in program.writes:
@@ -142,7 +142,7 @@ def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _Pro
     """Return the offsets of a matrix's elements; a width of 0 is one panel.
 
     Raises:
-        InternalError: for one out of range, or that another instance wrote.
+        InternalError: for an element out of range, or that another instance wrote.
     """
     start, row, column, panel = (
         eval_scalar(part, run.env)
@@ -187,7 +187,7 @@ def _check_reader(load: Load, run: _ProgramRun) -> None:
 
 
 def _offsets(buffer: Buffer, indices: tuple[Index, ...], guard: Tile | None, env: Env) -> Array:
-    """Return the offsets of the lanes where ``guard`` holds, as a list."""
+    """Return the offsets of the lanes where ``guard`` holds, in one dimension."""
     offset = locate(buffer, indices, env, None)
     axes = joint_axes((offset,) if guard is None else (offset, guard))
     flat = expand(offset, axes, env).reshape(-1)

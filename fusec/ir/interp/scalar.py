@@ -1,4 +1,4 @@
-"""What each element type and each scalar operation means, in NumPy.
+"""Reference semantics of element types and scalar operations, in NumPy.
 
 NumPy has no bf16: a bf16 array is a float32 array that holds values of bf16 only. It is rounded, to
 nearest even, wherever a value of that type is made: by a cast, an operation, a reduction, a store.
@@ -74,7 +74,7 @@ def convert(values: Array, dtype: DType) -> Array:
 
 
 def fill_value(dtype: DType) -> Any:
-    """Return what memory holds that nobody wrote: a value that shows when it is read."""
+    """Return the value of unwritten memory, which shows in results that depend on it."""
     if dtype.is_float:
         return np.nan
     if dtype is BOOL:

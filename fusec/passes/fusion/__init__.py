@@ -1,1 +1,1 @@
-"""Which definitions share a kernel, and which calls stay the library's."""
+"""Fusion: which definitions share a kernel, and which products remain library calls."""

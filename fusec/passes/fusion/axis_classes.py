@@ -1,8 +1,8 @@
-"""Axes that stand for finer axes: the classes that ``unify`` refines as its walk goes.
+"""Equivalence classes of axes, with splits, which ``unify`` refines: a union-find with undo.
 
-An axis that is *defined* stands for others: one that it was united with, or those that it was cut
-into. Definitions are never changed, only the latest ones undone. What has been learned of an axis
-is kept and followed on from there, so a chain of unions is walked once.
+An axis that is *defined* stands for others: the one that it was united with, or the axes that it
+was cut into. Definitions are never changed; only the latest ones can be undone. Resolved values are
+cached and extended when definitions are added, so a chain of unions is walked once.
 
 Worked example: ``define(m, b*8 + t, (b, t))`` and ``define(b, n, (n,))`` give ``resolve(m) == n*8 +
 t`` and ``fine_axes((m,)) == (n, t)``.
@@ -18,14 +18,14 @@ from fusec.ir.index import Axis, Index, index
 
 
 class AxisClasses:
-    """Union-find over axes. ``parts``: axis -> what it directly stands for, slowest first."""
+    """Union-find over axes. ``parts``: axis -> the axes that directly define it, slowest first."""
 
     __slots__ = ("_finest", "_resolved", "_whole", "parts", "value")
 
     def __init__(self) -> None:
         self.value: dict[Axis, Index] = {}
         self.parts: dict[Axis, tuple[Axis, ...]] = {}
-        # As far as it was known when somebody asked; later definitions are followed from there.
+        # Caches: resolved as of the last call; later definitions are applied to the cached value.
         self._resolved: dict[Index, Index] = {}
         self._whole: dict[Axis, Index] = {}
         self._finest: dict[Axis, tuple[Axis, ...]] = {}

@@ -1,6 +1,6 @@
-"""Modelled time of a kernel: bytes over bandwidth, operations over rate, and a launch.
+"""Cost model of a kernel: bytes over bandwidth, operations over rate, and a launch.
 
-Ranks alternatives; a benchmark has the last word. The rates are those of ``passes/machine.py``.
+It only ranks candidates; measurements override it. The rates are in ``passes/machine.py``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
 
 LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
-"""Rows and columns of a library's tile, and terms from which it splits a loop of few tiles."""
+"""Rows and columns of a library's tile, and terms from which it splits the loop of few tiles."""
 
 ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
-"""Where nothing is computed again."""
+"""No tiled axes: no operand is computed more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Price:
     """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel.
 
     Attributes:
-        spread: of a kernel with products, over the machine: with its loop split where that is
-            better by the model.
+        spread: how a kernel with products occupies the machine; its loop is split where the model
+            prefers that.
     """
 
     bytes: int
@@ -46,7 +46,7 @@ class Price:
 
 @functools.lru_cache(maxsize=1 << 14)
 def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
-    """Return the number of points of some axes, at the hints of their sizes."""
+    """Return the product of the axes' extents, at the hints of their sizes."""
     return product(a.extent for a in axes).hint()
 
 
@@ -69,7 +69,7 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
             size = touched * node.buffer.dtype.itemsize
             total = numel(node.buffer) * node.buffer.dtype.itemsize
             previous = read.get(node.buffer, 0)
-            # Two loads of one buffer overlap wholly unless together they cover more than one does.
+            # Several loads of one buffer are assumed to overlap: the largest counts.
             read[node.buffer] = min(total, max(previous, size) if previous else size)
     for store in kernel.stores:
         points = min(numel(store.buffer), count(axes_in(store.indices)))
@@ -78,13 +78,13 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
 
 
 def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> int:
-    """Return modelled multiply-adds: each node once for each point of its free axes.
+    """Return modelled multiply-adds: each node once for each iteration of its free axes.
 
-    Without those of matrix products, which ``kernel_products`` counts.
+    Matrix products are left out: ``kernel_products`` counts them.
 
     Args:
-        along: tiles along an axis, each of which computes again what does not vary along it: what
-            is multiplied, for each tile of columns.
+        along: axis -> tiles along it, each of which recomputes the values that do not vary along
+            it: an operand of a product, for each tile of columns.
     """
     total = 0
     nodes = kernel_nodes(kernel)
@@ -105,13 +105,13 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
 
 
 def kernel_products(kernel: Kernel, machine: Machine) -> float:
-    """Return the multiply-adds of matrix products, as those of a library in 16 bits."""
+    """Return the multiply-adds of matrix products, in equivalents of the library's 16-bit ones."""
     slow = dict.fromkeys(machine.widened, machine.slow_widened)
     return _products(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
 
 
 def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
-    """Return multiply-adds, each type's so many times."""
+    """Return the multiply-adds of matrix products, weighted by the operands' types."""
     total = 0.0
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
@@ -121,9 +121,9 @@ def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
 
 
 def price(kernel: Kernel, machine: Machine) -> Price:
-    """Return the modelled price; a grid too small for the machine uses a fraction of its rates.
+    """Return the modelled cost; a grid too small for the machine gets a fraction of its rates.
 
-    Of a kernel whose loop is better split (``split_loop``), the price of both kernels.
+    If splitting the loop (``split_loop``) is faster, the time is that of both kernels.
     """
     traffic = kernel_traffic(kernel)
     moved = sum(r + w for r, w in traffic.values())
@@ -139,7 +139,7 @@ def price(kernel: Kernel, machine: Machine) -> Price:
         rates = machine.rates
         rate = rates.nested if _nests_products(kernel) else rates.tiled
         multiplied = products / (rate * machine.products_per_us)
-        # A core's vectors do both; tensor cores multiply beside the rest.
+        # A core's vector units do both; tensor cores overlap with the rest.
         work = work + multiplied if machine.cache_bytes else max(work, multiplied)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
@@ -154,14 +154,14 @@ def price(kernel: Kernel, machine: Machine) -> Price:
 
 
 def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
-    """Return the time to store what the parts of a split loop find, and to read it."""
+    """Return the time to store and load the partial results of a split loop."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and found.axis in n.over]
     size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts
     return 2 * size / machine.bytes_per_us
 
 
 def _nests_products(kernel: Kernel) -> bool:
-    """Return True if a product of matrices has another one below it."""
+    """Return True if an operand of a matrix product contains another matrix product."""
     products = [n for n in kernel_nodes(kernel) if factors(n) is not None]
     return any(
         inner is not outer and factors(inner) is not None
@@ -171,7 +171,7 @@ def _nests_products(kernel: Kernel) -> bool:
 
 
 def price_call(call: Extern, machine: Machine) -> Price:
-    """Return the modelled price of a library's kernel, by the products that it means."""
+    """Return the modelled cost of a library call, by the products in its decomposition."""
     moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
     moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
     slow = {F32: machine.slow_f32}
@@ -179,7 +179,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     nested = machine.rates.library_nested if len(products) > 1 else 1.0
     rate = machine.products_per_us * nested
     multiplied = sum(products) / rate if machine.multiplies else 0.0
-    # A core waits for scores that it writes or reads; a GPU's products hide that.
+    # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
     work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)
     launches = 2 if _is_split(call, machine) else 1
@@ -187,7 +187,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
 
 
 def _is_split(call: Extern, machine: Machine) -> bool:
-    """Return True if the library, too, splits the loop of a product: few tiles, many terms."""
+    """Return True if the library would split a product's loop (split-K): few tiles, many terms."""
     lines = [n for line in call.decomposition for n in postorder((line.expr,))]
     terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
     (result, *_) = call.outputs
@@ -199,7 +199,7 @@ def _is_split(call: Extern, machine: Machine) -> bool:
 
 
 def programs(kernel: Kernel, machine: Machine) -> int:
-    """Return how many pieces a kernel has: grid points, in tiles along the fastest axis."""
+    """Return the number of programs: grid points, in tiles along the fastest axis."""
     fast = fastest_axis(kernel, kernel.axes) if kernel.inside else None
     points = count(tuple(a for a in kernel.grid if a is not fast))
     if fast is not None and fast in kernel.grid:

@@ -1,15 +1,15 @@
-"""Fusion: which definitions share a kernel. Legal by ``unify``, priced by ``cost``, best first.
+"""Greedy fusion: ``unify`` decides legality, the cost model in ``cost`` the order, best pair first.
 
-Every definition starts as a kernel of its own. A priority queue holds the pairs that could merge
-(producer and reader, two readers of one large buffer, two reductions of one shape), ordered by
-modelled microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts
-it and the merged kernel is modelled faster than the two apart; its neighbours are then priced
-again. A pair that shares much may have others between it, sums of sums say: all merge at once.
-Every merge taken or rejected leaves a ``Decision``.
+Every definition starts as a kernel of its own. A priority queue holds candidate pairs (producer and
+consumer, two consumers of one large buffer, two reductions of one shape), ordered by modelled
+microseconds saved. The best pair is merged if the graph stays acyclic, ``unify`` accepts it and the
+merged kernel is modelled faster than the two apart; the pairs with its neighbours are then
+evaluated again. A pair that shares much data may have other groups on paths between the two, such
+as sums of sums: all merge at once. Every merge taken or rejected leaves a ``Decision``.
 
-A price, or a rejection, holds for all groups that are alike but for their buffers and axes
-(``ir.canonical``): the layers of a deep model are unified and priced once. Only the groups that are
-left in the end become kernels one by one.
+An estimate or a rejection holds for all groups that are equal up to their buffers and axes
+(``ir.canonical``): the layers of a deep model are unified and estimated once. Only the groups left
+at the end become kernels one by one.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from fusec.passes.fusion.unify import unify
 from fusec.passes.machine import Machine
 
 SMALL_BYTES = 1 << 24
-"""Reductions of like shape over less than this are paired, to save the launch, if nothing else."""
+"""Most bytes of reductions of equal shape that are paired although they only save a launch."""
 MAX_ALIKE = 8
-"""Definitions in a kernel of reductions that have nothing in common but their shape."""
+"""Most definitions in a kernel of reductions that have only their shape in common."""
 SIBLINGS = 6
-"""Each reader of a shared buffer is paired with so many next readers."""
+"""Each consumer of a shared buffer is paired with so many consumers before and after it."""
 DETOUR = "merging would close a cycle through what stands between the two"
 MAX_BETWEEN = 4
-"""Groups that such a merge may take in."""
+"""Most groups between producer and consumer that one merge may include."""
 TOO_LARGE = "too large to compile quickly"
 
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """What is known of a kernel that may be: also of all kernels that are alike.
+    """Estimate of a candidate kernel, valid for all kernels of the same canonical form.
 
     Attributes:
-        us: its modelled time.
-        grid: extents of its grid.
-        inside: it has axes inside.
+        us: modelled time.
+        grid: extents of the grid axes.
+        inside: whether the kernel has inside axes.
     """
 
     us: float
@@ -63,13 +63,13 @@ class _Estimate:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A kernel in the making.
+    """Definitions that become one kernel.
 
     Attributes:
         members: positions of its definitions, in execution order.
         stored: buffers that are needed outside.
-        touched: the bytes of each buffer that it reads or writes.
-        alike: groups with equal ``alike`` may be paired, for their shape alone; None for no others.
+        touched: buffer that it reads or writes -> bytes.
+        alike: groups with equal ``alike`` may be paired by shape alone; None: never.
     """
 
     serial: int
@@ -83,13 +83,13 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was found of groups, by their form: a price, or the pieces of a reason against them.
+    """Memo of estimates and rejections of groups, by canonical form.
 
-    It holds for one machine, in any graph: ``contract`` cuts one again and again.
+    It is valid for one machine and any graph: ``contract`` fuses many variants of one graph.
 
     Attributes:
-        kinds: the forms of definitions, numbered.
-        known: what was found, by the numbers of a group's definitions and what they have in common.
+        kinds: canonical form of a definition -> number.
+        known: numbers of a group's definitions, and what these share -> estimate or rejection.
     """
 
     kinds: dict[object, int] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class _Fuser:
         return tuple(self.definitions[k] for k in members)
 
     def stored(self, members: tuple[int, ...]) -> tuple[Buffer, ...]:
-        """Return the buffers of some definitions that others need."""
+        """Return the buffers of ``members`` that are needed outside of them."""
         inner = set(members)
         return tuple(
             d.buffer
@@ -139,9 +139,9 @@ class _Fuser:
         )
 
     def build(self, members: tuple[int, ...]) -> _Estimate | str:
-        """Price some definitions as one kernel, or say why they may not be one.
+        """Return the estimate of definitions as one kernel, or the reason why they are rejected.
 
-        Remembered for them and all that are alike: the layers of a model are judged once.
+        Memoised for all groups of the same form: equal layers of a model are estimated once.
         """
         estimate = self.attempts.get(members)
         if estimate is None:
@@ -160,7 +160,7 @@ class _Fuser:
     def judge(
         self, members: tuple[int, ...], stored: tuple[Buffer, ...], buffers: list[Buffer]
     ) -> _Estimate | tuple[str | int, ...]:
-        """Unify and price; a reason against it names buffers by their number in ``buffers``."""
+        """Unify and estimate; a rejection refers to buffers by their position in ``buffers``."""
         try:
             kernel = unify(self.defs(members), frozenset(stored), learned=self.learned)
             if len(members) > 1 and not self.accepts(kernel):
@@ -174,9 +174,9 @@ class _Fuser:
         return _Estimate(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
 
     def has_own_axes(self, kernel: Kernel, members: tuple[int, ...]) -> bool:
-        """Return True if no axis of a kernel was made by a unification, maybe by an earlier one.
+        """Return True if no axis of a kernel was created by a unification (``Learned.cuts``).
 
-        It is then what a unification that knows of no other makes of its definitions.
+        A unification with an empty memo would then return the same kernel.
         """
         lines = self.defs(members)
         return set(kernel.axes) <= {a for d in lines for a in axes_of_line(d.axes, d.expr)}
@@ -214,7 +214,7 @@ class _Fuser:
     # -- pairs -------------------------------------------------------------------------------------
 
     def neighbours(self, group: _Group) -> set[int]:
-        """Return groups near ``group``: by an edge, a shared large buffer, or a like reduction."""
+        """Return groups that may merge: by an edge, a large shared buffer, or like reductions."""
         dag = self.order.dag
         edges = (*dag.successors(group.serial), *dag.predecessors(group.serial))
         found = {n for n in edges if n in self.groups}
@@ -230,13 +230,13 @@ class _Fuser:
         return found
 
     def near_readers(self, buffer: Buffer, reader: int) -> list[int]:
-        """Return the groups of the readers of a buffer that are next to one of them."""
+        """Return the groups of the consumers of a buffer that are nearest to one of them."""
         readers = self.uses.readers[buffer]
         where = bisect.bisect_left(readers, reader)
         return [self.owner[r] for r in readers[max(0, where - SIBLINGS) : where + SIBLINGS + 1]]
 
     def groups_alike(self, group: _Group) -> list[int]:
-        """Return groups whose small final reductions have the shape of this group's."""
+        """Return the nearest groups of small reductions with the shape of this group's."""
         if group.alike is None or len(group.members) >= MAX_ALIKE:
             return []
         same = self.alike[group.alike]
@@ -244,7 +244,7 @@ class _Fuser:
         return same[max(0, where - 2) : where + 3]
 
     def push_neighbours(self, group: _Group) -> None:
-        """Queue the pairs of a group by what they could save at best; most are never built."""
+        """Queue the pairs of a group by an upper bound of their saving; most are never built."""
         for other in self.neighbours(group):
             a, b = sorted((group.serial, other))
             if self.is_too_large(a, b):
@@ -263,7 +263,7 @@ class _Fuser:
         heapq.heappush(self.queue, (-saved, a, b, exact))
 
     def at_best(self, a: int, b: int) -> float:
-        """Return the most that a merge can save: a launch, and all traffic of what both touch."""
+        """Return an upper bound of a merge's saving: a launch, and all traffic of shared data."""
         ours, theirs = self.groups[a].touched, self.groups[b].touched
         shared = sum(2 * size for buffer, size in ours.items() if buffer in theirs)
         return self.machine.launch_us + shared / self.machine.bytes_per_us
@@ -274,9 +274,9 @@ class _Fuser:
         return tuple(sorted(k for group in groups for k in self.groups[group].members))
 
     def with_detours(self, a: int, b: int) -> tuple[int, ...] | None:
-        """Return two groups with all that stands between them, in order; None if that is too much.
+        """Return two groups with those on paths between them, in order; None if they are too many.
 
-        What is between a large producer and its large reader is often small, a statistic say.
+        Groups between a large producer and its large consumer are often small, such as a statistic.
         """
         if not self.order.has_detour(a, b):
             return a, b
@@ -289,17 +289,17 @@ class _Fuser:
         return first, *between, last
 
     def is_busy(self, built: _Estimate | str) -> bool:
-        """Return True for a kernel with a grid point for three of four units of the machine.
+        """Return True for a kernel with grid points for three of four units of the machine.
 
-        One that takes in what stands between its parts goes over its rows again: in a cache, if all
-        units share the work.
+        A kernel merged across a detour sweeps its rows again: from a cache, if all units share the
+        work.
         """
         if isinstance(built, str):
             return False
         return 4 * product(built.grid).hint() >= 3 * self.machine.units
 
     def evaluate(self, a: int, b: int) -> float | None:
-        """Return the time a merge saves, or None (with a decision) if it must not be."""
+        """Return the time that a merge saves, or record its rejection and return None."""
         found = self.with_detours(a, b)
         if found is None:
             self.decide(a, b, False, DETOUR, None)
@@ -311,7 +311,7 @@ class _Fuser:
             self.decide(a, b, False, built, None)
             return None
         apart = sum(self.groups[group].estimate.us for group in found)
-        # What is between the two may become one kernel otherwise: one launch of them counts.
+        # The groups between might merge into one kernel otherwise: count one launch for them.
         apart -= self.machine.launch_us * max(0, len(found) - 3)
         saved = apart - built.us
         if saved <= 0:
@@ -320,7 +320,7 @@ class _Fuser:
         return saved
 
     def run(self, limit: int) -> None:
-        """Merge the best pair until none is left that may and should be merged."""
+        """Merge the best pair while one is legal and profitable, at most ``limit`` times."""
         self.start()
         while self.queue and self.merges < limit:
             _, a, b, exact = heapq.heappop(self.queue)
@@ -362,7 +362,7 @@ class _Fuser:
     # -- result ------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
-        """Return kernels and externs in a topological order that stays close to the graph's own."""
+        """Return kernels and externs in a topological order close to the order of the graph."""
         first = {g: min(group.members) for g, group in self.groups.items()}
         order = nx.lexicographical_topological_sort(self.order.dag, key=lambda n: first.get(n, n))
         steps: list[Step] = []
@@ -385,12 +385,12 @@ class _Fuser:
             return replace(made, name=name)
         try:
             return unify(self.defs(group.members), frozenset(group.stored), name)
-        except Rejection as rejection:  # a group that was like it has been accepted
+        except Rejection as rejection:  # a group of the same form has been accepted
             raise InternalError(f"{name}: {rejection.reason}", stage="passes.fuse") from rejection
 
 
 def _kind(line: Canonical) -> tuple[object, ...]:
-    """Return what a price, or a reason, depends on, but for which buffers and axes there are."""
+    """Return the key of a definition's estimate: its form, and layouts, but not which buffers."""
     return (line.form, *map(_described, line.leaves))
 
 
@@ -419,8 +419,8 @@ def fuse(
 
     Args:
         accepts: whether the target's schedules can run a kernel.
-        limit: merges that are taken; the best come first.
-        judged: what is known of groups already, and what is found.
+        limit: most merges to take, the best first.
+        judged: memo of estimates, which is extended.
     """
     fuser = _Fuser(graph, machine, accepts, Judged() if judged is None else judged)
     fuser.run(limit)
@@ -428,7 +428,7 @@ def fuse(
 
 
 def separate(graph: Graph) -> Schedule:
-    """Return a kernel for each definition: no fusion, for comparison and debugging."""
+    """Return the graph with a kernel for each definition: no fusion, for debugging."""
     count = itertools.count()
     steps: list[Step] = []
     for node in graph.nodes:

@@ -1,13 +1,13 @@
-"""One launch for kernels that are alike and independent: the parameters of an optimizer's step.
+"""Horizontal fusion: one launch for independent kernels of one form, as in an optimizer's step.
 
 Spec: ``schedule -> schedule``; the same kernels, some of them together in a ``ForeachKernel``.
 After ``coalesce`` a pointwise kernel over contiguous tensors has one axis of n elements, whatever
-their shapes, so that the updates of all parameters differ in n and in their buffers alone.
+their shapes, so that the updates of all parameters differ only in n and in their buffers.
 
-Two kernels are alike if they have one canonical form once their axes are replaced by axes whose
-extents are sizes: the *template*, over placeholders for buffers. Kernels are independent if the
-longest chain of steps before them is as long: then no path joins them, and joining all those of one
-length closes no cycle.
+Kernels have one form if their canonical forms are equal once their axes are replaced by axes with
+symbolic extents: the *template*, over placeholders for buffers. They are independent if the longest
+dependency chains before them have equal lengths: then no path joins them, and merging all kernels
+of one length closes no cycle.
 
 Worked example: ``p[i, j] = p[i, j] - g[i, j]`` over 3x4 and ``q[i] = q[i] - h[i]`` over 17 become
 the template ``p[i] = p[i] - g[i]    i:n`` with the rows ``(p, g, 12)`` and ``(q, h, 17)``.
@@ -32,14 +32,13 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.machine import Machine
 
 LEAST = 3
-"""Members of a foreach kernel at least: its table costs the host about as much as another
-launch."""
+"""Least members of a foreach kernel: its table of arguments costs the host about a launch."""
 
 KernelForm: TypeAlias = tuple[object, ...]
 
 
 def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
-    """Return the schedule with alike, independent kernels in foreach kernels."""
+    """Return the schedule with independent kernels of one form merged into foreach kernels."""
     steps = schedule.steps
     dag = dependencies(steps)
     lasting = schedule.graph.returned.union(schedule.graph.inputs)
@@ -74,17 +73,17 @@ def _decision(made: ForeachKernel, machine: Machine) -> Decision:
 
 
 def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool:
-    """Return True if a kernel makes what its readers would wait for, in memory, in a foreach.
+    """Return True if a kernel's temporary results are too large to live until a foreach ends.
 
-    That costs more than a launch where it is written to new pages: what a backward computes again
-    just before it is read is as large as what eager saves.
+    Writing them to new pages costs more than a launch: values that a backward recomputes just
+    before their use would take as much memory as the ones that eager saves.
     """
     made = sum(numel(b) * b.dtype.itemsize for b in kernel.writes if b not in lasting)
     return made > machine.launch_us * machine.bytes_per_us
 
 
 def _rough_kind(kernel: Kernel) -> KernelForm | None:
-    """Return a key that kernels of one form share, cheap to compute; None to leave a kernel out."""
+    """Return a cheap key that kernels of one form share; None if a kernel cannot be a member."""
     extents = [a.extent for a in kernel.axes]
     extents += [e for s in kernel.stores for e in (*s.buffer.shape, *s.buffer.strides)]
     if kernel.inside or not all(extent.is_constant for extent in extents):
@@ -95,7 +94,7 @@ def _rough_kind(kernel: Kernel) -> KernelForm | None:
 def _foreach_kernels(
     steps: tuple[Step, ...], group: list[int]
 ) -> list[tuple[list[int], ForeachKernel]]:
-    """Return the foreach kernels among some kernels, each with the positions of its members."""
+    """Return the foreach kernels of a group of steps, each with the positions of its members."""
     flat: dict[int, FlatKernel] = {}
     for position in group:
         step = steps[position]
@@ -104,7 +103,7 @@ def _foreach_kernels(
     classes: dict[tuple[bool, ...], list[int]] = {}
     for position, kernel in flat.items():
         if _is_simple(kernel):
-            # Members agree in whether their extents promise wide accesses.
+            # Members must agree whether their extents are multiples that allow wide accesses.
             whole = tuple(a.extent.const % MULTIPLE == 0 for a in kernel.grid)
             classes.setdefault(whole, []).append(position)
     found = []
@@ -115,7 +114,7 @@ def _foreach_kernels(
 
 
 def _is_simple(kernel: FlatKernel) -> bool:
-    """Return True if a kernel's accesses vary with its axes by constant, known steps."""
+    """Return True if a kernel's accesses are affine in its axes, with constant strides."""
     points = 1
     for axis in kernel.axes:
         if axis.limit is not None or not axis.extent.is_constant:
@@ -124,7 +123,7 @@ def _is_simple(kernel: FlatKernel) -> bool:
     places = [s.indices[0] for s in kernel.stores]
     for node in kernel_nodes(kernel):
         if isinstance(node, IndexValue):
-            return False  # where a value depends on its place, extents are in the arithmetic
+            return False  # values computed from indices may contain the extents as constants
         if isinstance(node, Load):
             if node.guard is not None or any(True for _ in index_exprs(node.indices[0])):
                 return False
@@ -143,11 +142,11 @@ def _is_affine(place: Index, axes: tuple[Axis, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A kernel over the axes of a template, in the place of its own.
+    """A kernel rewritten to the axes of a template.
 
     Attributes:
-        form: equal for kernels that are alike.
-        places: where each buffer is read and written, in the order of the form's leaves.
+        form: canonical form, equal for the members of one foreach kernel.
+        places: buffer -> the offset of its accesses, in the order of the form's leaves.
     """
 
     kernel: FlatKernel
@@ -192,7 +191,7 @@ def _foreach_kernel(
 
 
 def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
-    """Return a kernel as a row; None if it reads one buffer in two ways."""
+    """Return a kernel as a candidate member; None if it accesses one buffer at two offsets."""
     mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
     kernel = FlatKernel(kernel.substitute(mapping))
     accesses = [(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)]
@@ -207,7 +206,7 @@ def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
 
 
 def _template(member: _Member) -> tuple[FlatKernel, tuple[Buffer, ...]]:
-    """Return a kernel over placeholders, each as long as its offsets reach, and these."""
+    """Return the template over placeholder buffers, each just long enough, and these buffers."""
     stands: dict[Buffer, Buffer] = {}
     for buffer, place in member.places.items():
         last = substitute(place, {axis: axis.extent - 1 for axis in member.kernel.grid})
@@ -224,7 +223,7 @@ def _template(member: _Member) -> tuple[FlatKernel, tuple[Buffer, ...]]:
 
 
 def _joined(steps: tuple[Step, ...], dag: Dag, made: dict[int, ForeachKernel]) -> tuple[Step, ...]:
-    """Return the steps with each foreach kernel in the place of its members, sorted again."""
+    """Return the steps with members replaced by their foreach kernels, in topological order."""
     first: dict[ForeachKernel, int] = {}
     for position, one in sorted(made.items(), key=lambda item: item[0]):
         first.setdefault(one, position)

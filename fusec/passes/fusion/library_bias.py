@@ -1,9 +1,9 @@
-"""Give a bias back to the library's GEMM where nothing else wants to fuse with it.
+"""Merge a bias addition into the library's GEMM where it fused with nothing else.
 
-Spec: ``schedule -> schedule``. A kernel that does nothing but add a row vector to the result of one
-``mm`` costs a round trip through memory, and the library adds it for free: ``addmm``. The choice
-comes after fusion, because a bias that shares a kernel with an activation, a residual or a norm is
-better there.
+Spec: ``schedule -> schedule``. A kernel that only adds a row vector to the result of one ``mm``
+costs a round trip through memory, and the library adds it for free: ``addmm``. The pass runs after
+fusion, because a bias that shares a kernel with an activation, a residual or a norm is cheaper
+there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def library_bias(schedule: Schedule) -> Schedule:
 def _biased(call: Extern, vector: View, kernel: Kernel) -> Extern:
     assert call.product is not None
     return replace(
-        call,  # its meaning stays that of the product: it is what the call costs
+        call,  # its decomposition stays that of the product: the cost model uses it
         target=call.product.biased,
         args=(vector, *call.args),
         outputs=kernel.writes,
@@ -82,7 +82,7 @@ def _lone_bias(kernel: Kernel) -> tuple[Buffer, View] | None:
 
 
 def _along_columns(vector: Load, store: Store) -> View | None:
-    """Return the part of a buffer that is read along the columns, if it is read there alone."""
+    """Return the view of a vector that is loaded along the store's columns only, or None."""
     column = store.indices[1]
     offset = vector.buffer.offset(vector.indices)
     axis = next(iter(column.axes), None)

@@ -1,14 +1,14 @@
-"""Let the library's convolution compute what stands behind it, in the loop that stores its result.
+"""Move an activation or a residual addition into the epilogue of the library's convolution.
 
-Spec: ``schedule -> schedule``. Of a call that can do more (``Convolution``), and whose result is
-read as ``f(result)`` and in no other way, the result is ``f``'s: in one kernel or several, beside
-sums or other stores. A kernel that does nothing but add a tensor to it is the call's, too. A kernel
-with nothing left to do is gone.
+Spec: ``schedule -> schedule``. If a call supports epilogues (``Convolution``) and all loads of its
+result have the form ``f(result)`` with one activation f, in one kernel or several, beside sums or
+other stores, the call returns ``f(result)`` instead. A kernel that only adds a tensor to the result
+is merged into the call, too. Kernels without stores left are removed.
 
 Worked example: ``c = _convolution_pointwise(x, p, b, ..., "none", [], "")`` and ``y[n, h, w, c] =
 c[n, h, w, c] * sigmoid(c[n, h, w, c])`` become ``y = _convolution_pointwise(x, p, b, ..., "swish",
 [], "")``. A SiLU over 96 channels of 112 x 112 takes twice as long as the 1 x 1 convolution before
-it; within the call, as long as storing.
+it; as the call's epilogue it takes as long as the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACTIVATIONS: Mapping[str, Callable[[Expr], Expr]] = {
     "silu": lambda x: op("mul", x, op("sigmoid", x)),
     "hardswish": _hardswish,
 }
-"""Activations by name, as ``simplify`` leaves them."""
+"""Name -> activation, in the form that ``simplify`` produces."""
 
 
 def library_epilogue(schedule: Schedule) -> Schedule:
@@ -56,7 +56,7 @@ def library_epilogue(schedule: Schedule) -> Schedule:
 
 
 def _readers(schedule: Schedule, buffer: Buffer) -> list[Kernel]:
-    """Return the kernels that read a buffer; none, if anything else reads it."""
+    """Return the kernels that read a buffer; empty if another step or the caller reads it."""
     found = [kernel for kernel in schedule.kernels if buffer in kernel.reads]
     return found if len(found) == count_readers(schedule)[buffer] else []
 
@@ -65,7 +65,7 @@ def _readers(schedule: Schedule, buffer: Buffer) -> list[Kernel]:
 
 
 def _with_activation(schedule: Schedule, call: Extern, effect: Convolution) -> Schedule | None:
-    """Return the schedule where a call applies what all that read its result apply."""
+    """Return the schedule with the activation that all consumers apply moved into the call."""
     (made,) = call.writes
     readers = _readers(schedule, made)
     found = {n for k in readers for n in loads(s.expr for s in k.stores) if n.buffer is made}
@@ -94,7 +94,7 @@ def _with_activation(schedule: Schedule, call: Extern, effect: Convolution) -> S
 def _without_copies(
     schedule: Schedule, call: Extern, applied: Extern, new: Mapping[Kernel, Kernel]
 ) -> Schedule:
-    """Put a call and kernels into the place of others; what is only copied is the call's result."""
+    """Replace a call and its consumers; if one only copies the result, the call stores it there."""
     (active,) = applied.writes
     copies = [
         store
@@ -131,7 +131,7 @@ def _replaced(kernel: Kernel, instead: Mapping[Expr, Expr]) -> Kernel:
 
 
 def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Schedule | None:
-    """Return the schedule where a call does all that the one kernel behind it does: it adds."""
+    """Return the schedule with a call's only consumer, a residual addition, merged into it."""
     (made,) = call.writes
     readers = _readers(schedule, made)
     if len(readers) != 1 or len(readers[0].stores) != 1 or readers[0].inside:
@@ -159,7 +159,7 @@ def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Sch
 
 
 def _added(store: Store, made: Buffer) -> Buffer | None:
-    """Return the buffer that a store adds to a call's result, if it does that alone."""
+    """Return the buffer that a store adds to a call's result, or None if it computes more."""
     expr = _uncast(store.expr)
     mine = cast(Load(made, store.indices), F32)
     for load in loads((expr,)):
@@ -169,11 +169,11 @@ def _added(store: Store, made: Buffer) -> Buffer | None:
     return None
 
 
-# -- what is what ----------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 
 def _own_load(store: Store, expr: Expr) -> Buffer | None:
-    """Return the buffer that is read where a store writes, each element once; None for others."""
+    """Return the buffer that is loaded at the store's indices, each element once, or None."""
     if not isinstance(expr, Load) or expr.guard is not None or expr.indices != store.indices:
         return None
     rows = zip(expr.indices, expr.buffer.shape, strict=True)
@@ -188,6 +188,6 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 
 
 def _uncast(expr: Expr) -> Expr:
-    """Return what is stored without its conversion to the result's type, and one to f32 below."""
+    """Return a stored value without its cast to the result's type and a cast to f32 below that."""
     inner = expr.arg if isinstance(expr, Cast) else expr
     return inner.arg if isinstance(inner, Cast) and inner.dtype is F32 else inner

@@ -1,12 +1,12 @@
-"""The values of definitions over unified axes: what they load inside substituted, and simplified.
+"""Write the values of definitions over unified axes, with internal loads substituted.
 
-``unify`` says what each axis stands for; here each definition's expression is written over that,
-with the values of those that it loads in the place of the loads. What comes of a definition depends
-on little: its expression, what its axes stand for, and what it loads. So ``Learned`` keeps it for
-the next unification, which has most of the same definitions: fusion tries each neighbour of a group
-in turn, and a kernel of fifty definitions that grows by one has one to write.
+``unify`` maps each axis to finest axes; here each definition's expression is rewritten over these,
+with the values of its producers in the place of its internal loads, and simplified. The result
+depends only on the expression, on the resolved axes and on the producers' values. So ``Learned``
+memoises it across unifications: fusion tries each neighbour of a group in turn, and a kernel of
+fifty definitions that grows by one resolves one.
 
-Worked example: with ``mu[m] = sum(c': x[m, c'])/C`` inside and c' united with c, ``y[m, c] = x[m,
+Worked example: with ``mu[m] = sum(c': x[m, c'])/C`` internal and c' united with c, ``y[m, c] = x[m,
 c] - mu[m]`` has the value ``x[m, c] - sum(c: x[m, c])/C``.
 """
 
@@ -26,10 +26,10 @@ from fusec.passes.graph.simplify import rounding_dropper, simplifier
 
 
 class Rejection(Exception):
-    """These definitions may not share a kernel; ``reason`` says why, for the decision log.
+    """The definitions may not share a kernel; ``reason`` says why, for the decision log.
 
     Attributes:
-        parts: the reason in pieces, buffers apart: it holds for others of the same form.
+        parts: the reason as strings and buffers, so that it applies to groups of the same form.
     """
 
     def __init__(self, *parts: str | Buffer) -> None:
@@ -47,22 +47,22 @@ class Rejection(Exception):
 
 _Places: TypeAlias = tuple[Index, ...]
 _Seen: TypeAlias = tuple[Expr, _Places]
-"""A definition's value as readers in the kernel have it, and the index of each of its axes."""
+"""A definition's value as its consumers in the kernel see it, and the index of each of its axes."""
 
 
 @dataclass(slots=True, eq=False)
 class Learned:
-    """A memory that unifications share: results of one are used again by those that follow.
+    """Memo of resolved values that unifications share.
 
-    The axes that a cut makes are shared, too. The order of their serials is then that of the
-    unifications, which would show in names and loops. So a kernel that is to be printed, and has
-    such axes, is unified once more with a fresh memory.
+    It shares the axes that a cut creates, too. Their serial numbers then depend on the order of the
+    unifications, which would show in names and loops. So a kernel with such axes is unified once
+    more, with an empty memo, before it is printed.
 
     Attributes:
-        cuts: an axis and the extent of its inner part -> the two axes that it is cut into.
-        values: what a definition's value depends on -> that value as memory has it, and as readers
-            in the kernel have it (not rounded).
-        inlined: a load, the value it stands for, and the indices -> what replaces the load.
+        cuts: (axis, extent of its inner part) -> the (outer, inner) axes that it is cut into.
+        values: inputs of ``resolve_values`` for one definition -> its value in memory, and its
+            value for consumers in the kernel.
+        inlined: (load, producer's value, its indices) -> the expression that replaces the load.
     """
 
     cuts: dict[tuple[Axis, Index], tuple[Axis, Axis]] = field(default_factory=dict)
@@ -80,14 +80,14 @@ def resolve_values(
     resolve: Callable[[Index], Index],
     learned: Learned,
 ) -> dict[Buffer, Expr]:
-    """Return buffer -> its value, over unified axes and without loads of the others.
+    """Return buffer -> its value, over unified axes and without loads of each other.
 
     Args:
-        defs: in execution order.
-        live_out: what is also stored: its readers see it as it is in memory.
-        resolve: an index over the finest axes.
+        defs: definitions in execution order.
+        live_out: stored buffers, whose consumers see the rounded value.
+        resolve: maps an index to the finest axes.
     Raises:
-        Rejection: if one is read where it cannot be computed.
+        Rejection: if a definition is loaded at an index where it cannot be computed.
     """
     seen: dict[Buffer, _Seen] = {}
     made: dict[Buffer, Expr] = {}
@@ -123,7 +123,7 @@ def bound_axes(expr: Expr) -> tuple[Axis, ...]:
 
 @functools.lru_cache(maxsize=1 << 13)
 def loads_of(expr: Expr) -> tuple[Load, ...]:
-    """Return the distinct loads in an expression, remembered."""
+    """Return the distinct loads in an expression, memoised."""
     return tuple(loads((expr,)))
 
 
@@ -144,7 +144,7 @@ def digits(value: Index) -> tuple[Axis, ...] | None:
 
 
 def _inlined(expr: Expr, seen: Mapping[Buffer, _Seen], learned: Learned) -> Expr:
-    """Return an expression with what its loads inside stand for in their places."""
+    """Return an expression with its internal loads replaced by the producers' values."""
 
     def inlined(node: Expr) -> Expr:
         if not isinstance(node, Load) or node.buffer not in seen:
@@ -163,7 +163,7 @@ def _inlined(expr: Expr, seen: Mapping[Buffer, _Seen], learned: Learned) -> Expr
 
 
 def _recompute(body: Expr, own: _Places, wanted: _Places, buffer: Buffer) -> Expr:
-    """Return a producer's value at another index than the kernel's own."""
+    """Return a producer's value recomputed at the indices ``wanted`` instead of its own."""
     mapping: dict[Axis, Index] = {}
     for have, want in zip(own, wanted, strict=True):
         found = digits(have)
@@ -187,7 +187,7 @@ def _recompute(body: Expr, own: _Places, wanted: _Places, buffer: Buffer) -> Exp
 
 
 def _rounded(expr: Expr) -> Expr:
-    """Return what readers see of a 16-bit value that is also stored: the stored, rounded value."""
+    """Return a stored 16-bit value as its consumers see it: with the rounding made explicit."""
     if isinstance(expr, Cast) and expr.dtype in ROUND and expr.arg.dtype.name == "f32":
         return Cast(Op(ROUND[expr.dtype], (expr.arg,)), expr.dtype)
     return expr

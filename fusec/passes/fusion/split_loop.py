@@ -1,13 +1,13 @@
-"""Split the loop of a kernel with products over several programs, and add up what they find.
+"""Split the loop of a kernel with products over several programs (split-K), with a final kernel.
 
 Spec: ``kernel, machine -> (partial kernel, final kernel) or None``. Where a product has fewer tiles
 than the processor has room for, and sums over a long axis n, that axis becomes parts p of R terms
-i, if the model says that it pays for a second kernel. The partial kernel stores what each part sums
-to, in the accumulators' type; the final one sums over parts and computes all the rest. Parts follow
-from shapes and target alone, never from threads or timing, so that results are the same each time.
+i, if by the cost model it outweighs a second kernel. The partial kernel stores the sum of each
+part, in the accumulators' type; the final one sums over parts and computes everything else. Parts
+depend on shapes and target only, never on threads or timing, so that results are reproducible.
 
-A sum beside a maximum (``ir/online.py``) refers to its part's own maximum, and is multiplied by
-what that lacks. A part whose scores are all -inf counts nothing, beside one with others::
+A sum relative to a maximum (``ir/online.py``) uses its part's own maximum, and is rescaled to the
+maximum of all parts. A part whose scores are all -inf contributes 0 if another part has others::
 
     y[m] = sum(n: a[m, n])          a[p, m] = sum(i: a[m, p*R + i]);   y[m] = sum(p: a[p, m])
     l    = sum(n: exp(s - m) * w)   l[p] = sum(i: exp(s - m[p]) * w);  m[p] = max(i: s)
@@ -33,16 +33,16 @@ from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.machine import Machine
 
 SplitKernel: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
-"""A target's way to divide a kernel, if it has one: what ``split_loop`` is to GPUs."""
+"""A target's function that splits a kernel or returns None: ``split_loop`` on GPUs."""
 
 
 def split_loops(schedule: Schedule, split: SplitKernel) -> Schedule:
-    """Return the schedule with the kernels that ``split`` divides in two steps each."""
+    """Return the schedule with each kernel that ``split`` accepts replaced by two kernels."""
     return schedule.map_kernels(lambda kernel: split(kernel) or (kernel,))
 
 
 def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None:
-    """Return the kernel as a partial and a final one, or None where one kernel does better."""
+    """Return the kernel as a partial and a final one, or None where one kernel is faster."""
     kernel = online_softmax(kernel)
     spread = price(kernel, machine).spread
     if spread is None or spread.axis is None:
@@ -52,16 +52,16 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
         return None
     cut = cut_axis(spread.axis, spread.terms)
     states: dict[Reduce, Parts] = {}
-    for node, row_max in beside.items():  # a maximum stands before the sums that refer to it
+    for node, row_max in beside.items():  # in postorder: a maximum before the sums that use it
         states[node] = _within_part(node, row_max, cut, states)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, beside, states, partial, cut)
 
 
 def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
-    """Return the reductions over an axis with the maxima they refer to; None if one needs more.
+    """Return each reduction over an axis with its maximum, if any; None if the loop cannot split.
 
-    A reduction has a partial form of its own if it needs no other one over the axis but its
+    A reduction can be split if its body contains no other reduction over the axis than its
     maximum.
     """
     roots = [store.expr for store in kernel.stores]
@@ -82,7 +82,7 @@ def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
 
 
 def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: AxisSplit) -> Kernel:
-    """Return the kernel that stores what parts find, each value once, the part axis first."""
+    """Return the kernel that stores the partial results, each value once, part axis first."""
     stores: list[Store] = []
     for found, name in _names(kernel, states).items():
         own = tuple(a for a in kernel.axes if a in found.axes)
@@ -102,7 +102,7 @@ def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: AxisSplit) -> Ker
 
 
 def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
-    """Return a name of its own for what parts find of a reduction: its label's, or the kernel's."""
+    """Return partial result -> unique buffer name, from the reduction's label or the kernel."""
     labels, first = dict(kernel.labels), kernel.stores[0].buffer.name
     names: dict[Reduce, str] = {}
     for node, state in states.items():
@@ -116,7 +116,7 @@ def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
 def _within_part(
     node: Reduce, row_max: Reduce | None, cut: AxisSplit, states: dict[Reduce, Parts]
 ) -> Parts:
-    """Return what one part of a reduction finds, which refers to that part's maximum alone."""
+    """Return the partial results of a reduction, relative to the maximum of the same part."""
     over = cut.inside(node.over)
     if row_max is None:
         return rfactor(node, cut.value, over)
@@ -136,7 +136,7 @@ def _final(
     partial: Kernel,
     cut: AxisSplit,
 ) -> Kernel:
-    """Return the kernel that combines parts and computes what the whole kernel stores."""
+    """Return the kernel that combines the parts and computes the stores of the original kernel."""
     part = Axis(cut.part.name, cut.part.extent)
     loaded = {s.expr: Load(s.buffer, (index(part), *s.indices[1:])) for s in partial.stores}
     total: dict[Expr, Expr] = {}
@@ -160,9 +160,9 @@ def _final(
 
 
 def _corrected(node: Reduce, row_max: Reduce, found: Expr, top: Expr, maximum: Expr) -> Expr:
-    """Return a part's sum, beside its maximum ``top``, as it would be beside that of all parts.
+    """Return a part's sum, relative to its maximum ``top``, rescaled to the maximum of all parts.
 
-    A part without a score above -inf counts nothing, unless the whole row has none: that is NaN.
+    A part without a score above -inf contributes 0, unless the whole row has none: that is NaN.
     """
     lowest = Const(-math.inf, top.dtype)
     nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
@@ -173,7 +173,7 @@ def _corrected(node: Reduce, row_max: Reduce, found: Expr, top: Expr, maximum: E
 def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr, ...]:
     """Return expressions with the outermost reductions over the looped axis replaced."""
     outside = Rewriter(lambda node: node)
-    outside.new.update(total)  # what is known is not looked into
+    outside.new.update(total)  # the rewriter does not descend into memoised nodes
     return outside(roots)
 
 

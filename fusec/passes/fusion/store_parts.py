@@ -1,12 +1,12 @@
-"""Store the parts of a joined tensor where they belong, instead of joining them in another kernel.
+"""Store the parts of a concatenation in the result directly, instead of copying them there.
 
-Spec: ``schedule -> schedule``. A kernel that does nothing but put tensors one behind the other goes
-if one kernel before it makes all of them: that stores each at its place in the whole. Legal if
+Spec: ``schedule -> schedule``. A kernel that only concatenates tensors is removed if one earlier
+kernel produces all of them: it stores each part at its offset in the result. Legal if
 
-1. nothing else reads a part, and the kernel that makes the parts does not, either;
-2. along one axis the parts cover the whole, each element once; the other axes are theirs.
+1. no other step reads a part, nor does the producing kernel itself;
+2. along one axis the parts cover the whole, each element once; the other axes are equal.
 
-What is cheap is computed in the joining kernel (``inline``), and never comes here.
+Cheap parts are inlined into the concatenating kernel (``inline``) and do not occur here.
 
 Worked example: ``a[i, j] = x*2; b[i, j] = x*3`` and ``c[i, k] = where(k < 8, a[i, k] if k < 8,
 b[i, k - 8] if k >= 8)`` become ``c[i, j] = x*2; c[i, j + 8] = x*3``.
@@ -27,7 +27,7 @@ from fusec.passes.memory.destination import Destination, redirected
 
 
 def store_parts(schedule: Schedule) -> Schedule:
-    """Return the schedule without kernels that join parts which one kernel could store in place."""
+    """Return the schedule without concatenations whose parts one kernel can store in place."""
     maker = {buffer: kernel for kernel in schedule.kernels for buffer in kernel.writes}
     latest: dict[Kernel, tuple[Kernel, ...]] = {kernel: (kernel,) for kernel in schedule.kernels}
     readers = count_readers(schedule)
@@ -38,7 +38,7 @@ def store_parts(schedule: Schedule) -> Schedule:
         if first is None or any(readers[part] > 1 for part in parts):
             continue
         made = redirected(latest[first][0], parts)
-        if made is None or any(map(factors, kernel_nodes(made))):  # tiles end where tensors end
+        if made is None or any(map(factors, kernel_nodes(made))):  # tiles assume a whole buffer
             continue
         origin, defs = made.origin + joining.origin, (*made.defs, *joining.defs)
         latest.update({first: (replace(made, origin=origin, defs=defs),), joining: ()})
@@ -47,9 +47,9 @@ def store_parts(schedule: Schedule) -> Schedule:
 
 
 def _parts(joining: Kernel) -> dict[Buffer, Destination]:
-    """Return where parts lie in what a kernel joins of them; none if it does anything else.
+    """Return part -> its window in the result of a concatenation; empty for other kernels.
 
-    An element is in the window of one part at most. So as many as the whole has are all of it.
+    The windows are disjoint, so they cover the result if they have as many elements.
     """
     store, *others = joining.stores
     if joining.inside or others or not isinstance(store.expr, Select):
@@ -65,7 +65,7 @@ def _parts(joining: Kernel) -> dict[Buffer, Destination]:
 
 
 def _window(store: Store, load: Load) -> Window | None:
-    """Return where a store has what a load reads, as it is: all of it, behind or before others."""
+    """Return the window of the stored buffer that is a copy of all that a load reads, or None."""
     whole, part = store.buffer, load.buffer
     if part.dtype is not whole.dtype or len(part.shape) != len(whole.shape):
         return None

@@ -1,13 +1,13 @@
 """Axis unification: may these definitions share one kernel, and over which axes?
 
-The rule. Walk every load of an internal buffer and match its index with the producer's axes: a
-plain axis is united with the producer's axis; where a reshape merged or split axes, both sides are
-first cut to their common refinement (``m`` of extent B*T becomes ``(b, t)``), so that no division
-is left; a pointwise producer read at any other index is computed again at that index; anything else
-is rejected, with the reason. Then axes that anyone reduces are *inside*, the rest is the *grid*.
+The rule. For each load of an internal buffer, match its indices with the producer's axes: a plain
+axis is united with the producer's axis; where a reshape merged or split axes, both sides are first
+cut to their common refinement (``m`` of extent B*T becomes ``(b, t)``), so that no division is
+left; a pointwise producer loaded at any other index is recomputed at that index; anything else is
+rejected, with the reason. Axes that some definition reduces are *inside*, the rest is the *grid*.
 
-Loads of one buffer from outside are matched too, softly: where that fails nothing is lost but
-sharing.
+Loads of one buffer from outside of the kernel are matched too, but optionally: a failure only costs
+the sharing of these loads.
 
 Worked example: ``mu[m] = sum(c': x[m, c'])/C`` and ``y[n, c] = x[n, c] - mu[n]`` unite n with m
 (the internal edge) and c' with c (both load x), giving grid {m}, inside {c}.
@@ -46,10 +46,10 @@ __all__ = ["Learned", "Rejection", "unify"]
 
 
 class _Unifier:
-    """The walk over some definitions; ``classes`` are refined as it goes.
+    """One unification of definitions; refines ``classes``.
 
     Args:
-        cuts: axes that were cut already, and into what.
+        cuts: (axis, inner extent) -> (outer, inner) axes of earlier cuts; None for no memo.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Unifier:
             raise Rejection("index maps cover different numbers of elements")
 
     def _refresh(self, digits: list[Axis]) -> bool:
-        """Replace a last digit that an earlier match has united or cut; False if none is left."""
+        """Expand last digits that earlier matches united or cut; return False if none is left."""
         while digits and digits[-1] in self.classes.parts:
             digits.extend(self.classes.parts[digits.pop()])
         return bool(digits)
@@ -176,7 +176,7 @@ class _Unifier:
         longer.append(outer)
 
     def _unite_ragged(self, left: list[Axis], right: list[Axis]) -> None:
-        """Unite two ragged axes that cut one extent in the same way; their outer axes follow."""
+        """Unite two ragged axes that are equal cuts of one extent; the outer axes match next."""
         a, b = left[-1], right[-1]
         if a.extent is not b.extent or self._covered(left) is not self._covered(right):
             raise Rejection(f"ragged axes {a.name} and {b.name} cut different extents")
@@ -200,7 +200,7 @@ class _Unifier:
         self.classes.define(whole, index(outer) * inner.extent + index(inner), (outer, inner))
 
     def cut_groups(self) -> None:
-        """Cut axes that an operand of a product divides, so that the rest of them is rows.
+        """Cut axes that the index of a product's operand divides; their inner parts become rows.
 
         Four heads of queries that read one head of keys, ``k[h // 4]``, are four rows of its tile.
         """
@@ -237,10 +237,10 @@ class _Unifier:
                             " at another place: ",
                             *rejection.parts,
                         ) from None
-                    continue  # pointwise: computed again at this index
+                    continue  # pointwise: recomputed at this index
 
     def unify_shared(self) -> None:
-        """Match loads of one outside buffer with each other, where that contradicts nothing."""
+        """Match loads of one outside buffer with each other, where that is consistent."""
         first: dict[Buffer, list[Load]] = {}
         for line in self.defs:
             for load in loads_of(line.expr):
@@ -257,10 +257,10 @@ class _Unifier:
             self.match(left, right)
 
     def unify_siblings(self) -> None:
-        """Unite, by position, axes of equal extents that nothing ties together yet.
+        """Unite, by position, axes of equal extents that no load relates yet.
 
         First the axes of definitions of one rank, then reduced axes with each other and with the
-        fastest axes of the largest definition: loops of equal extents run as one.
+        fastest axes of the definition with most axes: loops of equal extents are fused.
         """
         head = max(self.defs, key=lambda d: len(self.fine_axes(d.axes)))
         for line in self.defs:
@@ -305,9 +305,9 @@ class _Unifier:
                     self.classes.define(axis, index(resolved), (resolved,))
 
     def _check_distinct(self, mark: int) -> None:
-        """No definition may use one axis twice, no reduction capture a free axis of its body.
+        """Reject definitions that use one axis twice, and reductions that capture a free axis.
 
-        Both held at ``mark``, so only lines with an axis defined since are looked at.
+        Both conditions held at ``mark``, so only lines with an axis defined since are checked.
         """
         new = self.classes.since(mark)
         if not new:
@@ -350,7 +350,7 @@ def _same_extents(a: tuple[Axis, ...], b: tuple[Axis, ...]) -> bool:
 
 
 def _exact_quotient(a: Index, b: Index) -> Index | None:
-    """Return a/b where b divides a for certain, else None."""
+    """Return a/b where b provably divides a, else None."""
     return floordiv(a, b) if mod(a, b) is index(0) else None
 
 
@@ -363,8 +363,8 @@ def unify(
     """Return one kernel that computes all of ``defs`` (in execution order).
 
     Args:
-        live_out: buffers that are needed outside; the others never reach memory.
-        learned: what others found, and what this finds.
+        live_out: buffers that are needed outside; the others are never stored.
+        learned: memo shared with other unifications, which is extended.
     Raises:
         Rejection: if the definitions may not share a kernel.
     """
@@ -384,7 +384,7 @@ def unify(
     )
     used = axes_of(stores)
     for node in postorder(s.expr for s in stores):
-        if isinstance(node, Reduce):  # a guard may have given a sum axes of its own
+        if isinstance(node, Reduce):  # a guard may have given a reduction fresh bound axes
             inside += tuple(a for a in node.over if a not in inside and a not in grid)
     return Kernel(
         name,
@@ -412,8 +412,8 @@ def _bind(
         missing = [a for a in grid if a not in own]
         if not missing:
             continue
-        # An axis that a stored definition lacks must run inside; that is sound for the fastest
-        # axes only, or neighbouring grid points would walk through memory with large steps.
+        # An axis that a stored definition lacks must run inside. Only the fastest axes may, or
+        # neighbouring grid points would access memory with large strides.
         last_kept = max((grid.index(a) for a in grid if a in own), default=-1)
         if any(grid.index(a) < last_kept for a in missing):
             raise Rejection(line.buffer, f" lacks the outer axis {missing[0].name} of the others")
@@ -427,7 +427,7 @@ def _bind(
 
 
 def _axis_order(unifier: _Unifier, defs: tuple[Def, ...]) -> list[Axis]:
-    """Return all axes, slowest first: those of the definition with most axes lead."""
+    """Return all axes, slowest first, in the order of the definition with most axes."""
     candidates: list[tuple[Axis, ...]] = []
     for line in defs:
         own = unifier.fine_axes(line.axes)

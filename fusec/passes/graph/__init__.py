@@ -1,1 +1,1 @@
-"""Rewrites of graphs: definitions in index notation, before any of them share a kernel."""
+"""Rewrites of graphs: definitions in index notation, before fusion."""

@@ -1,22 +1,22 @@
-"""Run what stands around a far larger intermediate in chunks of rows, so that it never is whole.
+"""Run the lines around a far wider product in chunks of rows, so that it is never whole in memory.
 
-Spec: ``graph -> graph``. An *expansion* is a product of matrices much wider than the rows it is
-made of: the logits of a loss, rows x vocabulary. Its *region* is every line that reads it or
-anything as large, and what stands between them. If each line of the region is, row by row,
+Spec: ``graph -> graph``. An *expansion* is a matrix product much wider than the rows of its left
+operand: the logits of a loss, rows x vocabulary. Its *region* is every line that reads it or a
+buffer about as large, and the lines on paths between them. If each line of the region is
 
-* a definition that reads row i alone to make row i, or sums over all rows, or
-* a product whose rows are these rows, or that contracts over them,
+* a definition that reads only row i to compute row i, or sums over all rows, or
+* a product that has these rows, or that contracts over them,
 
-then the region may run over a few rows at a time, and nothing in it has more rows than these. In
-the graph one loop (``RowLoop``) takes its place; its body is a graph of its own, with fewer rows::
+then the region can run on a few rows at a time, and its buffers have only so many rows. A loop
+(``RowLoop``) replaces it in the graph; the body is a graph of its own, with fewer rows::
 
     mm[i, v]  = extern mm(x, W)             lse, dW = rows_0(x, t, W)        # in chunks of rows
     lse[i]    = f(mm[i, :], t[i])                 mm = extern mm(x, W)       # its body
     d[i, v]   = g(mm[i, v], lse[i])               lse, d = ...
     dW[v, c]  = extern mm(d^T, x)                 extern addmm_(dW, d^T, x)
 
-Sums over rows are added up over the chunks: those of products in the type of their result, or in
-f32 where that is narrower. Nothing here knows what a loss is.
+Sums over rows are accumulated over the chunks: those of products in the type of their result, or in
+f32 where that is narrower. The pass has no notion of a loss.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fusec.passes.graph.rows import NotByRows, RowBody
 from fusec.passes.machine import Tuning
 
 RATIO = 6
-"""Columns of an expansion for each column of its rows. An MLP's hidden layer has 4 and stays."""
+"""Columns of an expansion for each column of its operand. An MLP's hidden layer has 4 and stays."""
 LARGE = 4
-"""What has a fourth of the expansion's elements is as large as it."""
+"""A buffer with at least 1/LARGE of the expansion's elements counts as equally large."""
 
 
 def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
-    """Return the schedule with the bodies of its loops over rows cut into kernels, too."""
+    """Return the schedule with the bodies of its loops over rows cut into kernels by ``cut``."""
     cut_into: dict[Step, RowLoop] = {}
     decisions = schedule.decisions
     for loop in schedule.loops:
@@ -54,17 +54,17 @@ def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
 
 
 def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
-    """Return a kernel with a name that is unique in the graph around its loop."""
+    """Return the kernel renamed to be unique outside of its loop, too."""
     return (replace(kernel, name=f"{loop}_{kernel.name}"),)
 
 
 def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: Tuning) -> Graph:
-    """Return the graph with loops over rows in the place of regions.
+    """Return the graph with regions of large expansions replaced by loops over rows.
 
     Args:
-        threshold: bytes from which an expansion is large; 0: none is.
-        clean: inlines definitions, so that views, casts and biases do not hide who reads a row.
-        tuning: says how large a chunk is.
+        threshold: bytes from which an expansion is large; 0 disables the pass.
+        clean: inlines definitions, so that views, casts and biases do not hide consumers of a row.
+        tuning: gives the size of a chunk.
     """
     if not threshold or not _expansions(graph, threshold):
         return graph
@@ -91,7 +91,7 @@ def _decision(seed: Buffer, taken: bool, reason: str) -> Decision:
 
 
 def _expansions(graph: Graph, threshold: int) -> list[Buffer]:
-    """Return the products that are much wider than their rows, and large."""
+    """Return the large products that are much wider than the rows of their left operand."""
     products = [(call.writes[0], call.views[0]) for call in graph.externs if call.product]
     return [
         made
@@ -110,10 +110,10 @@ def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | N
 
 
 def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, RowLoop]:
-    """Return the graph with a loop in the place of an expansion's region.
+    """Return the graph with a loop in the place of an expansion's region, and the loop.
 
     Raises:
-        NotByRows: with what stands against it.
+        NotByRows: with the reason why the region cannot run by rows.
     """
     uses, dag = find_uses(graph), dependencies(graph.nodes)
     producer = uses.producer
@@ -162,7 +162,7 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Gr
 
 
 def _points(node: Line) -> int:
-    """Return the elements that a line makes, or runs over to make fewer."""
+    """Return the elements that a line iterates over: of its result, or of a reduction's body."""
     inner: list[int] = []
     match node:
         case Def():
@@ -173,7 +173,7 @@ def _points(node: Line) -> int:
 def _replaced(
     graph: Graph, members: set[int], later: set[int], loop: RowLoop, after: dict[int, Def]
 ) -> Graph:
-    """Return the graph with a loop where its members were, before all that is ``later``."""
+    """Return the graph with ``members`` replaced by a loop, which the lines ``later`` follow."""
     before: list[Line] = []
     behind: list[Line] = []
     for position, node in enumerate(graph.nodes):
@@ -188,7 +188,7 @@ def _replaced(
 
 
 def chunk_rows(rows: Index, row_bytes: int, tuning: Tuning) -> int:
-    """Return how many rows run at a time: an even share if one is near, else an aligned number."""
+    """Return the rows of a chunk: an aligned divisor of ``rows`` near the limit, else the limit."""
     step = tuning.chunk_alignment
     fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step, tuning.chunk_rows)
     if not rows.is_constant:
@@ -200,7 +200,7 @@ def chunk_rows(rows: Index, row_bytes: int, tuning: Tuning) -> int:
 
 
 def _count(rows: Index, height: int) -> Index:
-    """Return the rows of one chunk: a number, or a size where the last chunk may be short."""
+    """Return the rows of a chunk: a constant, or a ``Size`` where the last chunk may be short."""
     if rows.is_constant and rows.const % height == 0:
         return index(height)
     return index(Size("rows", height))

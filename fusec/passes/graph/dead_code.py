@@ -1,4 +1,4 @@
-"""Remove definitions and pure externs whose results nobody reads.
+"""Remove definitions and pure externs whose results are unused.
 
 Spec: ``graph -> graph``; outputs and impure externs keep their values; order is kept.
 """
@@ -11,7 +11,7 @@ from fusec.ir.graph import Graph, Line
 
 
 def dead_code(graph: Graph) -> Graph:
-    """Return the graph without what does not reach an output or an impure extern."""
+    """Return the graph without lines that no output, impure extern or size depends on."""
     live = set(graph.returned)
     kept: list[Line] = []
     for line in reversed(graph.nodes):

@@ -1,8 +1,8 @@
 """Round every 16-bit value between two operations, as eager's kernels do: ``precision="eager"``.
 
-Spec: ``Graph -> Graph``; each ``f32(x)`` of a 16-bit x becomes ``round_bf16(f32(x))``, a mark that
-``simplify`` keeps when x is substituted by what it is computed from. Run once, after capture; loads
-from memory lose their marks again in kernels.
+Spec: ``Graph -> Graph``; each ``f32(x)`` of a 16-bit x becomes ``round_bf16(f32(x))``, which
+``simplify`` keeps when the producer is substituted for x. It runs once, after capture; in kernels
+the roundings of values loaded from memory are dropped again.
 
     y[i] = bf16(f32(a[i]) * f32(b[i]));  z[i] = bf16(f32(y[i]) + f32(c[i]))
 
@@ -19,7 +19,7 @@ from fusec.ir.scalar import ROUND
 
 
 def round_as_eager(graph: Graph) -> Graph:
-    """Return the graph with every reading of a 16-bit value marked as rounded."""
+    """Return the graph with an explicit rounding around each widened 16-bit value."""
     return graph.map(Rewriter(_mark))
 
 

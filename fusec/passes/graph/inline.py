@@ -1,10 +1,10 @@
-"""Substitute definitions that are not worth a place of their own into their readers.
+"""Inline pointwise definitions that are not worth a buffer into their consumers.
 
-Spec: ``graph -> graph``. Inlined are (a) what reads no memory, or one value for all points (masks,
-ranges, constants, random numbers, which need a seed alone), (b) a pointwise definition with one
-reader, (c) a cheap pointwise definition of one full-size operand, into all its readers: to compute
-it again costs less than to store and load it. Live-out definitions stay, but cheap ones are inlined
-as well, so that readers do not wait for memory.
+Spec: ``graph -> graph``. Inlined are (a) definitions that read no memory, or one value for all
+elements (masks, ranges, constants, random numbers, which need a seed only), (b) a pointwise
+definition with one consumer, (c) a cheap pointwise definition of one full-size operand, into all
+its consumers: recomputation costs less than a store and a load. Live-out definitions stay; those of
+kind (a) are inlined as well, so that consumers do not wait for memory.
 
 Substitution needs no unification: any index map will do, so chains through reshapes, slices and
 cats fuse here, whatever their axes.
@@ -25,26 +25,26 @@ from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.simplify import simplifier
 
 CHEAP = 6
-"""Multiply-adds a point that cost less than a round trip through memory (about 8 bytes)."""
+"""Multiply-adds an element that cost less than a round trip through memory (about 8 bytes)."""
 MAX_NODES = 400
-"""Larger expressions stay apart: readers of a kernel, and compilers, have their limits."""
+"""Larger expressions are not inlined: compile time and the legibility of kernels have limits."""
 
 
 def inline(graph: Graph, skinny_rows: int = 0) -> Graph:
-    """Return the graph with trivial definitions substituted into their readers.
+    """Return the graph with trivial definitions substituted into their consumers.
 
     Args:
-        skinny_rows: of products that stream their weights: an operand of so many rows is stored.
+        skinny_rows: most rows of a skinny product, whose operand with the rows stays stored.
     """
     inliner = _Inliner(graph, skinny_rows)
     return graph.map_defs(inliner.take)
 
 
 class _Inliner:
-    """The definitions met so far, over axes that all of them share.
+    """The inlined definitions so far, rewritten over a common set of axes.
 
-    There is one axis for each position and extent, so what is read where it was computed goes into
-    its reader as it is: the operations below it are neither renamed nor simplified once more. A
+    There is one axis for each position and extent, so a value loaded at its own indices goes into
+    its consumer unchanged: the operations below it are neither renamed nor simplified again. A
     chain of n operations costs n steps, not n*n.
     """
 
@@ -58,7 +58,7 @@ class _Inliner:
         self.simplify = simplifier()
 
     def take(self, line: Def) -> tuple[Def, ...]:
-        """Return a definition with others inlined; none if it goes into its readers itself."""
+        """Return a definition with its producers inlined; none if it is itself only inlined."""
         there = self._shared_axes(line)
         back = {target: index(axis) for axis, target in there.items()}
         expr = line.expr.substitute({axis: index(target) for axis, target in there.items()})
@@ -73,7 +73,7 @@ class _Inliner:
         return (replace(found, axes=line.axes, expr=found.expr.substitute(back)),)
 
     def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
-        """Return own axis -> shared axis; nothing where an axis ends at what others say."""
+        """Return own axis -> common axis; empty if any axis is ragged."""
         bound = (a for n in reductions(line.expr) for a in n.over)
         if any(a.limit is not None for a in (*line.axes, *bound)):
             return {}
@@ -109,9 +109,9 @@ class _Inliner:
         return cost <= CHEAP and full_size <= 1
 
     def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
-        """Return True for the operand with few rows of a product: each column reads all of it.
+        """Return True if a consumer is a skinny product whose operand with the rows is ``buffer``.
 
-        One that is not computed is where it is; but panels multiply elements that were widened.
+        Each column would compute it again. Views and casts are free, except for panels.
         """
         match self.graph.nodes[reader]:
             case Def(expr=expr) if self.skinny_rows:
@@ -122,7 +122,7 @@ class _Inliner:
                 return False
 
     def _sites(self, reader: int) -> dict[Buffer, list[Load]]:
-        """Return the loads of a definition by buffer; a cat of many has many."""
+        """Return the loads of a definition by buffer, memoised: a cat of many parts has many."""
         known = self.sites.get(reader)
         if known is None:
             known = self.sites[reader] = {}
@@ -134,14 +134,14 @@ class _Inliner:
 
 
 def _cost_of_a_point(nodes: list[Expr], points: int) -> int:
-    """Return multiply-adds for one point; what varies along fewer axes is computed once for them.
+    """Return multiply-adds an element; an operation over fewer axes is shared by many elements.
 
-    ``x[m, c] - log(s[m])`` is a subtraction: its readers compute the logarithm once a row, too.
+    ``x[m, c] - log(s[m])`` costs a subtraction: consumers compute the logarithm once a row, too.
     """
     total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in nodes if isinstance(n, Op))
     return -(-total // points)
 
 
 def _points(load: Load) -> int:
-    """Return how many points of a reader evaluate a load, each distinct index tuple once."""
+    """Return how often a consumer evaluates a load: the product of the extents of its axes."""
     return product(a.extent for a in load.axes).hint()

@@ -1,14 +1,14 @@
-"""Compute again what is too wide to store: the scores of an attention, in each of its readers.
+"""Recompute products that are too wide to store, such as attention scores, in each consumer.
 
-Spec: ``graph -> graph``. A product of matrices is *wide* if it has many more elements than all that
-it is computed from, and sums over few: scores ``s[m, n] = sum(d: q[m, d] * k[n, d])`` of 1024
-queries and keys have 8 times the elements of q and k for 64 terms each. So is what is computed from
-it point by point. Wide definitions are substituted into their readers, a sum for the softmax, a
-product with the values, each of which then loops over tiles of the scores; no reader waits for
-memory, and readers in different directions (dq along keys, dk and dv along queries) need not share
-a kernel.
+Spec: ``graph -> graph``. A matrix product is *wide* if it has many more elements than its operands
+together, and sums over few terms: scores ``s[m, n] = sum(d: q[m, d] * k[n, d])`` of 1024 queries
+and keys have 8 times the elements of q and k for 64 terms each. A pointwise definition of a wide
+one is wide, too. Wide definitions are substituted into their consumers, the softmax's sum or the
+product with the values, each of which then loops over tiles of the scores; no consumer waits for
+memory, and consumers in different directions (dq along keys, dk and dv along queries) need not
+share a kernel.
 
-Only products that are fusec's own count; what a library call makes is in memory.
+Only decomposed products count; the result of a kept library call is in memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fusec.passes.graph.simplify import simplifier
 from fusec.passes.schedule.contraction import MAX_LANES
 
 WIDE = 3
-"""How many times the elements of all operands a product has that is computed again."""
+"""A product is wide if it has at least so many times the elements of its operands together."""
 
 
 def recompute_wide(graph: Graph) -> Graph:
-    """Return the graph with wide products, and what follows from them, in their readers."""
+    """Return the graph with wide products and their pointwise followers inlined into consumers."""
     uses = find_uses(graph)
     overwrites = Overwrites(graph.nodes)
     wide: dict[Buffer, Def] = {}
@@ -65,13 +65,13 @@ def is_wide_product(line: Def) -> bool:
         return False
     terms = product(axis.extent for axis in products[0].over)
     operands = sum(numel(buffer) for buffer in line.reads)
-    # The operands' rows are lanes as a whole.
+    # A whole row of an operand has to fit the lanes.
     short = terms.is_constant and terms.const <= MAX_LANES
     return short and numel(line.buffer) >= WIDE * operands
 
 
 def _follows(line: Def, substituted: Def, wide: dict[Buffer, Def]) -> bool:
-    """Return True for a pointwise definition of something wide, of the same size."""
+    """Return True for a pointwise definition of wide buffers that is at least as large as they."""
     if substituted is line or reductions(line.expr):
         return False
     sources = [x.buffer for x in loads((line.expr,)) if x.buffer in wide]

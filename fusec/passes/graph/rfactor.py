@@ -1,13 +1,13 @@
-"""Compute a reduction in parts and combine what these find: the rewrite of all that splits one.
+"""Rewrite a reduction as partial reductions and a final one, for every pass that splits one.
 
-(Halide's word: Suriana, Adams and Kamil, "Parallel associative reductions in Halide", 2017.) A
-``AxisSplit`` says which points a part has. A pass decides which reductions are cut, and how; what a
-part finds, and what the parts come to, is the same for all of them::
+(Halide's word: Suriana, Adams and Kamil, "Parallel associative reductions in Halide", 2017.) An
+``AxisSplit`` describes the iterations of a part. A pass decides which reductions are split, and
+how; the partial and final expressions are the same for all passes::
 
     plain     w = sum(n: f)                 w[p] = sum(i: f);  w = sum(p: w[p])
     squares   q = sum(n: (f - g)^2)         about the parts' means (``squares.py``)
               beside s = sum(n: f)
-    weights   l = sum(n: exp(f - m)*w)      beside the parts' maxima (``split_loop.py``)
+    weights   l = sum(n: exp(f - m)*w)      relative to the parts' maxima (``split_loop.py``)
               beside m = max(n: f)
 
 Worked example: with n = p*R + i, ``w[c] = sum(n: x[n, c])`` becomes the lines ``w_part[p, c] =
@@ -32,11 +32,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """The points of a reduction in parts.
+    """The reduced axes of a reduction, split into parts.
 
     Attributes:
-        part: counts the parts.
-        inner: the axes that one part sums over.
+        part: the axis of the parts.
+        inner: the axes that one part reduces.
         value: reduced axis -> index over ``part`` and ``inner``.
     """
 
@@ -45,12 +45,12 @@ class AxisSplit:
     value: Mapping[Axis, Index]
 
     def inside(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """Return what is left of some axes inside a part: of the cut one, its part."""
+        """Return ``axes`` as they are inside a part: split ones are replaced by ``inner``."""
         return tuple(b for a in axes for b in (self.inner if a in self.value else (a,)))
 
 
 def cut_axis(axis: Axis, terms: int) -> AxisSplit:
-    """Return an axis in parts of so many terms; the last is short where they do not fit."""
+    """Return the split of an axis into parts of ``terms`` terms; the last one may be short."""
     part = Axis("p", floordiv(axis.extent + (terms - 1), index(terms)))
     start = index(part) * terms
     even = mod(axis.extent, index(terms)) is index(0)
@@ -59,13 +59,13 @@ def cut_axis(axis: Axis, terms: int) -> AxisSplit:
 
 
 class Splitter:
-    """Splits the lines of a graph, one after another, in partial lines and a final one.
+    """Splits lines of a graph, one after another, into partial lines and a final one.
 
     Args:
-        cuts: of each line that is split, which has one reduction.
-        moments: how a part finds the squares about its mean.
-        fastest: the parts of one sum lie beside each other in memory; else those of all sums do,
-            part after part.
+        cuts: line with one reduction -> its split; other lines stay.
+        moments: how a part computes the squared deviations from its mean.
+        fastest: the part axis is the fastest of partial buffers, so that the parts of one sum are
+            contiguous; else it is the slowest.
     """
 
     def __init__(self, cuts: Mapping[Def, AxisSplit], moments: Moments, *, fastest: bool) -> None:
@@ -80,7 +80,7 @@ class Splitter:
         self.partial: dict[Def, tuple[Buffer, ...]] = {}
 
     def split(self, line: Def) -> tuple[Def, ...]:
-        """Return a line, or those of parts and of the whole in its place if it is cut."""
+        """Return the line itself, or its partial lines and the final one if it is split."""
         if line not in self.cuts:
             return (line,)
         cut, reduction = self.cuts[line], self.reductions[line]
@@ -98,7 +98,7 @@ class Splitter:
         return *partial, line.map(Rewriter(lambda node: final if node is reduction else node))
 
     def _found(self, line: Def, into: Mapping[Axis, Index]) -> tuple[Expr, ...]:
-        """Return what a part of a line's reduction is, over the axes of the partial lines."""
+        """Return the partial values of a line's reduction, over the axes of the partial lines."""
         cut = self.cuts[line]
         one = self.squares.get(line)
         if one is not None:
@@ -110,7 +110,7 @@ class Splitter:
         return rfactor(self.reductions[line], into, cut.inner)
 
     def _terms(self, line: Def, part: Axis) -> tuple[Expr, ...]:
-        """Return what a part adds to the whole, over the line's axes and that of parts."""
+        """Return a part's terms of the final reduction, over the line's axes and the part axis."""
         where = tuple(map(index, self._order(part, line.axes)))
         loaded = tuple(Load(found, where) for found in self.partial[line])
         one = self.squares.get(line)
@@ -121,18 +121,18 @@ class Splitter:
         return (joined(found, self._total(line, part), rows, one.centre),)
 
     def _total(self, line: Def, part: Axis) -> Load:
-        """Return the sum, in a part, of the values whose squares a line sums."""
+        """Return the load of a part's sum of the values whose squares a line sums."""
         one = self.squares[line]
         (sums,) = self.partial[one.total]
         return Load(sums, self._order(index(part), one.place))
 
     def _order(self, part: _T, others: tuple[_T, ...]) -> tuple[_T, ...]:
-        """Return the axis of parts and others as they lie in memory, slowest first."""
+        """Return the part axis and the others in memory order, slowest first."""
         return (*others, part) if self.fastest else (part, *others)
 
 
 def one_reduction(line: Def) -> Reduce:
-    """Return the reduction of a line that has one alone."""
+    """Return the reduction of a line with exactly one."""
     (reduction,) = reductions(line.expr)
     return reduction
 

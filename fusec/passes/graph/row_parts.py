@@ -1,9 +1,9 @@
-"""Statistics of a product's rows, tile by tile: sums that a matrix product can compute on its way.
+"""Split row statistics of a matrix product by tiles, so that they fuse into its epilogue.
 
 Spec: ``graph -> graph``. A tile of a product holds a part of each of its rows. Where a row is
-summed over and not read again, the sum becomes partial sums over ``WIDTH`` columns, which share the
-product's tile, and a small final one (``rfactor.py``). Squares about a row's mean are summed about
-the part's own mean, and combined about the row's.
+reduced and not read again, the reduction becomes partial ones over ``WIDTH`` columns, which share
+the product's tile, and a small final one (``rfactor.py``). Squared deviations from a row's mean are
+summed about the part's own mean, and combined about the row's.
 
 Worked example, with n = p*128 + i::
 
@@ -24,11 +24,11 @@ from fusec.passes.graph.squares import TWO_PASS, find_squares
 from fusec.passes.schedule.tiling import COLUMNS
 
 WIDTH = COLUMNS
-"""Columns of a part: those of a product's tile."""
+"""Columns of a part: the columns of a product's tile."""
 
 
 def sum_rows_by_parts(graph: Graph) -> Graph:
-    """Return the graph with the row statistics of products in parts of ``WIDTH`` columns."""
+    """Return the graph with row statistics of products split into parts of ``WIDTH`` columns."""
     rows = _rows_of_products(graph)
     if not rows or _reads_rows_again(graph, rows):
         return graph
@@ -36,7 +36,7 @@ def sum_rows_by_parts(graph: Graph) -> Graph:
 
 
 def _rows_of_products(graph: Graph) -> set[Buffer]:
-    """Return the results of products, and what follows point by point, whose rows are long."""
+    """Return the products with long rows, and the buffers that are computed from them pointwise."""
     found: set[Buffer] = set()
     for node in graph.defs:
         if not node.axes:
@@ -53,7 +53,7 @@ def _rows_of_products(graph: Graph) -> set[Buffer]:
 
 
 def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
-    """Return True if a definition as large as a row reads what came of a sum over one."""
+    """Return True if a definition of the shape of ``rows`` depends on a reduction over a row."""
     sums: set[Buffer] = set()
     for node in graph.defs:
         sources = set(node.reads)
@@ -67,7 +67,7 @@ def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
 
 
 def _cuts(graph: Graph, rows: set[Buffer]) -> dict[Def, AxisSplit]:
-    """Return the lines that read whole rows alone, and those that sum squares beside one."""
+    """Return line -> split, for lines that reduce rows only, and sums of squares beside them."""
     along = {line: one_reduction(line) for line in graph.defs if _reduces_rows(line, rows)}
     squares = find_squares(along)
     alone = {line for line, node in along.items() if rows.issuperset(_sources(node))}

@@ -1,10 +1,9 @@
-"""Lines of a graph as they are for a few of its rows: definitions and products, row by row.
+"""Restrict lines of a graph to a chunk of rows: definitions and matrix products, row by row.
 
-``RowBody`` takes the lines of a region one after the other and writes each again for a chunk of
-rows. A line passes if every row of what it reads is needed for the same row of what it makes, or
-for a sum over all rows. A row is recognised by its place in memory: an element of row ``i`` lies at
-``i * stride + rest``, however many axes the tensor has. So ``[batch, time, c]`` has the rows of
-``[batch * time, c]``.
+``RowBody`` takes the lines of a region one after the other and rewrites each for a chunk of rows.
+A line is legal if row i of its operands contributes to row i of its result only, or to a sum over
+all rows. Rows are recognised by offsets: an element of row ``i`` lies at ``i * stride + rest``,
+however many axes the tensor has. So ``[batch, time, c]`` has the rows of ``[batch * time, c]``.
 
 Worked example, 512 of 4096 rows: ``lse[b, t] = log(sum(v: exp(mm[b*1024 + t, v])))`` becomes
 ``lse[i, 0] = log(sum(v: exp(mm[i, v])))`` with ``i`` below 512.
@@ -35,12 +34,12 @@ _ADDED = "adds to the sum over all chunks of rows"
 
 
 class NotByRows(Exception):
-    """Lines that cannot run over a few rows at a time, and why."""
+    """A line cannot run on a chunk of rows; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyGraph:
-    """A body, and the buffers around it that its sums are added to, and that it adds to itself."""
+    """A loop's body, the outer buffers of its sums, and those that its calls accumulate into."""
 
     body: Graph
     sums: tuple[Buffer, ...]
@@ -49,18 +48,18 @@ class BodyGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slice:
-    """Rows of a buffer around the body, and the body's buffer for a chunk of them."""
+    """A view of all rows of an outer buffer, and the body's buffer for a chunk of them."""
 
     view: View
     inner: Buffer
 
 
 class RowBody:
-    """The lines of a region for ``count`` rows, where the graph has ``rows``.
+    """Builder of a loop's body: lines over ``rows`` rows, rewritten for ``count`` rows.
 
     Attributes:
-        made: buffers that are made row by row -> the body's.
-        after: position of a line -> what is left of it behind the body: sums become its inputs.
+        made: outer buffer that is computed row by row -> the body's buffer.
+        after: position of a line -> its remainder after the loop, which loads the complete sums.
     """
 
     def __init__(self, rows: Index, count: Index) -> None:
@@ -77,7 +76,7 @@ class RowBody:
 
     @property
     def sources(self) -> tuple[Buffer, ...]:
-        """Buffers around the body of which it reads rows."""
+        """Outer buffers of which the body reads one chunk of rows at a time."""
         return tuple(dict.fromkeys(s.view.buffer for s in self._slices.values()))
 
     def sliced_views(self) -> tuple[View, ...]:
@@ -90,7 +89,7 @@ class RowBody:
         """Return the body as a graph that returns the rows of ``results``, then the sums.
 
         Args:
-            sizes: those of the graph around.
+            sizes: the symbolic sizes of the outer graph.
         """
         own = [a for m, _ in self.count.terms for a in m if isinstance(a, Size)]
         inner = tuple(s.inner for s in self._slices.values())
@@ -100,10 +99,10 @@ class RowBody:
         return BodyGraph(body, tuple(self._sums), tuple(self._added))
 
     def add(self, position: int, node: Line) -> None:
-        """Add a line; ``position`` is its place in the graph.
+        """Add a line, whose position in the outer graph is ``position``.
 
         Raises:
-            NotByRows: if it needs other rows than the one it makes.
+            NotByRows: if a row of its result depends on other rows.
         """
         match node:
             case Def():
@@ -136,7 +135,7 @@ class RowBody:
             raise (problem or found) from None
 
     def _define_rows(self, line: Def, length: int) -> None:
-        """Add a definition whose first axes, so many, are the rows."""
+        """Add a definition whose first ``length`` axes are the rows."""
         whole, row = self._row_axis(line.axes[:length])
         expr = self._at_rows(line.expr, line.axes[:length], whole, row)
         rest = line.axes[length:]
@@ -156,7 +155,7 @@ class RowBody:
         return inner
 
     def _define_sums(self, position: int, line: Def) -> None:
-        """Add the sums over rows in a definition; what is left of it goes behind the body."""
+        """Add the sums over rows in a definition; its remainder goes after the loop."""
         sums: dict[Expr, Expr] = {}
         inside: set[Expr] = set()
         for node in reversed(postorder((line.expr,))):  # the outermost sum first
@@ -167,7 +166,7 @@ class RowBody:
             ):
                 sums[node] = self._sum(line, node, len(sums))
                 inside.update(postorder((node,)))
-        if line.expr in sums:  # the sum is all there is: it is added up where it is wanted
+        if line.expr in sums:  # the sum is the whole definition: accumulate in its own buffer
             return
         (left,) = rewrite((line.expr,), lambda node: sums.get(node, node))
         if not sums or self._reads_rows(left):
@@ -176,7 +175,7 @@ class RowBody:
         self.after[position] = Def(line.buffer, line.axes, left, line.origin)
 
     def _sum(self, line: Def, node: Reduce, number: int) -> Expr:
-        """Add one sum over rows to the body; return the load of all of it."""
+        """Add one sum over rows to the body; return the load of its total."""
         if node.monoid.name != "sum" or node.axes - frozenset(line.axes):
             raise NotByRows(f"{line.buffer} has a {node.monoid} over rows")
         axes = line.axes if node is line.expr else tuple(a for a in line.axes if a in node.axes)
@@ -202,7 +201,7 @@ class RowBody:
         raise NotByRows(f"{line.buffer} sums over other axes than the rows")
 
     def _row_axis(self, axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
-        """Return an axis over all rows, which is for analysis alone, and the body's."""
+        """Return an axis over all rows, used only for analysis, and the body's axis."""
         if any(a.limit is not None for a in axes):
             raise NotByRows(f"axis {axes[0].name} of the rows ends early")
         whole = axes[0] if len(axes) == 1 else Axis("i", self.rows)
@@ -214,7 +213,7 @@ class RowBody:
     # -- expressions -------------------------------------------------------------------------------
 
     def _at_rows(self, expr: Expr, axes: tuple[Axis, ...], whole: Axis, row: Axis) -> Expr:
-        """Return an expression over the axes of all rows as one over a chunk's rows."""
+        """Return an expression rewritten from the axes of all rows to the rows of a chunk."""
         if axes != (whole,):
             expr = expr.substitute(_unravel(whole, axes))
 
@@ -246,7 +245,7 @@ class RowBody:
         return Load(inner, (index(whole), rest), load.guard)
 
     def _slice(self, buffer: Buffer, stride: Index, rest: Index) -> Buffer:
-        """Return the body's buffer for rows of one around it, ``stride`` elements apart."""
+        """Return the body's buffer for rows, ``stride`` elements apart, of an outer buffer."""
         width = stride
         if not is_in_range(rest, stride):
             high = most(rest)
@@ -273,7 +272,7 @@ class RowBody:
     # -- products ----------------------------------------------------------------------------------
 
     def _multiply(self, position: int, node: Extern, known: Product) -> None:
-        """Add a product whose rows are the rows, or that sums over them."""
+        """Add a matrix product that has these rows, or that contracts over them."""
         (made,) = node.writes
         left, right = node.views
         self._refuse(iter(node.reads))
@@ -288,7 +287,7 @@ class RowBody:
                 raise NotByRows(f"{made}: a product along other rows")
 
     def _place(self, view: View) -> int | None:
-        """Return which axis of an argument is the rows; None for what is not made row by row."""
+        """Return the dimension of an argument that maps to the rows, or None if it has none."""
         inner = self.made.get(view.buffer)
         if inner is None:
             return None
@@ -328,7 +327,7 @@ class RowBody:
         self.after[position] = Def(made, axes, value, node.origin)
 
     def _argument(self, view: View, place: int) -> View:
-        """Return an argument for a chunk of rows, which are its axis ``place``."""
+        """Return an argument's view for a chunk of rows; its dimension ``place`` is the rows."""
         other = 1 - place
         inner = self.made.get(view.buffer)
         if inner is None:
@@ -352,7 +351,7 @@ def _product(node: Extern, args: tuple[Argument, ...], outputs: tuple[Buffer, ..
 
 
 def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...]) -> Extern:
-    """Return ``total += a @ b`` as the library's call."""
+    """Return the library call of ``total += a @ b``."""
     return replace(
         node,
         target=known.added,
@@ -366,7 +365,7 @@ def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...])
 
 
 def _unravel(flat: Axis, axes: tuple[Axis, ...]) -> dict[Axis, Index]:
-    """Return each of some axes as an index over the one axis that they make together."""
+    """Return axis -> its index computed from ``flat``, the axis that ``axes`` merge into."""
     mapping: dict[Axis, Index] = {}
     left = index(flat)
     for axis in reversed(axes[1:]):
@@ -378,12 +377,12 @@ def _unravel(flat: Axis, axes: tuple[Axis, ...]) -> dict[Axis, Index]:
 
 
 def _varies(value: Index, axis: Axis) -> bool:
-    """Return True if an index has an axis elsewhere than in what it reads from memory."""
+    """Return True if an index mentions an axis outside of the values that it loads from memory."""
     return axis in value.atoms()
 
 
 def _split(offset: Index, axis: Axis) -> tuple[Index, Index] | None:
-    """Return (k, rest) of ``k*axis + rest``, where neither has the axis; None if one has."""
+    """Return (k, rest) of ``k*axis + rest``, both free of the axis; None if not affine in it."""
     stride, rest = index(0), index(offset.const)
     for monomial, coefficient in offset.terms:
         holding = [atom for atom in monomial if _varies(index(atom), axis)]

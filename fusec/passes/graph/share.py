@@ -1,9 +1,9 @@
-"""Compute once what a graph defines twice.
+"""Merge equal definitions of a graph: common subexpression elimination.
 
-Spec: ``graph -> graph``. Two definitions of equal type and layout whose expressions are equal but
-for the names of their axes are one: later readers load the first. A model that builds its causal
-mask in every layer has one mask after this. Definitions that are returned, or handed to an impure
-extern, stay apart, for a caller may tell them apart.
+Spec: ``graph -> graph``. Of two definitions with equal types and layouts, and expressions that are
+equal up to the names of axes, the second is removed and its consumers load the first. A model that
+builds its causal mask in every layer keeps one mask. Definitions that are returned, or passed to an
+impure extern, are not merged: a caller could observe that they alias.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusec.ir.rewrite import reading, rewrite
 
 
 def share(graph: Graph) -> Graph:
-    """Return the graph with each distinct definition once."""
+    """Return the graph with equal definitions merged into the first."""
     fixed = set(graph.returned)
     fixed.update(buffer for line in graph.nodes if line.impure for buffer in line.reads)
     first: dict[tuple[object, ...], Buffer] = {}
@@ -44,7 +44,7 @@ def share(graph: Graph) -> Graph:
 
 
 def _identity(line: Def) -> tuple[object, ...]:
-    """Return what is equal for definitions that compute the same, whatever their axes are."""
+    """Return a key that is equal for definitions that are equal up to their axes."""
     found = canonical(line)
     read = (leaf for leaf in found.leaves if leaf is not line.buffer and not isinstance(leaf, Axis))
     return (line.buffer.shape, line.buffer.strides, found.form, *read)

@@ -1,8 +1,8 @@
-"""Simplify expressions by rules that keep every value (rounding that nobody can see aside).
+"""Simplify expressions by algebraic rules that keep every value, except for implicit roundings.
 
-Spec: ``expr -> expr``; same value at each point, except that a rounding to 16 bits between two f32
-operations of one kernel is dropped (`round_*` operations mark the roundings that must stay:
-explicit casts, comparisons, values that are also stored). Nothing here depends on the target.
+Spec: ``expr -> expr``; same value of each element, except that a rounding to 16 bits between two
+f32 operations of one kernel is dropped (`round_*` operations mark the roundings that must stay:
+explicit casts, comparisons, values that are also stored). The rules do not depend on the target.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def simplify(graph: Graph) -> Graph:
 
 
 def simplifier() -> Rewriter:
-    """Return what simplifies expressions, with a memory: what they share stays shared."""
+    """Return a memoising simplifier: subexpressions that its arguments share stay shared."""
     return Rewriter(_rule)
 
 
 def rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
-    """Return what drops roundings that a kernel's loads and stores do anyway, with a memory.
+    """Return a memoising rewrite that drops roundings which loads and stores repeat.
 
-    Only where all loads read memory: a load that a pass may still replace by what it loads has been
-    rounded only if a mark says so.
+    Apply it only when every load reads memory: a load that is still to be replaced by its producer
+    is not rounded unless a ``round_*`` operation says so.
     """
     marked = Rewriter(_loaded_rounded)
     return lambda roots: tuple(map(_unrounded, marked(roots)))
@@ -151,7 +151,7 @@ def _op(node: Op) -> Expr:
 
 
 def _unary(node: Op) -> Expr:
-    """Undo a double negation; the opposite of a comparison of integers is a comparison."""
+    """Remove a double negation; turn ``not`` of an integer comparison into the opposite one."""
     inner = node.args[0]
     if not isinstance(inner, Op) or node.name not in ("neg", "not"):
         return node
@@ -163,7 +163,7 @@ def _unary(node: Op) -> Expr:
 
 
 def _index_arithmetic(node: Op) -> Expr | None:
-    """Return a sum, difference or product with a number of indices as one index, else None."""
+    """Return a sum, difference or constant multiple of indices as one index, or None."""
     a, b = (index_of(x) for x in node.args)
     if a is None or b is None or not any(isinstance(x, IndexValue) for x in node.args):
         return None
@@ -209,7 +209,7 @@ def _select(node: Select) -> Expr:
     if isinstance(node.condition, Const):
         return node.then if node.condition.value else node.other
     if node.then is node.other and not any(map(is_checked, postorder((node.condition,)))):
-        return node.then  # a check may end the call, whatever is chosen
+        return node.then  # a check in the condition may end the call, whichever branch is taken
     then, other, condition = node.then, node.other, node.condition
     known = _where_true(condition, then)
     if known is not then:
@@ -220,7 +220,7 @@ def _select(node: Select) -> Expr:
 
 
 def _guarded_load(node: Load, guard: Expr) -> Expr:
-    """Simplify the indices by what the guard says of the axes; drop a guard they do not need."""
+    """Simplify the indices by the bounds that the guard implies; hoist a guard on other axes."""
     if isinstance(guard, Const):
         return Load(node.buffer, node.indices, None) if guard.value else Const(0, node.dtype)
     axes = frozenset(a for i in node.indices for a in i.axes)
@@ -243,7 +243,7 @@ def _guarded_load(node: Load, guard: Expr) -> Expr:
 
 
 def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
-    """Return (axis, low, high) for each axis that a conjunction of comparisons confines."""
+    """Return (axis, low, high), high exclusive, for each axis that a guard's comparisons bound."""
     found: dict[Axis, tuple[Index, Index]] = {}
     for value in (edge.value for edge in edges_when(guard, True)):
         (axis, *others) = value.axes or (None,)
@@ -264,13 +264,13 @@ def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
 
 
 def has_division(value: Index) -> bool:
-    """Return True if an index divides anywhere."""
+    """Return True if an index contains a division or a remainder."""
     atoms = (atom for monomial, _ in value.terms for atom in monomial)
     return any(isinstance(a, FloorDiv | Mod) and not isinstance(a, Quotient) for a in atoms)
 
 
 def repeated(node: Reduce) -> Expr:
-    """Return a reduction without axes that its body does not have: ``sum(c: x)`` is ``x * C``."""
+    """Return a reduction without the axes that its body lacks: ``sum(c: x)`` becomes ``x * C``."""
     if node.monoid is PROD or node.inner.issuperset(node.over):
         return node
     limits = frozenset(b for a in node.over if a.limit is not None for b in a.limit.axes)
@@ -290,7 +290,7 @@ def repeated(node: Reduce) -> Expr:
 
 
 def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
-    """Return a value combined with itself along an axis; a ragged one may end before it begins."""
+    """Return the reduction of a constant along an axis, which is empty if its limit is below 1."""
     times = cast(IndexValue(axis.extent), value.dtype)
     if axis.limit is not None:
         runs = (IndexValue(axis.limit), IndexValue(axis.extent))
@@ -305,9 +305,9 @@ def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
 
 
 def _steady_and_one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
-    """``sum(r: a + one-hot)`` is ``a * n`` plus the one-hot sum, if a does not vary.
+    """``sum(r: a + one-hot)`` is ``a * n`` plus the one-hot sum, if a does not vary along r.
 
-    With label smoothing, every class has a share of the gradient.
+    The gradient of a cross-entropy with label smoothing has this form.
     """
     if not isinstance(body, Op) or body.name != "add" or axis.limit is not None:
         return _one_hot_sum(node, axis, body)
@@ -323,9 +323,9 @@ def _steady_and_one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
 def _of_extreme(node: Reduce, body: Expr) -> Expr:
     """``any(r: x != -inf)`` is ``max(r: x) != -inf``, ``all(r: x == -inf)`` its opposite.
 
-    So is what asks the least of infinity. A NaN is no infinity, and is the greatest and the least;
-    the extreme of nothing is that infinity. A softmax that asks whether a row is masked has the
-    greatest score of the row anyway.
+    Likewise +inf with ``min``. A NaN propagates through ``max`` and ``min`` and is not infinite, so
+    the result is the same; over no elements, the extreme is that infinity. A softmax that tests
+    whether a row is fully masked computes the maximum of the row anyway.
     """
     opposite = node.monoid is ANY
     if opposite and _is_op(body, "not"):
@@ -345,7 +345,7 @@ def _of_extreme(node: Reduce, body: Expr) -> Expr:
 def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
     """``sum(r: where(r == k, a, 0) * b)`` is ``a * b`` where k is in range, if only r varies.
 
-    The gradient of a cross-entropy selects one class by comparing all of them.
+    The gradient of a cross-entropy selects one class by comparing the label with all classes.
     """
     factor: Expr | None = None
     if isinstance(body, Op) and body.name == "mul":
@@ -370,18 +370,18 @@ def _one_hot_sum(node: Expr, axis: Axis, body: Expr) -> Expr:
 
 
 NEAR = 48
-"""Nodes below a selection that are searched for what its condition decides."""
+"""Most nodes of a ``Select`` branch that are searched for selections by the same condition."""
 
 
 def _where_true(condition: Expr, then: Expr) -> Expr:
-    """Return ``then`` with selections by ``condition`` decided: it is used where that holds."""
+    """Return ``then`` with nested selections by the same ``condition`` replaced by their branch."""
     nodes = postorder((then,))
     if len(nodes) > NEAR or not _selects_by(condition, nodes):
         return then
     if any(isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in nodes):
-        return then  # below such a reduction the condition is about its bound axis
+        return then  # inside such a reduction the condition's axis is the bound one
     if any(is_checked(n) and _selects_by(condition, postorder(n.args)) for n in nodes):
-        return then  # elsewhere, too, that is computed, and may end the call
+        return then  # a check is evaluated where the condition is false, too, and may end the call
 
     before = frozenset(nodes)
 
@@ -389,7 +389,7 @@ def _where_true(condition: Expr, then: Expr) -> Expr:
         if isinstance(node, Select) and node.condition is condition:
             return node.then
         if isinstance(node, Load) and node not in before:
-            # Its index was safe by the selection that is gone: a load happens in either case.
+            # The removed selection kept the index in range; a load is executed in both branches.
             return Load(node.buffer, node.indices, both(node.guard, condition))
         return node
 
@@ -413,7 +413,7 @@ def _compare(node: Op) -> Expr:
     a, b = (index_of(x) for x in node.args)
     if a is None or b is None:
         return _compare_random(node)
-    # a >= b and a < b ask for the sign of a - b, the others for that of b - a.
+    # a >= b and a < b depend on the sign of a - b, the others on that of b - a.
     difference = a - b if node.name in ("ge", "lt") else b - a
     least_is_0 = is_nonnegative(difference)
     if node.name in ("eq", "ne"):

@@ -1,14 +1,14 @@
 """Split a reduction over many rows into partial sums in parallel and one small final sum.
 
 Spec: ``graph -> graph``. ``w[c] = sum(m: f[m, c])`` becomes ``p[b, c] = sum(i: f[b*R + i, c])`` and
-``w[c] = sum(b: p[b, c])``. After it no large reduction hinders its neighbours from keeping rows in
-the grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends
-on the shapes and the target, never on the number of threads.
+``w[c] = sum(b: p[b, c])``. Then no large reduction prevents its neighbours from having rows on the
+grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number of parts depends on
+the shapes and the target, never on the number of threads.
 
-Partial sums are written and read again. On a GPU they may take one percent of what is summed, where
-that leaves two programs for each multiprocessor; else there is one for each. Sums of one shape in a
-graph have the same number of parts, so that they unify, and count together. A sum of squares about
-a mean is put together of parts about their own means (``squares.py``): it waits for no mean.
+Partial sums are written and read again. On a GPU they may take one percent of the bytes that are
+summed, where that allows two programs for each multiprocessor; else there is one for each. Sums of
+one shape in a graph have the same number of parts, so that they unify; their bytes count together.
+A sum of squared deviations is split about the means of the parts (``squares.py``).
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.machine import Machine
 
 TWICE = 4
-"""How many times the share of what is summed partial sums may take, to give each multiprocessor two
-programs that fit it: one alone waits at barriers for each row (RMSNorm of 4096, sm_90, by
-analysis)."""
+"""Factor by which partial sums may exceed ``Machine.part_share`` to give each multiprocessor two
+programs: a single one waits at barriers for each row (RMSNorm of 4096, sm_90, by analysis)."""
 LOSS, LONG_LOSS = 8, 64
-"""Of how many parts one may go, so that all are as long; fewer where rows are long: 128 programs
-leave four of 132 multiprocessors idle."""
+"""One of so many parts may be given up to make all equally long; the second is for long rows, where
+128 programs leave four of 132 multiprocessors idle."""
 LONG_ROW = 4096
-"""Elements of a row that fill an iteration of a loop over rows; two programs of longer ones take
-more registers than there are."""
+"""Elements of a row that fill an iteration of a loop over rows; two programs with longer rows take
+more registers than a multiprocessor has."""
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with large column and full reductions split into partial and final ones.
 
-    Not those that one kernel may compute in the loop of its products (``weighted_sums.py``).
+    Reductions that one kernel may compute in a loop of products stay (``weighted_sums.py``).
 
     Raises:
         InvalidIR: if a reduction's monoid is not in the table of associative ones.
@@ -58,7 +57,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
-    """Return the reduction of a line, if it has one alone and that is worth two kernels."""
+    """Return the only reduction of a line if it is worth two kernels, else None."""
     (reduction, *others) = reductions(line.expr) or (None,)
     if reduction is None or others or not _worth_splitting(line, reduction, machine):
         return None
@@ -68,7 +67,7 @@ def _to_split(line: Def, machine: Machine) -> Reduce | None:
 
 
 def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
-    """Return how many parts each line is cut into, the same for all of one shape."""
+    """Return line -> number of parts, the same for all lines of one shape."""
     made = {line.buffer: line for line in graph.defs}
     alike: dict[object, list[Def]] = {}
     for line, reduction in found.items():
@@ -99,7 +98,7 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
 
 
 def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
-    """Return the buffers from outside that some lines are computed from, through other lines."""
+    """Return the buffers, made by no definition, from which lines are computed, transitively."""
     read = [buffer for line in lines for buffer in line.reads]
     sources = reach(read, lambda b: made[b].reads if b in made else ())
     return {b for b in sources if b not in made}
@@ -118,7 +117,7 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     if kept * 4 > rows * kept:  # the partial buffer would rival the input
         return False
     if _contiguous_axis_is_kept(reduction):
-        # Windows, say: short columns, and as many as fill the machine without parts.
+        # Short columns (pooling windows, say) stay whole if there are enough to fill the machine.
         return rows > machine.tuning.most_part_rows or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
@@ -144,10 +143,10 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
 
 
 def _cut(reduction: Reduce, wanted: int, long: bool) -> AxisSplit | None:
-    """Spread the outermost reduced axes over about ``wanted`` parts on one axis.
+    """Split the outermost reduced axes into about ``wanted`` parts along one new axis, or None.
 
     Args:
-        long: one row fills an iteration, so that a last part may end at any.
+        long: a row fills an iteration, so that the last part may end at any row.
     """
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
@@ -181,9 +180,9 @@ def _cut(reduction: Reduce, wanted: int, long: bool) -> AxisSplit | None:
 
 
 def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:
-    """Return (parts, rows a part): even where a divisor is near, else the last is short.
+    """Return (parts, rows a part): equal parts if a divisor is near, else the last one is short.
 
-    A divisor takes at most one of ``loss`` parts away: each may be a program for a multiprocessor.
+    A divisor costs at most one of ``loss`` parts: each may keep a multiprocessor busy.
     """
     rows = floordiv(extent + (parts - 1), index(parts))
     if not extent.is_constant:

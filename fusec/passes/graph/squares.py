@@ -1,18 +1,18 @@
-"""Sums of squares about a mean, in parts that do not wait for the mean.
+"""Split sums of squared deviations into partial sums that do not depend on the mean of the whole.
 
 ``v = sum(i: (f[i] - g)^2)``, where g comes from ``s = sum(i: f[i])``, reads f again after s. Parts
-of it refer to their own means instead, and are put together when g is known (Chan, Golub and
-LeVeque, "Algorithms for computing the sample variance", 1983)::
+use their own means instead, and are combined when g is known (Chan, Golub and LeVeque, "Algorithms
+for computing the sample variance", 1983)::
 
     v = sum(p: q[p] + n[p] * (s[p] / n[p] - g)^2),  q[p] = sum(i: (f[p, i] - s[p] / n[p])^2)
 
-This is exact for any g. One sweep over a part finds both of its sums, about one of its values, k::
+This is exact for any g. One sweep over a part computes both of its sums, shifted by a value k::
 
     s[p] = sum(i: f - k) + n*k,  q[p] = sum(i: (f - k)^2) - sum(i: f - k)^2 / n
 
-The difference loses digits by the square of k's distance from the part's mean, in its standard
-deviations. So k is the median of the first, the middle and the last value, usually nearer than one
-deviation, and farther than a few only if both of two are outliers, on the same side.
+The subtraction cancels digits in proportion to the square of k's distance from the part's mean, in
+standard deviations. So k is the median of the part's first, middle and last value: usually within
+one deviation, and more than a few away only if two of the three are outliers on the same side.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Axes: TypeAlias = tuple[Axis, ...]
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """A sum of squares: of ``value - centre``, beside the line that sums ``value``.
+    """A sum of the squares of ``value - centre``, and the line that sums ``value``.
 
     Attributes:
-        total: this line.
-        place: where its buffer has the sum of the same values.
+        total: the line that sums ``value``.
+        place: indices of the sum of the same values in its buffer.
     """
 
     value: Expr
@@ -47,7 +47,7 @@ class Squares:
 
 
 def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
-    """Return the sums of squares among reductions by line, where a line before sums the values."""
+    """Return line -> its sum of squares, for lines whose values an earlier line sums."""
     squares: dict[Def, Squares] = {}
     for line, reduction in found.items():
         difference = _squared(reduction)
@@ -65,7 +65,7 @@ def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
 
 
 def _squared(reduction: Reduce) -> Op | None:
-    """Return the difference ``f - g`` whose squares are summed, g the same for all of them."""
+    """Return the difference ``f - g`` whose squares are summed, g constant in the sum, or None."""
     if reduction.monoid is not SUM or not reduction.dtype.is_float:
         return None
     body = reduction.body
@@ -80,7 +80,7 @@ def _squared(reduction: Reduce) -> Op | None:
 def _place_of_sum(
     line: Def, total: Reduce, value: Expr, over: Axes, axes: Axes
 ) -> tuple[Index, ...] | None:
-    """Return the indices, over some axes, at which a line has the sum of a value over others."""
+    """Return the indices over ``axes`` at which ``line`` has the sum of ``value``, or None."""
     kept = [a for a in line.axes if a in total.axes]
     wanted = [a for a in axes if a in value.axes]
     if total.monoid is not SUM or total.dtype is not value.dtype:
@@ -100,7 +100,7 @@ def _extents(axes: Sequence[Axis]) -> list[Index]:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How a part finds ``s``, the sum of its values, and ``q``, their squares about its mean.
+    """How to compute a part's sum ``s`` and its sum ``q`` of squared deviations from its mean.
 
     Attributes:
         total: (values, axes of the part) -> s.
@@ -136,13 +136,13 @@ def _squares_by_shift(value: Expr, inner: Axes, total: Expr) -> Expr:
 
 
 TWO_PASS = Moments(_sum, _squares)
-"""Of values that are at hand for both sums, as a tile's are in registers."""
+"""For values that stay available for a second pass, as a tile in registers does."""
 SHIFTED_ONE_PASS = Moments(_sum_by_shift, _squares_by_shift)
-"""Of values that are read once, in a sweep that finds both sums about one of them."""
+"""For values that are read once: one sweep computes both sums, shifted by one of the values."""
 
 
 def _shift(value: Expr, inner: Axes) -> Expr:
-    """Return k; 0 where it would be infinite, or where the part is empty."""
+    """Return the shift k; 0 where it would be infinite or NaN, or where the part is empty."""
     zero = Const(0.0, value.dtype)
     first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
     middle = _value_at(value, {a: a.extent // 2 for a in inner}, inner, first)
@@ -154,7 +154,7 @@ def _shift(value: Expr, inner: Axes) -> Expr:
 
 
 def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -> Expr:
-    """Return a value of a part, or another one where a short or empty part has none there."""
+    """Return the value of a part at ``place``, or ``other`` where a short part ends before it."""
     found = value.substitute(place)
     for axis in inner:
         end = axis.extent if axis.limit is None else axis.limit
@@ -165,13 +165,13 @@ def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -
 
 
 def joined(squares: Expr, total: Expr, rows: Expr, centre: Expr) -> Expr:
-    """Return ``q + n * (s / n - g)^2``: what a part adds to the sum of squares about g."""
+    """Return ``q + n * (s / n - g)^2``: a part's term of the sum of squared deviations from g."""
     away = Op("sub", (Op("div", (total, at_least_one(rows))), centre))
     return Op("add", (squares, Op("mul", (rows, Op("mul", (away, away))))))
 
 
 def count_rows(inner: Axes, dtype: DType) -> Expr:
-    """Return how many points a part has, ``n``; 0 for parts past the end."""
+    """Return the number ``n`` of values in a part; 0 for parts past the end."""
     whole: Index = product(a.extent for a in inner if a.limit is None)
     if all(a.limit is None for a in inner) and whole.is_constant:
         return Const(float(whole.const), dtype)
@@ -184,5 +184,5 @@ def count_rows(inner: Axes, dtype: DType) -> Expr:
 
 
 def at_least_one(rows: Expr) -> Expr:
-    """Return a number to divide by."""
+    """Return ``max(rows, 1)``, to divide by."""
     return rows if isinstance(rows, Const) else Op("maximum", (rows, Const(1.0, rows.dtype)))

@@ -1,8 +1,8 @@
-"""Which reductions one loop may compute together: a softmax of products, and what it weights.
+"""Find the reductions of a softmax-weighted sum, which one loop can compute together.
 
-``split_reduction`` leaves them whole. Split one by one, the maximum of some scores, the sum of
-their exponentials and the values that these weight would each read the scores again; fused into one
-kernel they are split together, by ``split_loop``.
+``split_reduction`` does not split them. Split one by one, the maximum of the scores, the sum of
+their exponentials and the weighted sum of the values would each read the scores again; fused into
+one kernel they are split together, by ``split_loop``.
 
 Worked example::
 
@@ -19,7 +19,7 @@ from fusec.ir.monoid import MAX
 
 
 def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
-    """Return the reductions of softmaxes of products that a later product sums up, and its own."""
+    """Return the reductions of softmaxes over products, and the sums that they weight."""
     scores: set[Buffer] = set()
     tops: set[Buffer] = set()
     weights: set[Buffer] = set()
@@ -48,7 +48,7 @@ def _is_product(node: Reduce) -> bool:
 
 
 def _weights_alone(node: Reduce, weights: set[Buffer]) -> bool:
-    """Return True for a product of which one factor, and one alone, is made of weights."""
+    """Return True for a product of which exactly one factor loads softmax weights."""
     if not _is_product(node) or not isinstance(node.body, Op):
         return False
     a, b = (_mentions(factor, weights) for factor in node.body.args)

@@ -1,1 +1,1 @@
-"""Rewrites of one kernel, before it is scheduled."""
+"""Rewrites of a single kernel, before it is scheduled."""

@@ -1,4 +1,4 @@
-"""Address memory by flat offsets, and merge neighbouring axes that walk through memory as one.
+"""Address memory by flat offsets, and collapse adjacent axes where the strides of accesses allow.
 
 Spec: ``kernel -> flat kernel``; same stores. Each load and store has one index afterwards, the
 element offset. Axes a, b (a slower) become one axis n of extent A*B where every offset and every
@@ -19,7 +19,7 @@ from fusec.passes.graph.simplify import repeated
 
 
 def coalesce(kernel: Kernel) -> FlatKernel:
-    """Return the kernel with flat accesses and as few axes as they allow."""
+    """Return the kernel with flat accesses and all mergeable axes merged."""
     flat = flatten(kernel)
     merged = True
     while merged:
@@ -41,7 +41,7 @@ def flatten(kernel: Kernel) -> FlatKernel:
     def flat(node: Expr) -> Expr:
         if isinstance(node, Load) and node.buffer.base is node.buffer:
             return Load(node.buffer.flat(), (node.buffer.offset(node.indices),), node.guard)
-        # What is read through a stride of 0 does not vary along that axis any more.
+        # A flat offset with a stride of 0 does not vary along that axis: drop it from reductions.
         return repeated(node) if isinstance(node, Reduce) else node
 
     kernel = kernel.map(lambda exprs: rewrite(exprs, flat))

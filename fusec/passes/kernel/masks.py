@@ -1,20 +1,20 @@
-"""A mask by the least number becomes a mask by minus infinity, if each row has a key that counts.
+"""Replace softmax masks by the lowest finite number with masks by -inf, if no row is fully masked.
 
 Spec: ``kernel -> kernel``. In a softmax over n of ``where(n > m, -3.4e38, s)`` a masked term is
-``exp(-3.4e38 - max) = 0`` wherever the row has another score: the mask says what minus infinity
-says, so loops end at it (``codegen/lowering/band.py``). Scores that are added to such a mask, too.
-A row in which all are masked has equal weights instead: the condition has to leave each row a key,
-provably.
+``exp(-3.4e38 - max) = 0`` wherever the row has another score: the mask acts like minus infinity,
+at which loops can end (``codegen/lowering/band.py``). The same holds where scores are added to such
+a mask. A fully masked row has equal weights instead: so the condition must provably leave at least
+one key in each row.
 
-Scores here are products of matrices, slopes by distance, and what is computed of them alone. These
-get as low as the mask by overflow only; a row in which *all* did so is NaN, and has equal weights
-in eager. A tensor among them, such as a bias, may itself be a mask by the least number: then
-nothing is changed.
+Scores are matrix products, slopes by distance, and values computed from these only. They are as low
+as the mask only after an overflow; a row in which *all* overflowed becomes NaN, where eager has
+equal weights. A tensor among the scores, such as a bias, may itself be a mask by the lowest number:
+then nothing is changed.
 
-What is subtracted before the exponential is made of no such number any more: as a maximum of masked
-scores it was rewritten before. Their minimum is as low as the mask, and a masked term 1.
+The value subtracted before the exponential must not contain the lowest number: a maximum of masked
+scores has been rewritten before. A minimum of them is as low as the mask, and a masked term 1.
 
-Worked example: above, ``n <= m`` has to hold at some n for each m, and does at ``n = 0``.
+Worked example: above, ``n <= m`` has to hold for some n in each row m, and does at ``n = 0``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from fusec.ir.monoid import MAX
 from fusec.ir.rewrite import rewrite
 
 LOWEST = -1e38
-"""From here down a number is a mask. Products of matrices that are as low have overflowed."""
+"""Constants at or below this are masks. A matrix product that is as low has overflowed."""
 
 _KEEPS_SCORES = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "round_f16", "round_bf16"})
 
 
 def mask_by_infinity(kernel: Kernel) -> Kernel:
-    """Return the kernel with masks of its softmaxes by minus infinity, where that is the same."""
+    """Return the kernel with its softmaxes masked by minus infinity where the result is equal."""
     return kernel.map(
         lambda roots: rewrite(roots, _rule) if any(map(_is_mask, postorder(roots))) else roots
     )
@@ -72,7 +72,7 @@ def _rule(node: Expr) -> Expr:
 
 
 def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:
-    """Return scores masked by minus infinity, or as they are."""
+    """Return scores masked by minus infinity where that is legal, else unchanged."""
     match node:
         case Cast(arg=scores) if scores.dtype.is_float and node.dtype.is_float:
             return Cast(_masked(scores, keys), node.dtype)
@@ -89,7 +89,7 @@ def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:
 
 
 def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | None:
-    """Return scores hidden where a mask is low; None if a row may see none, or for other masks."""
+    """Return scores masked by -inf; None if a row may be fully masked, or ``mask`` is no mask."""
     hides = _is_mask(mask.then)
     edges = all_edges_when(mask.condition, not hides)
     if not (hides or _is_mask(mask.other)) or edges is None or not _are_scores(scores):
@@ -102,9 +102,9 @@ def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | No
 
 @functools.lru_cache(maxsize=4096)
 def _are_scores(node: Expr) -> bool:
-    """Return True for products of matrices, and for what is computed of them and of indices.
+    """Return True for values computed from matrix products, constants and indices only.
 
-    A tensor counts that is multiplied with a position: slopes of a bias by distance (ALiBi).
+    A tensor may occur as a factor of a position: the slopes of a bias by distance (ALiBi).
     """
     match node:
         case Reduce():
@@ -132,7 +132,7 @@ def _has_loads(node: Expr) -> bool:
 
 
 def _points(edges: Iterable[Edge], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:
-    """Yield keys of a row that it may see: the first, and those that lie on an edge."""
+    """Yield candidate keys that a row may leave unmasked: the first, and the keys on an edge."""
     first = dict.fromkeys(keys, index(0))
     yield first
     for edge in edges:

@@ -1,8 +1,8 @@
-"""Let a softmax and what it weights run in one loop: divide after the sum, not inside it.
+"""Move a softmax's division out of the weighted sum, so that one loop computes both online.
 
-Spec: ``kernel -> kernel``; same values up to the rounding of the weights. A softmax that is summed
-over right away, as in an attention, divides each weight; divided once, at the end, the sum is
-linear in the exponentials and the loop that finds the maximum computes it too (``ir/online.py``).
+Spec: ``kernel -> kernel``; same values up to the rounding of the weights. A softmax whose weights
+are summed at once, as in an attention, divides each weight; with one division after the sum, the
+sum is linear in the exponentials and runs in the loop of the maximum (``ir/online.py``).
 
 Worked example: ``sum(n: round(exp(s - m) / l) * v)`` becomes ``sum(n: round(exp(s - m)) * v) / l``.
 """
@@ -15,5 +15,5 @@ from fusec.passes.graph.simplify import rounding_dropper
 
 
 def online_softmax(kernel: Kernel) -> Kernel:
-    """Return the kernel with divisors outside the sums that become online by it."""
+    """Return the kernel with divisors moved out of sums that can then be computed online."""
     return kernel.map(lambda exprs: rounding_dropper()(factor_out(exprs)))

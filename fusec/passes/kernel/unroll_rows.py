@@ -1,16 +1,16 @@
-"""Take the rows of a product apart that waits for its weights, and some of its columns.
+"""Unroll the rows, and some columns, of a skinny product, which is bound by reads of its weights.
 
 Spec: ``kernel, machine -> kernel``, the same values. A product of few rows takes as long as its
-weights take from memory to the core. So each vector of them is multiplied with all rows as soon as
-it is read: rows, and a few columns that share what is loaded of the rows, become values of one
-point. All else is the schedule of any row kernel, with loads that run ahead.
+weights take from memory to the core. So each vector of weights is multiplied with all rows once it
+is loaded: one grid point computes all rows, and a few columns that share the loads of the rows. The
+rest is the schedule of any row kernel, with prefetched loads.
 
 Worked example, two rows and a machine with 16 lanes::
 
     y[m, n] = sum(k: x[m, k] * w[n, k])    grid m:2 n:64    inside k
     y[0, 4*n] = sum(k: x[0, k] * w[4*n, k]);  y[0, 4*n + 1] = ...;  y[1, 4*n + 3] = ...   grid n:16
 
-Weights in panels have columns in the lanes: a point has all rows and some vectors of a panel::
+Weights in panels have columns in the lanes: a grid point has all rows and some vectors of a panel::
 
     y[m, n] = sum(k: x[m, k] * w[n//32, k, n%32])              grid m:2 n:64    inside k
     y[0, 32*p + l] = sum(k: x[0, k] * w[p, k, l]);  y[0, 32*p + 16 + l] = ...    grid p:2 l:16
@@ -29,15 +29,15 @@ from fusec.ir.streamed import Streamed, streamed
 from fusec.passes.machine import Machine
 
 COLUMNS = (4, 2, 1)
-"""Columns of one point: streams of weights that are under way at once."""
+"""Columns of one grid point: concurrent streams of weights, best first."""
 SUMS = 1.5
-"""Sums of one point, beside a vector's lanes: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
+"""Accumulators of a grid point, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
 PANEL_SUMS = 1.75
-"""Those of panels, whose rows take no registers."""
+"""The same for panels, where the rows' elements take no registers."""
 ALWAYS = 12
-"""Rows that stream any weights: more of them have fewer columns a point, and load more for each."""
+"""Rows up to which any weights stream: with more, fewer columns share the loads of a grid point."""
 NEAR_BYTES = 48 << 10
-"""Bytes of so many rows that the nearest cache holds, so that they stream plain weights in f32.
+"""Bytes up to which over ``ALWAYS`` rows stay in the nearest cache and plain f32 weights stream.
 
 One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster of
 MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
@@ -45,7 +45,7 @@ MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
 
 
 def worthwhile(product: Streamed, machine: Machine) -> bool:
-    """Return True for a product whose rows are few enough for what its weights are."""
+    """Return True if a product has few enough rows for the layout and type of its weights."""
     rows = product_of(a.extent for a in product.rows).const
     if rows <= ALWAYS:
         return True
@@ -56,21 +56,21 @@ def worthwhile(product: Streamed, machine: Machine) -> bool:
 
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for a kernel of products of few rows, of which one point's sums fit registers."""
+    """Return True for a kernel of skinny products whose accumulators fit the registers."""
     return bool(_columns(kernel, machine))
 
 
 def computes_rows(kernel: Kernel, machine: Machine) -> bool:
-    """Return True if the rows of a product of few rows are computed, rather than loaded.
+    """Return True if the operand with the rows of a skinny product is computed, not loaded.
 
-    Each group of columns would compute them again. By panels that holds for a cast, too: a row's
-    elements are used one by one, and each would be widened for every panel.
+    Each group of columns would compute it again. With panels a cast counts as computation: the
+    elements of a row are broadcast one by one, and each would be widened for every panel.
     """
     return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 
 
 def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
-    """Return the kernel with rows, and some columns, of its products as values of one point."""
+    """Return the kernel with all rows, and some columns, of its products unrolled into stores."""
     columns = _columns(kernel, machine)
     if not columns:
         return kernel
@@ -87,9 +87,9 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
 def _points(
     product: Streamed, columns: int, vector: int
 ) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
-    """Return the axes of a kernel's points, and what the columns of each are.
+    """Return the new grid axes, and for each unrolled column a substitution of the column axes.
 
-    Those of panels are so many vectors of them.
+    With panels, ``columns`` counts vectors of columns.
     """
     column = product.columns[0]
     if not product.panel:
@@ -112,14 +112,14 @@ def _points(
 
 
 def _columns(kernel: Kernel, machine: Machine) -> int:
-    """Return how many columns one point takes; 0 if the kernel is of another kind."""
+    """Return how many columns a grid point computes; 0 if the kernel is not unrolled."""
     products = _products(kernel, machine)
     if not products:
         return 0
     first = products[0]
     rows, own, panel = first.rows, first.columns, first.panel
     if len(own) == 2 and own[1].extent is not index(panel):
-        return 0  # these are points already
+        return 0  # the kernel has been unrolled
     if set(kernel.grid) != {*rows, *own} or any(
         (p.rows, p.columns, p.panel) != (rows, own, panel) for p in products
     ):
@@ -135,7 +135,7 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
 
 
 def _loaded(product: Streamed) -> Expr | None:
-    """Return the few rows if they are in memory, widened or not; None if they are computed."""
+    """Return the operand with the rows if it is a load, widened or not, or None."""
     few = product.few
     inner = few.arg if isinstance(few, Cast) and not product.panel else few
     return few if isinstance(inner, Load) else None
@@ -146,7 +146,7 @@ def _divides(columns: int, extent: Index) -> bool:
 
 
 def _products(kernel: Kernel, machine: Machine) -> list[Streamed]:
-    """Return the products of few rows, if a kernel has no other reductions."""
+    """Return a kernel's skinny products; empty if it has other reductions or ragged axes."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     found = [streamed(n, machine.skinny_rows) for n in sums]
     ragged = any(a.limit is not None for a in kernel.axes)

@@ -1,1 +1,1 @@
-"""Where buffers lie: lifetimes, the static arena, and results written in place."""
+"""Memory of buffers: liveness, reuse, the static arena, and results written in place."""

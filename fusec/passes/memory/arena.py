@@ -1,13 +1,13 @@
-"""Give each buffer of a schedule its place in one block of memory, known before anything runs.
+"""Assign each buffer of a schedule a static offset in one block of memory, the arena.
 
-Spec: ``memory -> arena``. Buffers of which the plan says that one
-lies over another are one slot. The largest slots are placed first, each at the lowest offset where
-none that lives at the same time is: within a few percent of the peak in practice (the order is that
-of TensorFlow Lite's "greedy by size", Pisarchyk and Lee, 2020).
+Spec: ``memory -> arena``. Buffers that the memory plan puts over each other share a slot. The
+largest slots are placed first, each at the lowest offset where it overlaps no slot that is live at
+the same time: within a few percent of the peak in practice (the order is that of TensorFlow Lite's
+"greedy by size", Pisarchyk and Lee, 2020).
 
-Where sizes are symbols, that is a plan for their hints. For other sizes the order of slots stays,
-and each begins behind the last end of those below it that live when it does: no more is needed at
-the hints, and no two overlap anywhere.
+With symbolic sizes, the offsets are a plan for the hints. For other sizes the order of slots stays,
+and each begins behind the last end of the slots below it that are live with it: at the hints that
+needs no more memory, and slots that are live together never overlap.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fusec.ir.memory import Memory, bytes_of
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Memory in which some buffers lie, one after the other.
+    """Memory that several buffers use, one after the other.
 
     Attributes:
-        first, last: the steps between which it is needed, both included.
+        first, last: the first and last step at which it is live, inclusive.
     """
 
     buffers: list[Buffer]
@@ -40,10 +40,10 @@ class _Slot:
 
 
 def plan_arena(memory: Memory, results: Mapping[Buffer, int]) -> Arena:
-    """Return where the buffers of a schedule lie.
+    """Return the offsets of a schedule's buffers.
 
     Args:
-        results: buffers that lie where the caller wants a result, and which result that is.
+        results: buffer that lies in the caller's memory for a result -> number of that result.
     """
     placed: list[_Slot] = []
     own: dict[Buffer, int] = {}
@@ -60,7 +60,7 @@ def plan_arena(memory: Memory, results: Mapping[Buffer, int]) -> Arena:
 
 
 def _below(placed: list[_Slot]) -> dict[Buffer, tuple[Buffer, ...]]:
-    """Return which buffers each one has to begin behind, but for what follows from others."""
+    """Return buffer -> buffers that it must begin behind, without transitively implied ones."""
     order = sorted(placed, key=lambda slot: (slot.offset, slot.end))
     reached: list[set[int]] = []
     found: dict[Buffer, tuple[Buffer, ...]] = {}
@@ -96,7 +96,7 @@ def _slots(memory: Memory) -> list[_Slot]:
 
 
 def _lowest(slot: _Slot, placed: list[_Slot]) -> int:
-    """Return the least offset at which a slot lies beside all that live when it does."""
+    """Return the least offset at which a slot overlaps none that is live at the same time."""
     beside = [s for s in placed if _live_together(s, slot)]
     offset, size = 0, slot.end - slot.offset
     for other in sorted(beside, key=lambda s: s.offset):

@@ -1,19 +1,19 @@
-"""Give each buffer memory for the time between its first write and its last use.
+"""Plan the memory of buffers by liveness: allocation, reuse and freeing.
 
-Spec: ``schedule -> memory``. A buffer is freed after the last step that touches it. Where a later
-kernel writes one of the same footprint, the dead one waits for it, and its memory is written again:
-pages that are mapped, and perhaps in a cache, cost less than new ones. But waiting never makes a
-step need more memory than the most that any step needs without.
+Spec: ``schedule -> memory``. A buffer is freed after the last step that accesses it. If a later
+kernel writes a buffer of the same footprint, the dead one is kept until then and its memory reused:
+pages that are mapped, and perhaps cached, cost less than new ones. But keeping dead buffers never
+raises the peak memory over all steps.
 
 A kernel that may write a result over an operand that dies in it (``overwritable``) does so: it
-needs one buffer less while it runs, and it writes what it has just read.
+needs one buffer less while it runs, and it writes memory that it has just read.
 
-Inputs and what an eager kernel may have kept a view of are never written again. What an eager
-kernel makes is not kept waiting: its memory goes back to the allocator, where eager kernels find
-what they need for themselves.
+Inputs, and buffers of which an eager kernel may have kept a view, are never reused. The result of
+an eager kernel is not kept for reuse: its memory goes back to the allocator, from which eager
+kernels take theirs.
 
-Small kernels that follow each other are launched together (``Memory.runs``). Their buffers are
-then in memory for as long as the longest of them, so few bytes may be in question.
+Consecutive small kernels are launched together (``Memory.runs``). All their buffers are then live
+during the whole run, so a run may allocate few bytes only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fusec.ir.memory import (
 )
 
 _MOST_BUFFERS = 256
-"""Of one call: ctypes takes a thousand arguments."""
+"""Most buffers of one native call: ctypes takes a thousand arguments."""
 Overwritable: TypeAlias = Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]]
 
 
@@ -47,11 +47,11 @@ def plan_memory(
     may_overwrite: Overwritable = lambda kernel: {},
     run_bytes: int = 0,
 ) -> Memory:
-    """Return where the buffers of a schedule lie.
+    """Return the memory plan of a schedule.
 
     Args:
-        may_overwrite: which results of a kernel may lie over which of its operands.
-        run_bytes: what the kernels of a run may allocate.
+        may_overwrite: kernel -> its results, each with operands that it may overwrite.
+        run_bytes: most bytes that the kernels of a run may allocate; 0: no runs.
     """
     plan = _Plan(schedule, may_overwrite)
     steps = []
@@ -66,7 +66,7 @@ def plan_memory(
 
 
 def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[NativeRun, ...]:
-    """Return the runs of kernels that allocate few bytes in all."""
+    """Return maximal runs of kernels that together allocate at most ``most`` bytes."""
     found: list[NativeRun] = []
     size, buffers = most + 1, set[Buffer]()
     for position, (step, plan) in enumerate(zip(schedule.steps, plans, strict=True)):
@@ -85,15 +85,15 @@ def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[Nativ
 
 
 class _Plan:
-    """When each buffer of a schedule lives, and which lies over which.
+    """Live ranges of a schedule's buffers, and the reuse of memory.
 
     Attributes:
-        first: of what is no input, the step that makes it.
-        last: the last step that touches a buffer; the number of steps for what is returned.
-        dying: of each step, the buffers that it is the last to touch.
-        over: buffer -> the one whose memory it takes; ``taken`` are those that were dead before,
-            ``overwritten`` those that die in the step.
-        bytes: of each step, those of buffers in memory while it runs, but for inputs.
+        first: buffer that is no input -> the first step that accesses it.
+        last: buffer -> the last step that accesses it; the number of steps if it is returned.
+        dying: for each step, the buffers that it is the last to access.
+        over: buffer -> the buffer whose memory it reuses: one of ``taken`` was dead before the
+            step, one of ``overwritten`` dies in it.
+        bytes: for each step, bytes of live and kept buffers while it runs, without inputs.
     """
 
     def __init__(self, schedule: Schedule, may_overwrite: Overwritable) -> None:
@@ -122,7 +122,7 @@ class _Plan:
             self.dying[position] += [b for b in touched if self.last[b] == position]
 
     def _overwrite(self, schedule: Schedule, may_overwrite: Overwritable) -> None:
-        """Let what kernels make lie over what dies in them."""
+        """Put results of kernels over operands that die in the same kernel."""
         own = {b for step in schedule.steps for b in owned(step)} - self.inputs.keys()
         own -= kept_views(schedule)
         for position, step in enumerate(schedule.steps):
@@ -148,7 +148,7 @@ class _Plan:
         return list(itertools.accumulate(change))
 
     def _reuse(self, schedule: Schedule) -> None:
-        """Let what kernels make lie over what is dead, the latest first."""
+        """Put results of kernels over dead buffers of the same footprint, the latest first."""
         own = {b for step in schedule.steps for b in made_by(step)} - self.inputs.keys()
         own -= kept_views(schedule)
         waiting: dict[object, list[Buffer]] = {}

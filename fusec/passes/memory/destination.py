@@ -1,11 +1,11 @@
-"""A result in a window of a buffer that exists, in the place of a buffer of its own.
+"""Redirect a kernel's result into a window of an existing buffer, if that is legal in the kernel.
 
-What is copied over an input, a cache's next position and a part of a cat have this in common: the
-kernel that makes them may store them where they end. A pass finds such a result (``in_place``,
-``store_parts``) and sees to other steps; whether the kernel can is asked here. It can if each of
-its points reads the buffer, if at all, at the element alone that it writes, and before it does.
-Loops take stores in an order of their own: there nothing but the store itself may read the buffer,
-once for each point of the grid.
+A new value of an input, the next position of a cache and a part of a concatenation have this in
+common: the producing kernel can store them where they are copied to. A pass finds such a result
+(``in_place``, ``store_parts``) and orders the other steps; this module checks the kernel. It is
+legal if each iteration loads the destination, if at all, only at the element that it stores, and
+before the store. Loops reorder stores: in a kernel with inside axes only the store's own expression
+may load the destination, and the store may not vary along an inside axis.
 
 Worked example: ``a[i, j] = x*2`` with ``Destination(c, Window(1, 8, 1))`` is ``c[i, j + 8] = x*2``.
 """
@@ -24,12 +24,12 @@ from fusec.passes.dag import in_order
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a result belongs.
+    """The buffer, and the window of it, to which a result is redirected.
 
     Attributes:
-        window: where in the whole; None if it is all of it.
-        axes: of the result, that the window's axes are, None for one element; all in order if None.
-        kept: something reads the result where it was: it is stored there, too.
+        window: the window in ``whole``; None for all of it.
+        axes: window axis -> result axis, None for one of extent 1; None if they are in order.
+        kept: the result has other consumers, so it is also stored in its own buffer.
     """
 
     whole: Buffer
@@ -38,7 +38,7 @@ class Destination:
     kept: bool = False
 
     def stored(self, store: Store) -> Store:
-        """Return what stores in the whole what another stores in the result."""
+        """Return the store of the same value into ``whole``."""
         at = store.indices
         if self.axes is not None:
             at = tuple(index(0) if k is None else at[k] for k in self.axes)
@@ -48,7 +48,7 @@ class Destination:
 
 
 def redirected(kernel: Kernel, into: Mapping[Buffer, Destination]) -> Kernel | None:
-    """Return a kernel that stores results where they belong; None if that is not legal in it."""
+    """Return the kernel with results redirected to their destinations, or None if not legal."""
     stores: list[Store] = []
     for store in kernel.stores:
         destination = into.get(store.buffer)
@@ -64,7 +64,7 @@ def redirected(kernel: Kernel, into: Mapping[Buffer, Destination]) -> Kernel | N
 
 
 def in_reading_order(kernel: Kernel) -> Kernel | None:
-    """Return a kernel that reads what it writes before it does; None if a point cannot."""
+    """Return the kernel with stores ordered so that loads precede overwrites, or None."""
     if set(kernel.reads).isdisjoint(kernel.writes):
         return kernel
     writers: dict[Buffer, list[int]] = {}

@@ -1,20 +1,19 @@
-"""Write inputs where they lie: those that are copied over at the end, or parts of them.
+"""Undo functionalization: write mutated inputs, or parts of them, in place.
 
-Spec: ``schedule -> schedule``. AOTAutograd ends a graph that changes its inputs with
-``copy_(x, new)``. Where a kernel makes ``new``, it stores to ``x`` instead, and the copy goes: an
-optimizer then reads and writes each tensor once. ``x[:, p] = k`` it says as ``new =
-slice_scatter(x, k)``, or ``index_put`` or ``scatter``: two copies of the whole. There the call
-writes into x, or if the part is a window and a kernel makes its contents, that kernel does. Several
-such calls, each on the result of the one before, are as many writes. Who reads ``new`` reads x.
-Legal if
+Spec: ``schedule -> schedule``. AOTAutograd ends a graph that mutates its inputs with
+``copy_(x, new)``. If a kernel produces ``new``, it stores to ``x`` instead, and the copy is
+removed: an optimizer then reads and writes each tensor once. ``x[:, p] = k`` becomes ``new =
+slice_scatter(x, k)``, or ``index_put`` or ``scatter``: two copies of the whole. Then the call
+writes into x, or the kernel that produces k if the part is a window. Of a chain of such calls, each
+on the result of the one before, each becomes a write. Consumers of ``new`` read x. Legal if
 
 1. x and all results have one shape and type, and if calls made them, one layout; none is returned;
-2. what reads x, or a result that is written over, can run before: those are new edges, and steps
-   are sorted anew;
-3. no other eager kernel takes these: it may keep a view;
-4. what is written is no part of x, and a kernel that stores it may do so (``destination``).
+2. consumers of x, or of an overwritten result, can run before the write: they get new edges, and
+   steps are sorted again;
+3. no other eager kernel takes x or a result: it may keep a view;
+4. the written values are no part of x, and a kernel that stores them may do so (``destination``).
 
-What is not legal stays as it is.
+Otherwise the copy stays.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _REASON = "writes a part of an input in place"
 
 
 def in_place(schedule: Schedule) -> Schedule:
-    """Return the schedule in which kernels and calls write inputs, not copies of the whole."""
+    """Return the schedule with copies to inputs replaced by writes in place, where legal."""
     copies = list(_copies(schedule))
     return _InPlace(schedule).run(copies) if copies else schedule
 
@@ -82,7 +81,7 @@ class _InPlace:
         return replace(self.schedule, steps=tuple(self._reading(s, rewriter) for s in steps))
 
     def _write_whole(self, copy: int, x: Buffer, new: Buffer) -> None:
-        """Let the kernel that makes what is copied into an input store it there, if it can."""
+        """Redirect the kernel that produces the source of a copy to the input, if legal."""
         before, readers = (self.readers[buffer] - {copy} for buffer in (x, new))
         if new in self.returned or not readers <= self.kernels.keys():
             return
@@ -91,7 +90,7 @@ class _InPlace:
             self._drop(copy)
 
     def _write_parts(self, copy: int, x: Buffer, new: Buffer) -> bool:
-        """Let the calls behind what is copied into an input write there; False if they cannot."""
+        """Let the chain of updates that ends in a copy write the input; return False if illegal."""
         chain = self._chain(x, new)
         if not chain:
             return False
@@ -112,7 +111,7 @@ class _InPlace:
         return True
 
     def _chain(self, x: Buffer, new: Buffer) -> dict[int, Buffer]:
-        """Return the calls from ``x`` to ``new``, and what each changes; none if not all do so."""
+        """Return update call -> its base, from ``x`` to ``new``; empty if other steps intervene."""
         chain: list[tuple[int, Buffer]] = []
         version = new
         while version is not x:
@@ -129,7 +128,7 @@ class _InPlace:
         return dict(reversed(chain))
 
     def _write_part(self, position: int, x: Buffer, before: set[int]) -> None:
-        """Put a write into an input in the place of one call: by a kernel's store, if one can."""
+        """Replace one update call by a write into the input: by a kernel's store, if legal."""
         call = self.calls[position]
         match call.effect, call.args:
             case WindowUpdate(window), (_, View() as part, *_):
@@ -142,7 +141,7 @@ class _InPlace:
         self.steps[position] = _writing(call, x)
 
     def _store(self, made: Buffer, into: Destination, before: set[int]) -> bool:
-        """Let the kernel that makes a result store it in an input after others, or return False."""
+        """Redirect a result's kernel to an input, after the steps ``before``; False if illegal."""
         position, x = self.maker.get(made, -1), into.whole
         kernel, before = self.kernels.get(position), before - {position}
         if kernel is None or x in self.maker or made.dtype is not x.dtype:
@@ -157,16 +156,16 @@ class _InPlace:
         return True
 
     def _can_follow(self, position: int, before: set[int]) -> bool:
-        """Return True if a step can run after others, and what they need."""
+        """Return True if a step can run after ``before``: none of them depends on it."""
         return not before or before.isdisjoint(below(self.dag, {position}))
 
     def _drop(self, position: int) -> None:
-        """Leave out a step, which then reads nothing."""
+        """Remove a step and its reads."""
         for buffer in self.steps.pop(position).reads:
             self.readers[buffer].discard(position)
 
     def _reading(self, step: Step, rewriter: Rewriter) -> Step:
-        """Return a step that reads inputs in the place of what is written into them."""
+        """Return a step that loads the inputs instead of the buffers renamed to them."""
         match step:
             case Kernel():
                 return (in_reading_order(step) or step).map(rewriter)
@@ -177,7 +176,7 @@ class _InPlace:
 
 
 def _writing(call: Extern, x: Buffer) -> Extern:
-    """Return a call that changes an input in the place of one that changes a copy of it."""
+    """Return the in-place variant of an update call, which writes to the input."""
     made = replace(call, outputs=(), reason=_REASON, impure=True)
     match call.effect, call.args:
         case Scatter(target, moved), (_, *others):
@@ -190,9 +189,9 @@ def _writing(call: Extern, x: Buffer) -> Extern:
 
 
 def _axes_of(view: View) -> tuple[int | None, ...] | None:
-    """Return which axis of its buffer each axis of a view is, None for one element alone.
+    """Return, for each axis of a view, the axis of its buffer, or None for extent 1.
 
-    None if the view is not all of the buffer with its axes in some order.
+    None if the view is not a permutation of all axes of the buffer.
     """
     shape, one = view.buffer.shape, index(1)
     place = {axis: k for k, axis in enumerate(zip(shape, view.buffer.strides, strict=True))}

@@ -1,6 +1,6 @@
 """Schedules: how each axis of a kernel runs on a target (grid, loop or lanes).
 
-``SCHEDULES`` is tried in order; the first that accepts a kernel plans it. A new schedule is one
+``SCHEDULES`` are tried in order; the first that accepts a kernel plans it. A new schedule is one
 module with ``accepts`` and ``plan``, and one entry here: ``by_rule(module.accepts, module.plan)``.
 """
 
@@ -26,12 +26,12 @@ from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
 
 @dataclass(frozen=True, slots=True)
 class KernelSchedule:
-    """How kernels of one kind run.
+    """A schedule for one kind of kernels.
 
     Attributes:
         accepts: whether it can run a kernel.
-        plans: the plans that it offers: the one chosen by rule first, then those that a race may
-            prefer.
+        plans: the plans that it offers: the one chosen by rule first, then other candidates for a
+            race.
     """
 
     accepts: Callable[[FlatKernel, Machine], bool]
@@ -60,7 +60,7 @@ SCHEDULES: tuple[KernelSchedule, ...] = (
     KernelSchedule(lambda kernel, machine: rowwise.accepts(kernel), rowwise.plans),
     by_rule(columnwise.accepts, columnwise.plan),
 )
-"""Those of GPUs. Who takes less than another one stands before it."""
+"""Schedules of GPUs, those with narrower conditions first."""
 
 
 def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
@@ -72,11 +72,11 @@ def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 
 def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
-    """Return True if some schedule can run the kernel: its loops nest, without private memory."""
+    """Return True if a GPU schedule can run the kernel: its loops nest without private arrays."""
     if contraction.contractions(kernel):
         if not contraction.accepts(kernel, machine):
             return False
-        # When it is planned, axes that walk memory as one are one, which may be no lanes any more.
+        # Planning sees the coalesced kernel, whose merged axes may be too long to be lanes.
         return contraction.accepts(coalesce(kernel), machine)
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, arrays=False) is None:
@@ -94,7 +94,7 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 
 def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
-    """Return True if a CPU can run the kernel, products of matrices by tiles."""
+    """Return True if a CPU schedule can run the kernel: by loops, or tiles for matrix products."""
     if unrolls_rows(kernel, machine):
         return not computes_rows(kernel, machine) and accepts_loops(kernel, machine)
     if machine.multiplies and contraction.contractions(kernel):
@@ -104,7 +104,7 @@ def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
 
 
 def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:
-    """Return True if a reduction over other inside axes varies along a row that must be looped."""
+    """Return True if a reduction over other axes varies along ``row``, which runs inside."""
     return any(
         isinstance(n, Reduce) and row in n.axes and row in kernel.inside
         for n in postorder(s.expr for s in kernel.stores)

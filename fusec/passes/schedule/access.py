@@ -1,4 +1,4 @@
-"""How a kernel's accesses walk along each axis: the facts that schedules choose by."""
+"""Strides of a kernel's accesses along each axis, by which schedules are chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusec.ir.index import Axis, Index, index, product
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store: offset in elements, bytes an element, points."""
+    """One load or store: offset in elements, bytes of an element, accessed elements."""
 
     offset: Index
     itemsize: int
@@ -39,21 +39,21 @@ def _points(offset: Index) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _steps(offset: Index) -> tuple[tuple[Axis, int | None], ...]:
-    """Return by how many elements an offset grows along each of its axes; None if not affine."""
+    """Return (axis, stride in elements at hints) for each axis; None for strides not affine."""
     found = ((axis, offset.coefficient(axis)) for axis in offset.axes)
     return tuple((axis, None if by is None else by.hint()) for axis, by in found)
 
 
 def step(access: Access, axis: Axis) -> int | None:
-    """Return by how many elements the offset grows along an axis, at hints; None if not affine."""
+    """Return the stride along an axis, in elements at hints; None if the offset is not affine."""
     coefficient = access.offset.coefficient(axis)
     return None if coefficient is None else coefficient.hint()
 
 
 def is_transposed(load: Load, along: Axis, lane: Axis) -> bool:
-    """Return True for a load that is contiguous along an axis, and a step apart along the lanes.
+    """Return True for a load that is contiguous along an axis, and strided along the lanes.
 
-    Its guard, if any, is the same all along that axis.
+    Its guard, if any, does not vary along the contiguous axis.
     """
     offset = load.buffer.offset(load.indices)
     step = offset.coefficient(lane)
@@ -65,15 +65,15 @@ def is_transposed(load: Load, along: Axis, lane: Axis) -> bool:
 
 
 def limiting_axes(kernel: Kernel) -> frozenset[Axis]:
-    """Return the axes on which the ends of ragged axes depend: lanes of one would end apart."""
+    """Return the axes in limits of ragged axes: as lanes, they would have different trip counts."""
     return frozenset(b for a in kernel.axes if a.limit is not None for b in a.limit.axes)
 
 
 def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
-    Each access votes with its bytes: for an axis of unit step, against one of another step; an
-    access that does not vary along the axis is free, as a broadcast.
+    Each access votes with its bytes: for an axis of unit stride, against an axis of another stride;
+    an access that does not vary along the axis is a broadcast and has no vote.
     """
     scores: dict[Axis, int] = {}
     contiguous: set[Axis] = set()

@@ -1,8 +1,8 @@
-"""Tiles of a CPU's kernels with matrix products: arrays that fit a core's second-level cache.
+"""Tile sizes of a CPU's kernels with matrix products: arrays in a core's second-level cache.
 
-A tile is as long as keeps the product's inner loop busy, and no longer than the cache takes: each
-product's result, what is between two products, and operands, which may have to be copied. Lanes
-are whole vectors; an axis that is lanes as a whole has as many as hold it.
+A tile is long enough to keep the product's inner loop busy, and short enough for the cache to hold
+each product's result, the values between two products, and operands, which may have to be copied.
+Lanes are whole vectors; an axis without a loop has enough lanes to hold it.
 
 Worked example, an attention with head dimension 64: 96 queries and 128 keys are scores and weights
 of 2*48 KB, queries and sums of 2*24 KB, keys and values of 2*32 KB: 208 KB of 512.
@@ -15,22 +15,22 @@ from fusec.passes.machine import Machine
 from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling
 
 ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-"""Rows and terms of an iteration of a kernel whose products read one another."""
+"""Rows, and terms of an iteration, of a kernel with nested products."""
 CROSSED = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-"""The same where products sum along two loops: tiles of the inner one, and of that around it (a
-step of training, f32, 4 heads of 1024 x 64: 0.97 of the time by 96 x 128, causal 0.94; 2026-11)."""
+"""The same where products sum along two loops: tiles of the inner and of the outer loop (a training
+step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94; 2026-11)."""
 SIDES = ((96, 128), (96, 64), (48, 64), (32, 32))
-"""Rows and columns of a tile of other products."""
+"""Rows and columns of a tile of products that are not nested."""
 TERMS = 256
-"""Terms that such a tile adds up in an iteration."""
+"""Terms that such a tile sums in an iteration."""
 EDGE = 12
-"""What a tile costs beside its lanes, in lanes (128 queries, 12 heads, head dimension 64, 2026-11:
-tiles of 96 took 1.3 times as long as tiles of 64)."""
+"""Fixed cost of a tile, in lanes (128 queries, 12 heads, head dimension 64, 2026-11: tiles of 96
+took 1.3 times as long as tiles of 64)."""
 F32_BYTES = 4
 
 
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
-    """Return the tilings that fit the cache, the largest first; the smallest if none does."""
+    """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
     found = [_tiling(use, sides, step, machine.vector) for sides, step in _shapes(use, work)]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
@@ -68,10 +68,10 @@ def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Til
 
 
 def even_lanes(axis: Axis, most: int, vector: int) -> int:
-    """Return the lanes of a tile of an axis that is walked by tiles: at most so many.
+    """Return the lanes, at most ``most``, of each tile of an axis that is split into tiles.
 
-    Lanes that hang over the end compute for nothing, and each tile costs as much as ``EDGE`` lanes:
-    128 rows are two tiles of 64 and not of 96, 1024 are eleven of 96.
+    Lanes beyond the end are wasted, and each tile has a fixed cost of ``EDGE`` lanes: 128 rows are
+    two tiles of 64 and not of 96, 1024 are eleven of 96.
     """
     extent = axis.extent.hint()
     if extent <= most:
@@ -81,5 +81,5 @@ def even_lanes(axis: Axis, most: int, vector: int) -> int:
 
 
 def whole_vectors(axis: Axis, most: int, vector: int) -> int:
-    """Return the lanes of a tile of an axis: whole vectors, at most so many lanes or the axis."""
+    """Return the lanes of a tile: the smaller of ``most`` and the axis, in whole vectors."""
     return -(-min(most, axis.extent.hint()) // vector) * vector

@@ -1,7 +1,7 @@
 """GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
 
-A tile is 32 rows by 128 columns, with few rows and many columns up to 512; the accumulator keeps
-the tile's shape and is folded once, after the loop. Deterministic: no atomics.
+A tile is 32 rows by 128 columns; with few rows and many columns, it has up to 512 columns. The
+accumulator keeps the tile's shape and is folded once, after the loop. Deterministic: no atomics.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fusec.passes.schedule.pointwise import power_of_two
 COLUMNS = 128
 ROWS = 32
 PROGRAMS = 256
-"""Programs that keep a GPU busy: tiles of few rows grow no wider than leaves so many."""
+"""Programs that keep a GPU busy: tiles of few rows are widened only while so many remain."""
 
 
 def accepts(kernel: Kernel) -> bool:
-    """Return True if the axis of contiguous memory is on the grid while others are reduced."""
+    """Return True if the contiguous axis is on the grid while others are inside."""
     return bool(kernel.inside) and fastest_axis(kernel, kernel.axes) in kernel.grid
 
 
@@ -37,7 +37,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     rows = min(ROWS, power_of_two(last.extent.hint()))
     width = min(COLUMNS, power_of_two(column.extent.hint()))
     while rows * width < COLUMNS * ROWS // 4 and column.extent.hint() >= 2 * width * PROGRAMS:
-        width *= 2  # few rows: a thread has 16 bytes of more columns
+        width *= 2  # few rows: a thread still loads 16 bytes if there are more columns
     grid = [Binding(a, LoopKind.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
     return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), 4)

@@ -1,17 +1,17 @@
-"""The schedule of matrix products and what is fused around them: tiles, of registers or arrays.
+"""Schedule of matrix products with prologues and epilogues: tiles in registers or in arrays.
 
-Use of axes. Each contraction has a row axis (its left factor's), a column axis (its right
-factor's) and an axis it sums over. One that varies along an axis that a later reduction runs over
-(the scores of an attention) sums over lanes; any other sums in a loop of tiles. Columns that only
-some definitions have (the values' head dimension) are lanes as a whole.
+Roles of axes. Each contraction has a row axis (its left factor's), a column axis (its right
+factor's) and an axis it sums over. A nested contraction, whose result a later reduction sums along
+an axis (the scores of an attention), sums over lanes; any other sums in a loop of tiles. Columns
+that only some definitions have (the values' head dimension) are lanes without a loop.
 
-Where two products sum along two such loops (dq along keys, dk along queries), one of them is in an
-array that outlives the loop around, a CPU's way (``AxisUse.crossed``).
+Where two products sum along two such loops (dq along keys, dk along queries), one accumulates in an
+array that lives across the outer loop; only CPUs have that (``AxisUse.crossed``).
 
-A product may have few rows, or none (the scores of one query): a row that is missing in a tile is
-a masked lane, and a product without a row axis is multiplied and summed by lanes, with no ``Dot``.
+A product may have few rows, or none (the scores of one query): missing rows of a tile are masked
+lanes, and a product without a row axis is multiplied and summed by lanes, without a ``Dot``.
 
-How wide the tiles are, ``tiling.py`` says for tensor cores, ``cached_tiling.py`` for CPUs.
+``tiling.py`` chooses the tiles for tensor cores, ``cached_tiling.py`` those for CPUs.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from fusec.passes.schedule.tiling import (
 from fusec.passes.schedule.warp_specialization import with_roles
 
 MAX_LANES = 256
-"""The widest axis that is lanes as a whole: a row of operands, so that scores are recomputed."""
+"""Longest axis that is lanes without a loop: a row of an operand, so that scores are recomputed."""
 GROUP = 8
-"""Rows of tiles that run together along the columns."""
+"""Rows of tiles that run together along the columns, to share operands in the cache."""
 MIN_ROWS = 64
 """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
 LEAST_TERMS, LEAST_KEYS = 512, 128
-"""Terms of a part of a split loop at least; where each term is a product itself, fewer."""
+"""Least terms of a part of a split loop; the second where each term is itself a product."""
 WAVES = 2
-"""Programs for each multiprocessor that a split loop makes."""
+"""Programs for each multiprocessor at which a split loop aims."""
 FULL_FEW_ROWS = 1.5
 """Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
 LONGEST_ARRAY = 1 << 20
-"""Elements of an array in which products add up, one tile of it in each iteration."""
+"""Most elements of an array in which a product accumulates, one tile of it in each iteration."""
 FULL_CORES = 0.25
-"""Programs for each unit of a CPU, of which there are more than cores: tiles are long."""
+"""Programs for each unit of a CPU that use all cores: there are more units than cores."""
 
 REGISTERS = 65536
-"""Those of a multiprocessor (sm_80 to sm_120)."""
+"""Registers of a multiprocessor (sm_80 to sm_120)."""
 SPARE = 0.9
-"""The share of the registers for tiles up to which a loop is printed twice, with and without its
-mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488 of
-one with rotary embeddings (sm_90, Triton 3.7.1, 2026-11)."""
+"""Share of the registers for tiles up to which a loop is emitted twice, with and without its mask.
+At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488 of one with
+rotary embeddings (sm_90, Triton 3.7.1, 2026-11)."""
 
 
 def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
     """Return the contractions of a kernel and their factors.
 
-    Products with a vector count where a loop weights what other ones make (an attention of one
-    query): rows of a matrix times one vector are a row kernel's work.
+    Matrix-vector products count only where one sums the results of another in a loop (an attention
+    of one query); otherwise the row schedule runs them.
     """
     reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     found = {n: parts for n in reductions if (parts := factors(n)) is not None}
@@ -89,7 +89,7 @@ def find_axis_use(kernel: Kernel, *, arrays: bool = False) -> AxisUse | None:
     """Return how a kernel's axes are used, or None if this schedule cannot run it.
 
     Args:
-        arrays: products may add up in private arrays.
+        arrays: products may accumulate in private arrays.
     """
     products = contractions(kernel)
     nodes = postorder(s.expr for s in kernel.stores)
@@ -126,7 +126,7 @@ def _longest(axes: Iterable[Axis]) -> Axis | None:
 def _tiled(
     kernel: Kernel, products: dict[Reduce, Factors], inside: set[Axis]
 ) -> tuple[Axis, ...] | None:
-    """Return the axes of the grid that have lanes: one of each side of a product without any.
+    """Return the grid axes that have lanes: one for each side of a product without inside axes.
 
     None if such a side has no axis on the grid.
     """
@@ -144,11 +144,11 @@ def _tiled(
 def _loops_around(
     kernel: Kernel, reductions: list[Reduce], products: dict[Reduce, Factors], loops: set[Axis]
 ) -> tuple[Axis, ...]:
-    """Return the loops around others, where products sum along either: none where they do not.
+    """Return the outer loops of products that sum along two sets of loops; empty for other kernels.
 
     ``dq[m, d] = sum(n: ds * k)`` and ``dk[n, d] = sum(m: ds * q)`` share their tiles of ds, which
-    is itself a product. One of them, over the loops around, is added up in an array along those
-    inside: it is the one that takes least.
+    is itself a product. The one that sums along the outer loops accumulates in an array along the
+    inner ones: it is the one with the smaller array.
     """
     summed = [n for n in reductions if not loops.isdisjoint(n.over)]
     sets = {frozenset(n.over) for n in summed}
@@ -167,11 +167,11 @@ def _loops_around(
 
 
 def _nested(reductions: list[Reduce]) -> set[Reduce]:
-    """Return the reductions whose values an enclosing loop reduces again, along its own axis."""
+    """Return the reductions whose results an enclosing reduction sums along a further axis."""
     found: set[Reduce] = set()
     for outer in reductions:
-        # An enclosing sum over few lanes folds those of a tile that is complete; a vector that
-        # weights what another vector made has no tile: both run in one loop.
+        # An enclosing sum over few lanes folds a completed tile. A matrix-vector product that sums
+        # the results of another one has no such tile: both run in one loop.
         folds = factors(outer) is None and all(map(_fits_lanes, outer.over))
         weights = vector_factors(outer) is not None
         for inner in postorder(outer.bodies):
@@ -187,7 +187,7 @@ def _fits_lanes(axis: Axis) -> bool:
 
 
 def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
-    """Return True if no value has more than two lane axes, and no side of a product two."""
+    """Return True if no value has more than two lane axes, and each side of a product one."""
     lanes = {*use.tiled, *use.whole}
     lanes.update(a for a in (use.looped, use.crossed) if a is not None)
     bodies = {n.body for n in products}
@@ -201,7 +201,7 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -
 
 
 def accepts(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for a kernel with products whose axes are used in one way and whose tiles fit."""
+    """Return True for a kernel with products whose axes have consistent roles and tiles fit."""
     products = contractions(kernel)
     use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
     if use is None:
@@ -226,15 +226,15 @@ def _tilings(
 
 @dataclass(frozen=True, slots=True)
 class ProcessorShare:
-    """How the work of a kernel with products is spread over multiprocessors.
+    """Occupancy of the machine by a kernel with products, and the split of its loop.
 
     Attributes:
         programs: tiles of the kernel.
-        full: programs for each multiprocessor that use all of its rates.
-        axis: the axis of its loop, if that can be split to keep more of them busy.
-        terms: of the loop in each part.
-        parts: how many there are, at the hints of sizes; 1 without a split.
-        along: how many tiles there are along each axis that has some (GPU).
+        full: programs for each multiprocessor that reach its full rates.
+        axis: the axis of its loop, if a split can keep more multiprocessors busy.
+        terms: terms of the loop in each part.
+        parts: number of parts, at the hints of sizes; 1 without a split.
+        along: tiled axis -> number of tiles along it (GPU).
     """
 
     programs: int
@@ -245,14 +245,14 @@ class ProcessorShare:
     along: Mapping[Axis, int] = field(default_factory=dict)
 
     def busy(self, units: int, parts: int = 1) -> float:
-        """Return the share of the rates of so many multiprocessors that the kernel can use."""
+        """Return the fraction of the rates of ``units`` multiprocessors that the kernel reaches."""
         return min(1.0, max(self.programs * parts, 1) / (self.full * units))
 
 
 def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
-    """Return how a kernel with products is spread, and how its loop is split where that is long.
+    """Return a kernel's occupancy, and the split of its loop where that is long enough.
 
-    None if this schedule cannot run it.
+    None if this schedule cannot run the kernel.
     """
     products = contractions(kernel)
     use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
@@ -280,7 +280,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
 
 
 def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
-    """Return True if parts of an axis can be summed apart: nothing is stored along it."""
+    """Return True if the loop over an axis can be split: no store varies along it."""
     if axis.limit is not None or any(axis in i.axes for s in kernel.stores for i in s.indices):
         return False
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and axis in n.over]
@@ -288,9 +288,9 @@ def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
 
 
 def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) -> bool:
-    """Return True if a sum of a product's values cuts its tiles short: a part of column sums.
+    """Return True if a reduction of a product forces tiles of few rows: partial column sums.
 
-    To read the product once more costs less than to compute it by narrow tiles.
+    Loading the product again costs less than computing it by narrow tiles.
     """
     short = {a for a in use.whole if a.extent.hint() < MIN_ROWS}
     sums = [
@@ -323,12 +323,12 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
 def with_two_programs(
     kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
 ) -> tuple[Plan, ...]:
-    """Return plans and, third, the first with descriptors in half a multiprocessor's registers.
+    """Return plans and, third, the first one with descriptors, limited to half the registers.
 
-    Of an attention's forward, one product inside another, where tiles take all of those: one
-    program multiplies while the other one is at its softmax. Head dimension 128 then has 128
-    registers and no spills, but ptxas waits for each product (its C7512): a race has to decide. A
-    backward spills in so few (sm_90, Triton 3.7.1, 2026-11).
+    It is for an attention's forward, one product nested in another, whose tiles would take all
+    registers of a multiprocessor: one of two programs multiplies while the other runs its softmax.
+    Head dimension 128 then has 128 registers and no spills, but ptxas waits for each product (its
+    C7512): a race decides. A backward would spill (sm_90, Triton 3.7.1, 2026-11).
     """
     chosen = next((plan for plan in offered if plan.descriptors), None)
     use = find_axis_use(kernel)
@@ -344,7 +344,7 @@ def with_two_programs(
 def with_warp_roles(
     kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
 ) -> tuple[Plan, ...]:
-    """Return plans and, where a race finds them early, those in which warps have roles."""
+    """Return plans and, early enough for a race to try them, warp-specialized ones."""
     use, products = find_axis_use(kernel), contractions(kernel)
     if use is None or is_skinny(use):
         return offered
@@ -360,10 +360,10 @@ def _cached_plan(kernel: Kernel, use: AxisUse, tiling: Tiling) -> Plan:
 
 
 def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
-    """Return True if the operands that all iterations share are loaded for their products alone.
+    """Return True if loop-invariant operands are plain loads that only their products use.
 
-    Two loops around others, such as a row that a sum reads as well, make ptxas wait for each
-    product before the next (its C7515, sm_90, Triton 3.7.1, 2026-11).
+    Two copies of a loop with other operands, such as a row that a sum reads as well, make ptxas
+    wait for each product before the next (its C7515, sm_90, Triton 3.7.1, 2026-11).
     """
     readers: dict[Expr, set[Expr]] = {}
     for node in postorder(s.expr for s in kernel.stores):
@@ -391,7 +391,7 @@ def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> 
 
 def _plan(kernel: Kernel, use: AxisUse, tiling: Tiling, *, mask_free: bool) -> Plan:
     grouped = len(use.tiled) == 2 and use.tiled == kernel.grid[-2:]
-    # Tiles of rank 3, loaded ahead, kept LLVM busy for minutes (one query of 4096 keys, sm_90).
+    # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in contractions(kernel).values())
     return Plan(
         _bindings(kernel, use, tiling),

@@ -1,12 +1,12 @@
-"""Plans in which hardware copies tiles of operands: offered beside those that load by pointers.
+"""Plans in which tensor descriptors (TMA) copy tiles of operands, offered beside pointer loads.
 
 A copy by tensor descriptor needs no registers for addresses and no instruction of most threads. It
-needs memory in which rows lie multiples of 16 bytes apart, and products that read shared memory:
-lanes that multiply f32 operands one by one would spill 20 KB of them (128x128, sm_90, 2026-11).
-What a program makes of such a plan, ``codegen/triton/descriptors.py`` says, access by access.
+needs rows that lie multiples of 16 bytes apart, and products that read shared memory: FMAs on f32
+operands would spill 20 KB of them (128x128, sm_90, 2026-11). ``codegen/triton/descriptors.py``
+decides for each access whether a plan's descriptors apply.
 
-Nothing of this was measured on a device yet (2026-11), so the plan chosen by rule stays with
-pointers, and descriptors come second: a race tries them, however short it is.
+None of this was measured on a device (2026-11), so the plan chosen by rule uses pointers, and
+descriptors come second: even a short race tries them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fusec.passes.schedule.plan import Plan
 def with_descriptors(
     plans: tuple[Plan, ...], products: Mapping[Reduce, Factors], sm: Resources
 ) -> tuple[Plan, ...]:
-    """Return plans and, behind the first, each of them with descriptors where an operand allows it.
+    """Return plans and, after the first, variants with descriptors where an operand allows them.
 
-    The order is first, first with descriptors, second with descriptors, second, ...: what few
-    configurations show is the difference and the likeliest tile.
+    The order is first, first with descriptors, second with descriptors, second, ...: a race over
+    few configurations compares descriptors with pointers, and tries the likeliest tile.
     """
     on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or sm.tf32]
     operands = [load for parts in on_tensor_cores for load in _loads(parts)]
@@ -40,7 +40,7 @@ def with_descriptors(
 
 
 def _loads(parts: Factors) -> Iterator[Load]:
-    """Yield the operands of a product that are loaded as they are, but for their type."""
+    """Yield the operands of a product that are loads, apart from casts."""
     for side in (parts.left, parts.right):
         node: Expr = side
         while isinstance(node, Cast):
@@ -50,7 +50,7 @@ def _loads(parts: Factors) -> Iterator[Load]:
 
 
 def is_describable(load: Load) -> bool:
-    """Return True if an axis walks memory by one element, and nothing else but by 16 bytes."""
+    """Return True if one axis has unit stride and all others have multiples of 16 bytes."""
     offset = load.buffer.offset(load.indices)
     units = [a for a in offset.axes if offset.steps_by_one(a)]
     if load.guard is not None or len(units) != 1:
@@ -59,9 +59,9 @@ def is_describable(load: Load) -> bool:
 
 
 def is_multiple(value: Index, of: int) -> bool:
-    """Return True if each term is a multiple of ``of``, at most 16: by itself, or by a size.
+    """Return True if each term is a multiple of ``of``, at most 16: by its coefficient or a size.
 
-    A launch promises of sizes what their hints are: multiples of 16, or nothing.
+    A launch guarantees that a size is a multiple of 16 if its hint is one.
     """
 
     def divides(monomial: tuple[object, ...], coefficient: int) -> bool:

@@ -1,9 +1,9 @@
-"""The order of a kernel's loops, and whether one order serves all its reductions.
+"""Order the loops of a kernel, if one order is legal for all its reductions.
 
 A reduction over O whose value varies along F runs in one of two ways: F outside O, and the value is
 a scalar (or a tile of lanes) that is complete when O ends; or O outside F, and it accumulates in an
 array over F. Lanes cannot be reduced out of an array, so a reduction over the lane axis needs F
-outside; and where there is no private memory, every reduction does.
+outside; and on targets without private arrays, every reduction does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
         for axis in node.over:
             if axis in before:
                 before[axis].update(free)
-    for axis in inside:  # a ragged axis ends where its outer axis says
+    for axis in inside:  # the limit of a ragged axis depends on its outer axes
         if axis.limit is not None:
             before[axis].update(a for a in inside if a in axis.limit.axes)
     order = in_order(inside, before)
@@ -55,7 +55,7 @@ def _arrays_fit(
         if not arrays and any(a is not lane for a in within):
             return False
         length = product(a.extent for a in within).hint()
-        if lane in node.axes and lane not in nest:  # on the grid, in chunks if it is longer
+        if lane in node.axes and lane not in nest:  # a lane axis on the grid runs in chunks
             length *= min(lane.extent.hint(), ARRAY_ELEMENTS)
         if length > ARRAY_ELEMENTS:
             return False

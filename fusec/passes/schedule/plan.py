@@ -9,8 +9,8 @@ Grammar of the printed form::
 
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
 that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
-point, in a loop, so that only the last of them can be ragged. A tile ``in 8`` is 8 rows of lanes,
-one behind the other, which each iteration folds to one: what the loop carries has a tile's eighth.
+point, in a loop, so that only the last of them can be ragged. A tile ``in 8`` is 8 consecutive rows
+of lanes, which each iteration folds into one: the loop carries an eighth of a tile.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Binding:
     Attributes:
         kind: where the outer part runs; LANES means that there is no outer part.
         tile: lanes of the inner part; 1 means that the axis has no lanes.
-        chunk: tiles that one grid point visits in a loop (GRID), or that one of two nested loops
-            runs (LOOP); 0 for none.
-        fold: rows of lanes that each iteration of a loop folds, before it combines them with what
-            it carries: neighbours are in one row, so that one thread folds what it loads.
-        transposed: memory is contiguous along this axis where lanes are not: blocks of a chunk by
-            the lanes go through a private array (``codegen/cpp/transposed.py``).
+        chunk: tiles that one grid point visits in a loop (GRID), or that the inner of two nested
+            loops visits (LOOP); 0 for none.
+        fold: rows of lanes that each iteration of a loop folds, before it combines the result with
+            its accumulator: contiguous elements are in one row, so that a thread folds its own.
+        transposed: loads are contiguous along this axis, but strided along the lanes: blocks of
+            ``chunk`` by the lanes go through a private array (``codegen/cpp/transposed.py``).
     """
 
     axis: Axis
@@ -64,23 +64,22 @@ class Plan:
         warps: warps of a program instance (a GPU's tunable).
         peel: full tiles run without masks, the ragged rest in a second loop, which is more code;
             else all are masked.
-        stages: iterations of a loop that are under way at once, loads ahead: copies on a GPU; on a
-            CPU, prefetches of what each point of the grid loads alone.
+        stages: pipeline stages of a loop: asynchronous copies on a GPU; on a CPU, prefetches of
+            loads that no other grid point shares.
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
-        descriptors: operands of products are copied by tensor descriptors where they can be.
-        registers: the most that a thread may have; 0 for as many as the compiler likes.
-        roles: "cooperative": one warp loads, and others multiply; "pingpong": so do two groups of
-            others, each at a tile of its own, of so many ``warps`` each; "": every warp does both.
-        programs: so many programs walk over the grid in turns; 0: one for each of its points.
+        descriptors: operands of products are copied by tensor descriptors where possible.
+        registers: register limit of a thread; 0 leaves it to the compiler.
+        roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
+            "pingpong": two groups of ``warps`` consumer warps, each on its own tile; "": none.
+        programs: number of persistent programs that share the grid; 0: one for each grid point.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
-        mask_free: tiles that lie wholly inside a mask run in a loop of their own, without it.
-        reloads: what a loop does not change is loaded again in each iteration, from a cache: tiles
-            would take registers that the loop needs.
-        kept_cost, kept_bytes: a value of so many operations that a later loop needs again is kept,
-            in an array of at most so many bytes, private to an instance (in a CPU's cache); none
-            is where that is 0.
+        mask_free: tiles on which a mask is all true run in a loop of their own, without it.
+        reloads: loop invariants are loaded again in each iteration, from a cache, instead of taking
+            registers that the loop needs.
+        kept_cost, kept_bytes: a value of at least so many operations that a later sweep needs is
+            stored in a private array of at most so many bytes (in a CPU's cache); 0: none is.
     """
 
     bindings: tuple[Binding, ...]
@@ -109,7 +108,7 @@ def verify_plan(kernel: Kernel, plan: Plan) -> None:
     """Check that a plan binds each axis of a kernel, once.
 
     Raises:
-        InvalidIR: naming the axes that are bound twice, or not at all, or are not the kernel's.
+        InvalidIR: naming axes that are bound twice, or not at all, or that the kernel lacks.
     """
     bound = Counter(binding.axis for binding in plan.bindings)
     wrong = [a.name for a in {*bound, *kernel.axes} if bound[a] != 1 or a not in kernel.axes]

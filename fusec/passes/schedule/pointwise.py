@@ -1,9 +1,9 @@
 """GPU schedule of kernels without reductions: tiles along the fastest axis, 16 bytes a thread.
 
 Rules (compiled offline for sm_90, 2026-11): two 16-byte vectors a thread and tensor keep about 64
-KB in flight on an SM; more elements a thread than 16 bytes of the widest type make layout
-conversions. Rows are cut where they end: 1024 elements are a tile of two rows, 3072 three tiles.
-Accesses that are contiguous along different axes (a transpose) get a square tile.
+KB in flight on an SM; more elements a thread than 16 bytes of the widest type cause layout
+conversions. Tiles end at row ends: rows of 1024 elements have tiles of two rows, rows of 3072 have
+three tiles. Accesses that are contiguous along different axes (a transpose) get a square tile.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WARPS = 4
 THREADS = 32 * WARPS
 VECTOR_BYTES = 16
 NARROW = 128
-"""Elements of a row below which a tile is not cut to fit rows better."""
+"""Least width to which a tile is narrowed to fit rows better."""
 WASTE = 1.1
-"""Lanes of a tile that may hang over rows, beside the narrower tile that wastes least."""
+"""Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -48,7 +48,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
 
 
 def _width(extent: int, block: int) -> int:
-    """Return the lanes of a tile along rows of ``extent`` elements: the widest that wastes few."""
+    """Return the width of a tile along rows of ``extent`` elements: the widest that wastes few."""
     widest = min(block, power_of_two(extent))
     widths = [widest >> n for n in range(10) if widest >> n >= min(NARROW, widest)]
     least = min(-(-extent // width) * width for width in widths)
@@ -56,16 +56,16 @@ def _width(extent: int, block: int) -> int:
 
 
 def _is_heavy(kernel: Kernel) -> bool:
-    """Return True where a function's code takes more registers than its operands."""
+    """Return True if a kernel calls a function that needs more registers than its operands."""
     nodes = postorder(s.expr for s in kernel.stores)
     return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
 
 
 def tile_elements(kernel: Kernel, fast: Axis) -> int:
-    """Return elements of a tile: two 16-byte vectors of the widest type for each thread.
+    """Return the elements of a tile: two 16-byte vectors of the widest type for each thread.
 
-    What is one value along the fastest axis, such as a row's index or the seed of random numbers,
-    is in no vector.
+    Values that do not vary along the fastest axis, such as a row's index or the seed of random
+    numbers, are not in vectors and do not count.
     """
     widest = max((a.itemsize for a in accesses(kernel) if fast in a.offset.axes), default=4)
     return THREADS * 2 * max(1, VECTOR_BYTES // widest)

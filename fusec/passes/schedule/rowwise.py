@@ -1,11 +1,11 @@
-"""GPU schedule of row kernels: a row in registers where it fits, a loop over the row beyond.
+"""GPU schedule of row kernels: a row in registers where it fits, else a loop over the row.
 
 Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row without spills at 16
 warps; ``warps = row / 1024`` of the row padded to a power of two (32 elements a thread); rows of at
 most 256 elements share a program of 1024. Other inside axes (rows of a partial sum, images of a
 batch) are loops around the row, which then has ``row / 256`` warps; rows shorter than 4096 beside
-column sums share an iteration, and the loop loads the next rows ahead. Of very many short rows a
-program takes several, one after the other.
+column sums share an iteration, and the loop prefetches the next rows. If there are very many short
+rows, a program runs several, one after the other.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import VECTOR_BYTES, power_of_two
 
 RESIDENT_BYTES = 1 << 17
-"""Bytes of a row, of all that is summed, up to which it does not spill: 4 for each of 32768."""
+"""Most bytes of a row, over all tensors that are summed, without spills: 4 for each of 32768."""
 RESIDENT_TILES = 65536
 """Elements of column sums, and of the rows beside them, that registers hold (sm_90, 2026-11).
 
 Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
-well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than what
-else there is: to read both rows again. Longer rows spill more than they move.
+well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than the
+alternative: reading both rows again. Longer rows spill more bytes than they read.
 """
 RESIDENT_BYTES_BESIDE = 3 << 15
-"""Bytes of a row beside column sums: three of 8192 in f32.
+"""Most bytes of a row beside column sums: three tensors of 8192 in f32.
 
-Longer rows in f32 spill 350 to 670 bytes a thread, more than it costs to read them again.
+Longer rows in f32 spill 350 to 670 bytes a thread, which costs more than reading them again.
 """
 LOOP_ROW = 256
 """Elements of a part of a row from which a loop over parts keeps a warp busy."""
 MANY_SUMS = 3
-"""Column sums beside a row that take half of a thread's elements."""
+"""Column sums beside a row from which a thread gets half as many elements."""
 LOOP_ELEMENTS = 4096
 """Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor."""
 LOOP_WARPS = 4
-"""Warps of a program that loops over a row: some ten of them share a multiprocessor."""
+"""Warps of a program that loops over a row: some ten programs share a multiprocessor."""
 ALONE = 8
-"""How much more an iteration loads where there are fewer programs than multiprocessors."""
+"""Factor on the elements of an iteration where there are fewer programs than multiprocessors."""
 MOST_FOLDED = 8
-"""Vectors of a row that a thread has under way, and folds: the sums so far are multiplied once for
-all of them. 64 elements of 16 bits take 72 registers (cross-entropy, sm_90, 2026-11)."""
+"""Most vectors of a row that a thread loads and folds at once: the accumulators are rescaled once
+for all of them. 64 elements of 16 bits take 72 registers (cross-entropy, sm_90, 2026-11)."""
 RELOADED = 16384
-"""Elements of an iteration beside which weights of all rows have no registers."""
+"""Elements of an iteration from which weights shared by all rows do not fit the registers."""
 PROGRAM_BYTES = 1 << 13
-"""Bytes that a program reads and writes at least, where there are very many of them.
+"""Least bytes that a program reads and writes, where there are very many programs.
 
-An H200's memory moves 2.4 KB a clock, so that rows of 768 elements, two read and one written in 16
-bits, were 0.5 programs a clock for the one unit that starts them.
+An H200's memory moves 2.4 KB a clock: rows of 768 elements, two read and one written in 16 bits,
+would need 0.5 program launches a clock of the GPU's single block scheduler.
 """
 WAVES = 2
-"""Programs of one warp for each place of a multiprocessor (``PLACES``) that stay in any case: what
-the last ones leave idle grows with what each of them does."""
+"""Least one-warp programs for each slot of a multiprocessor (``PLACES``): the idle time at the end
+grows with the work of each program."""
 PLACES = 32
 """Programs that a multiprocessor holds (sm_80 to sm_100)."""
 AHEAD_BYTES = 1 << 16
-"""Shared memory of a program for rows that are loaded ahead."""
+"""Shared memory of a program for prefetched rows."""
 
 
 def accepts(kernel: Kernel) -> bool:
-    """Return True if the axis of contiguous memory runs inside."""
+    """Return True if the contiguous axis is inside."""
     fast = fastest_axis(kernel, kernel.axes)
     return bool(kernel.inside) and (fast is None or fast in kernel.inside)
 
@@ -78,8 +78,8 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a row kernel, the one chosen by rule first.
 
     Several rows a program, one after the other, need no barrier, and as many instructions a row as
-    one. Four at once in as many warps have 5 barriers and 45 % more instructions (768 elements,
-    sm_90, Triton 3.7.1, 2026-11): Triton has all warps share each row.
+    one. Four at once in four warps need 5 barriers and 45 % more instructions (768 elements, sm_90,
+    Triton 3.7.1, 2026-11): Triton distributes each row over all warps.
     """
     one = plan(kernel, machine)
     turns = _turns(kernel, one, machine)
@@ -91,12 +91,12 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
 
 
 def _rows(plan: Plan) -> Binding:
-    """Return how the last axis of the grid runs."""
+    """Return the binding of the last grid axis."""
     return [b for b in plan.bindings if b.kind is LoopKind.GRID][-1]
 
 
 def _with_rows(plan: Plan, *, tile: int = 0, chunk: int = 0) -> Plan:
-    """Return a plan whose last axis of the grid has other tiles, or several of them in turn."""
+    """Return the plan with another tile or chunk of the last grid axis."""
     rows = _rows(plan)
     other = replace(rows, tile=tile or rows.tile, chunk=chunk)
     return replace(plan, bindings=tuple(other if b is rows else b for b in plan.bindings))
@@ -121,7 +121,7 @@ def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
 
 
 def plan(kernel: Kernel, machine: Machine) -> Plan:
-    """Return the plan of a row kernel that has one tile of rows a program."""
+    """Return the plan of a row kernel with one tile of rows a program."""
     fast = fastest_axis(kernel, kernel.axes)
     row = fast if fast is not None else _last_axis(kernel)
     extent = row.extent.hint()
@@ -152,7 +152,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
-    # A loop around the row carries column sums beside the row's tiles: fewer elements a thread.
+    # A loop around the row holds column sums beside the row's tiles: fewer elements a thread.
     share = 128 if sums >= MANY_SUMS or (odd and loops and loops[-1].tile > 1) else 256
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
     stages = _stages(kernel, outer[-1], row, width) if loops and sums else 1
@@ -161,10 +161,10 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
 
 
 def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]:
-    """Return the elements of an iteration over a row, the rows that it folds them from, and warps.
+    """Return the elements of an iteration over a row, the rows of lanes that it folds, and warps.
 
-    An iteration loads ``row_tile`` elements of 4 bytes, of all that it loads together. A row of its
-    lanes has 16 bytes of the widest tensor for each thread, so that one folds what it has loaded.
+    An iteration loads ``row_tile`` elements of 4 bytes over all tensors together. A row of lanes
+    has 16 bytes of the widest tensor for each thread, so that a thread folds what it has loaded.
     """
     sizes = {n.buffer: n.dtype.itemsize for n in kernel_nodes(kernel) if _is_along(n, row)}
     programs = math.prod(axis.extent.hint() for axis in kernel.grid)
@@ -184,23 +184,23 @@ def _is_along(node: Expr, row: Axis) -> TypeGuard[Load]:
 
 
 def _is_odd(kernel: Kernel, row: Axis) -> bool:
-    """Return True if rows begin between multiples of 16 bytes: each element has an address."""
+    """Return True if rows are not aligned to 16 bytes: each element needs its own address."""
     extent = row.extent
     sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
     return extent.is_constant and any(extent.const * size % 16 for size in sizes)
 
 
 def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int) -> int:
-    """Return how many iterations over rows are under way: as many as shared memory holds, of 4."""
+    """Return the pipeline stages of a loop over rows: up to 4, as shared memory allows."""
     loads = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and {loop, row} <= n.axes}
     size = elements * sum(n.dtype.itemsize for n in loads)
     return max(1, min(4, 1 + AHEAD_BYTES // size)) if size else 1
 
 
 def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis, tuning: Tuning) -> tuple[Axis, ...]:
-    """Return the axes of parts that a split row has, if all of them fit registers together.
+    """Return the parts' axis of a split row, as a tuple, if all parts fit registers together.
 
-    Each reduction runs over the row, over its parts, or over both, so that nothing is carried.
+    Each reduction runs over the row, over its parts, or over both: no loop carries a value.
     """
     others = tuple(a for a in nest if a is not row)
     whole = all(a.extent.is_constant and a.limit is None for a in (*others, row))
@@ -218,7 +218,7 @@ def _column_sums(kernel: Kernel, row: Axis) -> int:
 
 
 def _last_axis(kernel: Kernel) -> Axis:
-    """Return the innermost axis that may be lanes, where no access is contiguous."""
+    """Return the innermost axis that may be lanes, for kernels without contiguous accesses."""
     fixed = limiting_axes(kernel)
     return next((a for a in reversed(kernel.inside) if a not in fixed), kernel.inside[-1])
 
@@ -230,23 +230,23 @@ def is_resident(row: Axis, tuning: Tuning) -> bool:
 
 
 def sums_fit(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
-    """Return True if the column sums of a kernel over rows stay in registers beside a row."""
+    """Return True if a row kernel's column sums fit the registers beside a row."""
     tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
     fits = _row_fits(kernel, row, tuning) and _row_bytes(kernel, row) <= RESIDENT_BYTES_BESIDE
     return fits and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
 
 
 def _row_fits(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
-    """Return True if a whole row of all that is summed along it stays in registers."""
+    """Return True if a whole row of all tensors that are summed along it fits the registers."""
     if not is_resident(row, tuning):
         return False
     return _row_bytes(kernel, row) <= RESIDENT_BYTES
 
 
 def _row_bytes(kernel: Kernel, row: Axis) -> int:
-    """Return the bytes of a row of all that its reductions read: most is needed after them again.
+    """Return the bytes of a row over all tensors that its reductions read: most are used again.
 
-    Weights count as tensors of rows do: only a backward sums what they take part in.
+    Weights count like tensors with rows: only a backward reduces expressions that contain them.
     """
     sums = (n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.over)
     held = {n.buffer for n in loads(b for s in sums for b in s.bodies) if row in n.axes}
@@ -254,12 +254,12 @@ def _row_bytes(kernel: Kernel, row: Axis) -> int:
 
 
 def _row_tiles(kernel: Kernel, row: Axis) -> set[Buffer]:
-    """Return the tensors that are read along a row, and differ from row to row."""
+    """Return the tensors that are loaded along a row and vary from row to row."""
     return {n.buffer for n in kernel_nodes(kernel) if isinstance(n, Load) and _is_tile(n, row)}
 
 
 def _is_tile(load: Load, row: Axis) -> bool:
-    """Return True for what has an element of its own for each point of a row, and more rows."""
+    """Return True for a load that varies along the row and along another axis."""
     return row in load.axes and len(load.axes) > 1
 
 

@@ -1,14 +1,14 @@
-"""Tiles, warps and stages of kernels with matrix products: the first that fits the processor.
+"""Choose tiles, warps and stages of kernels with matrix products: the first that fits a GPU.
 
-What must fit. Registers: each product that a loop adds up holds its tile from the first iteration
-to the last, in f32; products whose values another one reads (the scores of an attention) hold
-theirs in between, at least two of a kind (scores and weights). Shared memory: the tiles that an
-iteration loads, once for each stage, and those that all iterations share.
+What must fit. Registers: each product that a loop accumulates holds its tile from the first
+iteration to the last, in f32; nested products, whose results another one reads (the scores of an
+attention), hold at least two tiles (scores and weights) within an iteration. Shared memory: the
+tiles that an iteration loads, once for each stage, and those that all iterations share.
 
-Rules (compiled offline for sm_80 and sm_90, Triton 3.7.1, 2026-11). Registers of a thread are some
-60 more than those tiles. 160 for tiles spill nothing on sm_90, 128 on sm_80, where operands of
+Rules (compiled offline for sm_80 and sm_90, Triton 3.7.1, 2026-11). A thread needs some 60
+registers beside those tiles. 160 for tiles spill nothing on sm_90, 128 on sm_80, where operands of
 tensor cores are registers, too. 128x128 in 8 warps is the widest tile that leaves room for any
-epilogue; where that makes fewer programs than there are multiprocessors, smaller ones.
+epilogue; where that makes fewer programs than there are multiprocessors, tiles are smaller.
 
 Worked example, an attention of 128 rows and 64 keys with head dimension 64 in 8 warps: scores and
 weights 2*128*64, sums 128*64, together 96 registers of 256 threads, and 128 in all.
@@ -32,37 +32,37 @@ from fusec.passes.schedule.pointwise import power_of_two
 COLUMNS = 128
 """Rows and columns of the widest tile that is chosen by rule."""
 MIN_LANES = 16
-"""The narrowest tile of a tensor core's product."""
+"""Least rows, columns and terms of a tensor core's tile."""
 LOOP_BYTES = 128
-"""Bytes along the axis of a product's loop: a swizzled row of shared memory."""
+"""Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
 FEW_REGISTERS = 64
-"""Registers for tiles up to which half as many warps do."""
+"""Registers of a thread for tiles up to which four warps suffice instead of eight."""
 WIDE, WIDE_INNER = 2, 4
-"""How much more a product by lanes (of f32 operands) takes: it keeps rows and columns of both."""
+"""Register factors of plain and nested products by FMAs (f32), which hold rows and columns."""
 DRAWN = 2
 """Tiles of f32 for one of random numbers: the backward of an attention with dropout spilled 1260
 bytes in 8 warps of 128 x 64, and none with half the step (sm_90, Triton 3.7.1, 2026-11)."""
 OFFERED = 8
-"""Tilings that a race may choose from."""
+"""Most tilings that a race may choose from."""
 FEW = 3
-"""Those among them that take less than the one chosen by rule, and it."""
+"""How many of the tilings preferred by rule are offered, the chosen one included."""
 FEW_ROWS = 64
-"""Rows up to which a product takes longer to read its operands than to multiply them."""
+"""Rows up to which a product takes longer to load its operands than to multiply them."""
 BUSY = 0.75
-"""The share of multiprocessors that one wave of programs keeps busy, at least."""
+"""Least share of the multiprocessors that one wave of programs must occupy."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisUse:
-    """The axes of a kernel with contractions.
+    """Roles of the axes of a kernel with contractions.
 
     Attributes:
         tiled: grid axes that have lanes, rows before columns.
         looped: the inside axis that runs in a loop of tiles.
-        outer: loops around it, plain but for one.
-        whole: inside axes that are lanes from end to end.
-        crossed: the loop around that has tiles, too: products sum along it, others along the
-            looped one.
+        outer: loops around it, without lanes except for ``crossed``.
+        whole: inside axes that are lanes without a loop.
+        crossed: the outer loop that has tiles, too: some products sum along it, others along
+            ``looped``.
     """
 
     tiled: tuple[Axis, ...]
@@ -74,7 +74,7 @@ class AxisUse:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Lanes of each axis that has some, warps, and stages of the loop."""
+    """Axis -> lanes of its tiles, warps, and pipeline stages of the loop."""
 
     lanes: Mapping[Axis, int]
     warps: int
@@ -83,16 +83,16 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class TileResources:
-    """What takes registers and shared memory, by the axes of each tile.
+    """Tiles that take registers and shared memory, each as the set of its axes.
 
     Attributes:
-        sums: products that a loop adds up; those of one sum count once.
-        inner: products whose values another product of the same iteration reads.
+        sums: products that a loop accumulates; products that share an accumulator count once.
+        inner: nested products, which another product of the same iteration reads.
         loads: operands, with the bytes of an element.
         drawn: random numbers: the words of a counter take registers as ``DRAWN`` tiles do.
-        computed: operands that are made of loads: lanes that multiply one by one keep them.
+        computed: operands that are computed from loads, which FMAs keep in registers.
         itemsize: bytes of an operand's element.
-        wide: operands are multiplied by lanes, one by one.
+        wide: operands are multiplied by FMAs, not by tensor cores.
     """
 
     sums: tuple[frozenset[Axis], ...]
@@ -104,7 +104,7 @@ class TileResources:
     wide: bool
 
     def registers(self, tiling: Tiling) -> float:
-        """Return the registers of a thread that tiles of f32 take."""
+        """Return the registers of a thread for tiles of f32."""
         held = sum(area(axes, tiling.lanes) for axes in self.sums)
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
@@ -116,7 +116,7 @@ class TileResources:
         return held * weight / (32 * tiling.warps)
 
     def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:
-        """Return the bytes of shared memory that operands take."""
+        """Return the bytes of shared memory for operands, over all stages."""
         total = 0
         for axes, itemsize in self.loads:
             tiles = tiling.stages - (not machine.sm.from_shared) if looped in axes else 1
@@ -125,7 +125,7 @@ class TileResources:
 
 
 def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
-    """Return the elements of a tile with these axes."""
+    """Return the number of elements of a tile with these axes."""
     total = 1
     for axis in axes:
         total *= lanes.get(axis, 1)
@@ -133,7 +133,7 @@ def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
 
 
 def lanes_of(axis: Axis) -> int:
-    """Return the lanes that hold a whole axis."""
+    """Return the lanes of an axis without a loop: a power of two, at least ``MIN_LANES``."""
     return max(MIN_LANES, power_of_two(axis.extent.hint()))
 
 
@@ -143,7 +143,7 @@ def lanes_of(axis: Axis) -> int:
 def find_work(
     kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], *, tf32: bool
 ) -> TileResources:
-    """Return the tiles of a kernel's products."""
+    """Return the tiles that a kernel's products need."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
@@ -161,12 +161,12 @@ def find_work(
 
 
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
-    """Return the axes of the tile that a loop adds up: of its terms where no ``Dot`` sums them."""
+    """Return the axes of an accumulator: those of the terms where no ``Dot`` sums them."""
     return node.inner if isinstance(node, Reduce) and node in by_lanes else node.axes
 
 
 def _is_computed(operand: Expr, nested: set[Reduce]) -> bool:
-    """Return True for an operand that is no load, nor made of another product's values."""
+    """Return True for an operand that is neither a load nor computed from a nested product."""
     return not isinstance(operand, Load) and nested.isdisjoint(postorder((operand,)))
 
 
@@ -175,7 +175,7 @@ def _is_draw(node: Expr) -> bool:
 
 
 def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
-    """Yield the products, one of those that are only added up: these share their accumulator."""
+    """Yield the sums of products that are only added to each other, which share an accumulator."""
     roots = [store.expr for store in kernel.stores]
     nodes = postorder(roots)
     readers = Counter([*roots, *(child for node in nodes for child in set(children(node)))])
@@ -216,7 +216,7 @@ def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
 
 
 def _staged(tiling: Tiling, use: AxisUse, work: TileResources, machine: Machine) -> Tiling | None:
-    """Return a tiling with as many of its stages as fit, or None if it does not fit at all."""
+    """Return a tiling with as many of its stages as fit, or None if not even two do."""
     if work.registers(tiling) > machine.sm.tile_registers:
         return None
     for stages in range(tiling.stages, 1, -1):
@@ -233,7 +233,7 @@ _ROWS = tuple(
         *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4), (16, 32, 8)),
     )
 )
-"""Rows, terms of an iteration, warps and stages of a kernel whose products read one another."""
+"""Rows, terms of an iteration, warps and stages of a kernel with nested products."""
 _FEW_ROWS = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 """The same where one tile holds all rows."""
 _FEW_ROWS_OTHERS = (
@@ -241,18 +241,18 @@ _FEW_ROWS_OTHERS = (
 )
 """Columns, warps and stages that a race may try where one tile holds all rows of a product.
 
-Tiles of 64 columns read 16 rows of 4096 terms and 14336 columns at 27 us of memory (H200): 224
-programs, all at work at once, have up to 100 KB a multiprocessor under way, and those that have two
-are no later than those that have one, for all wait for one memory. Half the columns are 448
-programs, which read the rows 448 times: 176 MB from the second-level cache, not 147. A race says
-what is worth more, and tries it before what leaves multiprocessors idle.
+With tiles of 64 columns, 16 rows of 4096 terms and 14336 columns take 27 us of memory (H200): 224
+concurrent programs have up to 100 KB in flight for each multiprocessor, and multiprocessors with
+two programs finish no later than those with one, as all wait for one memory. Half the columns make
+448 programs, which read the rows 448 times: 176 MB from the second-level cache instead of 147. A
+race decides, and tries this before tiles that leave multiprocessors idle.
 """
 
 
 def _preferred(
     kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
 ) -> Iterator[Tiling]:
-    """Yield tilings, the best first; the later ones take less and make more programs."""
+    """Yield tilings, the best first; later ones need less registers and make more programs."""
     if work.inner or len(use.tiled) < 2:
         one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
         for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
@@ -274,12 +274,12 @@ def _preferred(
 
 
 def is_skinny(use: AxisUse) -> bool:
-    """Return True if there are so few rows that memory is what the kernel waits for."""
+    """Return True if a product has so few rows that it is bound by memory."""
     return not use.tiled or use.tiled[0].extent.hint() <= FEW_ROWS
 
 
 def _is_square(tiling: Tiling, use: AxisUse) -> bool:
-    """Return True for tiles of 64 rows, or of as many as there are."""
+    """Return True for tiles of at least 64 rows, or of all rows."""
     rows = use.tiled[0]
     return tiling.lanes[rows] >= min(64, lanes_of(rows))
 
@@ -295,7 +295,7 @@ def programs(kernel: Kernel, tiling: Tiling) -> int:
 
 
 def tiles_along(axis: Axis, tiling: Tiling) -> int:
-    """Return the same along one axis."""
+    """Return how many tiles a kernel has along one axis, at the hint of its size."""
     return -(-axis.extent.hint() // tiling.lanes.get(axis, 1))
 
 
@@ -324,7 +324,7 @@ def _others(use: AxisUse, work: TileResources) -> Iterator[Tiling]:
 def tiling_of(
     use: AxisUse, work: TileResources, side: tuple[int, int], step: int, warps: int, stages: int
 ) -> Tiling:
-    """Return a tiling; a step of 0 is a swizzled row of the operands."""
+    """Return a tiling; a step of 0 means a swizzled row of the operands."""
     rows, columns = side
     lanes = {axis: lanes_of(axis) for axis in use.whole}
     for position, axis in enumerate(use.tiled):

@@ -1,12 +1,11 @@
 """The CPU's schedule: parallel loops on the grid, loops inside, lanes along the fastest axis.
 
-The lane axis is innermost, whether it is on the grid or inside, so that memory is walked in order;
-a reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
-kernel without loops of its own (pointwise) gets chunks of the lane axis as grid points. Where the
-loops are a window of few places, or walk through panels, they are innermost: what they reduce to
-stays in a register. Where
-a pointwise kernel reads along one axis and writes along another, lanes follow what it writes, and
-what it reads is transposed, in blocks of W x W.
+The lane axis is innermost, whether it is on the grid or inside, so that accesses are sequential; a
+reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
+kernel without inside axes (pointwise) gets chunks of the lane axis as grid points. Where the loops
+are a small window, or walk through panels, they are innermost: the accumulator stays in a register.
+Where a pointwise kernel loads contiguously along one axis and stores along another, lanes follow
+the stores, and loads are transposed, in blocks of W x W.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 MOST_OF_A_WINDOW = 16
-"""Points of a reduction that lanes walk through one after the other, in a register."""
+"""Most iterations of a reduction that run innermost, with the accumulator in a register."""
 AHEAD = 128
-"""Iterations by which loads of streamed weights run ahead: 4 KB of 16 bits, where a core's own
+"""Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits, where a core's own
 prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
 AHEAD_BYTES = 1 << 12
-"""Bytes of a panel by which its loads run ahead."""
+"""Prefetch distance of panels, in bytes."""
 SUM_TILES = 64
-"""Tiles that are summed one by one; longer rows are summed in blocks of so many."""
+"""Tiles that are summed one by one; longer rows are summed in blocks of so many tiles."""
 
 
 def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
-    """Return the plans of a kernel for a CPU: one."""
+    """Return the single plan of a kernel for a CPU, as a tuple."""
     tuning = machine.tuning
     plan = Plan(
         _bindings(kernel, machine),
@@ -47,13 +46,13 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 
 def _streams(kernel: Kernel) -> list[Streamed]:
-    """Return the sums of a kernel, one row's each, that stream weights."""
+    """Return the sums of a kernel that stream weights, each for a single row."""
     found = (streamed(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
     return [product for product in found if product is not None]
 
 
 def _ahead(kernel: Kernel) -> int:
-    """Return by how many iterations loads of weights run ahead; 1 where none are streamed."""
+    """Return the prefetch distance of weights, in iterations; 1 where none are streamed."""
     streams = _streams(kernel)
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
         return max(1, AHEAD_BYTES // max(panels))
@@ -61,7 +60,7 @@ def _ahead(kernel: Kernel) -> int:
 
 
 def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
-    """Return how each axis of a kernel runs, in vectors of the machine's width."""
+    """Return the binding of each axis of a kernel, in vectors of the machine's width."""
     both = transposed_axes(kernel, machine.vector)
     if both is not None:
         return _transposed(kernel, *both, machine)
@@ -85,11 +84,11 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
 def _transposed(
     kernel: Kernel, lane: Axis, transposed: Axis, machine: Machine
 ) -> tuple[Binding, ...]:
-    """Return bindings by which loads are contiguous along ``transposed``, and lanes are along
-    another.
+    """Return bindings for loads that are contiguous along ``transposed``, and lanes along ``lane``.
 
-    Blocks of a pointwise kernel follow each other as loads walk: 1.5 times as fast as the other way
-    (2026-11). Loops are inside those over lanes: what they reduce to stays in a register.
+    Blocks of a pointwise kernel advance along the contiguous axis of the loads: 1.5 times as fast
+    as the other order (2026-11). Reduced loops run inside the loop over lanes, so that accumulators
+    stay in a register.
     """
     width = machine.vector
     others = [a for a in kernel.grid if a is not lane and a is not transposed]
@@ -105,7 +104,7 @@ def _transposed(
 
 
 def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
-    """Return how the lane axis runs beside ``outer`` other points of the grid."""
+    """Return the binding of the lane axis if the other grid axes have ``outer`` points."""
     tile = machine.vector if lane.extent.hint() >= machine.vector // 2 else 1
     is_long = lane.extent.hint() > 16 * machine.tuning.point_elements
     if lane in kernel.inside or (outer >= machine.tuning.least_points and not is_long):
@@ -117,8 +116,8 @@ def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
 def lane_axis(kernel: Kernel, width: int) -> Axis | None:
     """Return the fastest axis that fills half a vector at least; the fastest one if none does.
 
-    A window of 3 is contiguous in memory, but its outputs, even if they are a stride apart, fill
-    vectors (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
+    A window of 3 is contiguous in memory, but its outputs, even with strided loads, fill vectors
+    (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
     """
     lane = fastest_axis(kernel, kernel.axes)
     if lane is None or lane.extent.hint() >= width // 2:
@@ -131,12 +130,12 @@ def lane_axis(kernel: Kernel, width: int) -> Axis | None:
 
 
 def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
-    """Return the axis that most of what a kernel stores walks, and one that loads walk instead.
+    """Return the axis along which stores are contiguous, and another along which loads are.
 
-    None unless both fill vectors of ``width`` lanes, and what is stored varies along both. A kernel
-    with reductions has the second one among its loops; it is left as it is unless all of its loads
-    are transposed or walk the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are
-    copied 4 to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
+    None unless both fill vectors of ``width`` lanes, and a store varies along both. In a kernel
+    with reductions the second axis is a loop, and all loads must be transposed, or contiguous or
+    constant along the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are copied 4
+    to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
     """
     long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= width]
     offsets = [(s.buffer.offset(s.indices), s.buffer.dtype.itemsize) for s in kernel.stores]
@@ -164,7 +163,7 @@ def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
 
 
 def _all_transpose(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -> bool:
-    """Return True if all loads of a kernel with reductions walk lanes, or can be transposed to."""
+    """Return True if each load has stride 0 or 1 along ``lane``, or can be transposed."""
     for load in found:
         step = load.buffer.offset(load.indices).coefficient(lane)
         if step not in (index(0), index(1)) and not is_transposed(load, other, lane):
@@ -173,12 +172,12 @@ def _all_transpose(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -
 
 
 def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
-    """Return True if one order of the kernel's loops serves all its reductions."""
+    """Return True if there is one loop order that is legal for all reductions of the kernel."""
     return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
 
 
 def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
-    """Return True if a float sum over the lane axis is long enough to lose digits one by one."""
+    """Return True if a float sum over the lane axis is too long for one accumulator a lane."""
     if lane.limit is not None or lane.extent.hint() < 2 * SUM_TILES * tile:
         return False
     return any(
@@ -188,13 +187,13 @@ def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
 
 
 def _is_window(inside: list[Axis]) -> bool:
-    """Return True for few points of constant number: a lane holds what they reduce to."""
+    """Return True for loops with few iterations, known statically: a window."""
     points = product(a.extent for a in inside)
     return bool(inside) and points.is_constant and points.const <= MOST_OF_A_WINDOW
 
 
 def _chunk(lane: Axis, tile: int, outer: int, tuning: Tuning) -> int:
-    """Return tiles a grid point: a cache's worth, less where that would leave too few points."""
+    """Return the tiles of a grid point: as many as fit the cache, or fewer for enough points."""
     tiles = -(-lane.extent.hint() // tile)
     wanted = max(1, tuning.least_points // max(outer, 1))
     chunk = max(1, min(tuning.point_elements // tile, -(-tiles // wanted)))

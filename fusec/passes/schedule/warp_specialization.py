@@ -1,17 +1,16 @@
-"""Plans in which warps have roles: one loads, and the others multiply what it has loaded.
+"""Plans with warp specialization: a producer warp loads tiles, consumer warps multiply them.
 
-Who multiplies then computes no address, and the warp that loads is at the next tile while the
-others are at what follows their products. With two groups (ping-pong), one multiplies while the
-other is at that. It needs tensor cores that multiply asynchronously and registers that one warp can
-give to others: ``Resources.group_registers``.
+Consumer warps then compute no addresses, and the producer warp loads the next tile while they run
+the epilogue of their products. With two groups (ping-pong), one multiplies while the other runs its
+epilogue. It needs tensor cores that multiply asynchronously, and registers that one warp can give
+to others: ``Resources.group_registers``.
 
 Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for sums, 176
 with scores and weights, spill nothing in any epilogue tried: a group has 232 or 240. A gradient of
 128 features spilled 480 bytes at 224 (its keys', 64 queries a step) and 400 (its queries'). Rings
-have as many slots as fit beside one tile of each type that is stored, which goes by way of shared
-memory.
+have as many slots as fit beside one tile of each stored type, which is staged in shared memory.
 
-Nothing of this was measured on a device yet (2026-11), so no plan by rule has roles: a race tries
+None of this was measured on a device (2026-11), so no plan chosen by rule has roles: a race tries
 the first of each kind.
 """
 
@@ -43,12 +42,12 @@ from fusec.passes.schedule.tiling import (
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Groups of warps that multiply.
+    """Groups of consumer warps.
 
     Attributes:
-        roles: as of ``Plan``.
-        warps: of each group.
-        sides: rows and columns of its tile, the best first.
+        roles: the value of ``Plan.roles``.
+        warps: warps of each group.
+        sides: (rows, columns) of a group's tile, best first.
     """
 
     roles: str
@@ -65,12 +64,12 @@ TEAMS = (
     Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
 )
 NESTED = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
-"""Of products of products: rows, and terms of an iteration."""
+"""For nested products: ``sides`` are rows, and terms of an iteration."""
 FEWEST_SLOTS, MOST_SLOTS = 2, 6
-"""Slots of a ring: one is multiplied while others are filled. One more where a tile is multiplied
-in two iterations."""
+"""Slots of a ring: one is multiplied while others are filled. One more is needed where a tile is
+used in two iterations."""
 BARRIER_BYTES = 1024
-"""What barriers, and the beginnings of tiles at multiples of 1024 bytes, take at most."""
+"""Most bytes of shared memory for barriers and for the alignment of tiles to 1024 bytes."""
 
 
 def with_roles(
@@ -81,7 +80,7 @@ def with_roles(
     use: AxisUse,
     machine: Machine,
 ) -> tuple[Plan, ...]:
-    """Return plans and, behind the first with descriptors, what it becomes with roles of warps."""
+    """Return plans with, after the first with descriptors, its warp-specialized variants."""
     chosen = next((plan for plan in offered if plan.descriptors), None)
     if chosen is None or not machine.sm.group_registers or use.looped is None:
         return offered
@@ -99,7 +98,7 @@ def with_roles(
 
 
 def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], use: AxisUse) -> bool:
-    """Return True if a kernel adds up products of matrices in memory, in one loop, and no more."""
+    """Return True if a kernel only sums products of matrices in memory, in one loop."""
     copied = all(map(_is_copied, _sides(products)))
     alone = all(n in products for n in kernel_nodes(kernel) if isinstance(n, Reduce))
     flat = len(use.tiled) == 2 and not use.whole and not use.outer
@@ -107,13 +106,13 @@ def _is_plain(kernel: Kernel, products: Mapping[Reduce, Factors], use: AxisUse) 
 
 
 def _is_nested(products: Mapping[Reduce, Factors], work: TileResources, use: AxisUse) -> bool:
-    """Return True for products of matrices, and others that multiply what those are made into."""
+    """Return True for nested products: inner ones of matrices, outer ones of their results."""
     copied, inner = sum(map(_is_copied, _sides(products))), len(work.inner)
     return 0 < inner < len(products) == copied - inner and len(use.tiled) == 1
 
 
 def _is_held(products: Mapping[Reduce, Factors]) -> bool:
-    """Return True if a matrix is multiplied by another one, and by what that makes."""
+    """Return True if a matrix is an operand of two products: an inner and an outer one."""
     readers = Counter(side for parts in products.values() for side in {parts.left, parts.right})
     return max(readers.values()) > 1
 
@@ -135,7 +134,7 @@ def _plans(
     use: AxisUse,
     machine: Machine,
 ) -> Iterator[Plan]:
-    """Yield a group's plan, if one of its tiles fits with as many slots as it needs."""
+    """Yield a team's plan, if one of its tiles fits with at least ``fewest`` slots."""
     tilings = _tilings(kernel, team, work, use, machine)
     fitting = [t for t in tilings if t is not None and t.stages >= fewest]
     enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
@@ -155,13 +154,13 @@ def _plans(
 def _tilings(
     kernel: Kernel, team: Team, work: TileResources, use: AxisUse, machine: Machine
 ) -> Iterator[Tiling | None]:
-    """Yield tilings with as many slots as fit, or None for each whose sums do not."""
+    """Yield tilings with as many slots as fit, or None where the accumulators do not fit."""
     for side in team.sides:
         tiling = tiling_of(use, work, side, 0, team.warps, FEWEST_SLOTS)
         whole = side[: len(use.tiled)] == tuple(tiling.lanes[axis] for axis in use.tiled)
         if work.inner and use.looped is not None:
             tiling = replace(tiling, lanes={**tiling.lanes, use.looped: side[1]})
-            # Weights that are 0 in each iteration are constants, which LLVM puts behind a fence.
+            # Weights that are 0 in every iteration are constants, which LLVM puts behind a fence.
             whole = whole and use.looped.extent.hint() >= side[1]
         slots = _slots(kernel, team, tiling, work, use.looped, machine)
         held = _registers(kernel, work, tiling, use.looped)
@@ -172,10 +171,10 @@ def _tilings(
 def _registers(kernel: Kernel, work: TileResources, tiling: Tiling, looped: Axis | None) -> float:
     """Return the registers of a thread for sums, scores, and weights of half their size.
 
-    Each sum has weights of its own. A tile that is loaded for what follows takes a half of its own:
-    some of it is used before the rest is there. A row's value that the loop finds and that is
-    stored is in as many registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an
-    attention in training otherwise).
+    Each sum has weights of its own. A tile loaded by the epilogue counts half: some of it is used
+    before the rest is loaded. A value of a row that the loop reduces and that is stored takes as
+    many registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an attention in training
+    otherwise).
     """
     sums, inner = (
         [area(axes, tiling.lanes) for axes in tiles] for tiles in (work.sums, work.inner)
@@ -198,7 +197,7 @@ def _slots(
     looped: Axis | None,
     machine: Machine,
 ) -> int:
-    """Return how many slots of a ring fit, beside what is loaded once, and what is stored."""
+    """Return how many slots of a ring fit, beside tiles loaded once and staged stores."""
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
     other = sum(count for count, loops in tiles if not loops) + _staged(kernel, tiling)
@@ -207,7 +206,7 @@ def _slots(
 
 
 def _staged(kernel: Kernel, tiling: Tiling) -> int:
-    """Return the bytes by way of which tiles are stored: one for those of each type and shape."""
+    """Return the bytes that stage stored tiles: one buffer for each type and number of columns."""
     found: dict[tuple[DType, int], int] = {}
     for store in kernel.stores:
         offset, axes = store.buffer.offset(store.indices), store.expr.axes

@@ -1,11 +1,11 @@
-"""Archives, read: a compiled graph from its bytes, with nothing of the compiler's.
+"""Read archives: load a compiled graph from its bytes, without importing the compiler.
 
-An archive says what it was made for, and is refused where that differs: fusec and torch of the same
-release, the device, and a processor with the features that its code may use. What it says of itself
-is JSON, and names, counts or sizes in it that another hand wrote could lead native code out of
-bounds. So the wrapper, which is code and trusted as such, has the last word (``contract``): it ends
-with the digest of all that stands beside it, and with the shape of each argument, which is compared
-at each call, as is what has to hold of sizes that have names (``sizes.py``).
+An archive names what it was built for, and is refused elsewhere: the releases of fusec and torch,
+the device, and the processor features that its code may use. Its metadata is JSON, and forged
+names, counts or sizes in it could lead native code out of bounds. So the wrapper, which is code and
+trusted as such, ends with a ``Contract``: the digest of everything beside it, and type, shape and
+strides of each argument, which are compared at each call, as are the conditions on named sizes
+(``sizes.py``).
 
 Worked example, the end of a wrapper::
 
@@ -49,7 +49,7 @@ from fusec.runtime.kernels.processor import missing_features, needed_features
 UNKNOWN = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError
 )  # fmt: skip
-"""What reading an archive ends with that says something which no ``fusec build`` writes."""
+"""Exceptions of reading content that no ``fusec build`` writes."""
 FORMAT = 5
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -58,7 +58,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Spec: TypeAlias = (
     "tuple[str, tuple[SizeFormula, ...], tuple[SizeFormula, ...]] | tuple[str, SizeFormula] | None"
 )
-"""A tensor's element type, shape and strides; ("size", formula); None for what is not checked."""
+"""A tensor's element type, shape and strides; ("size", formula); None for an unchecked argument."""
 
 
 class BadArchive(UsageError):
@@ -66,18 +66,18 @@ class BadArchive(UsageError):
 
 
 class NotHere(BadArchive):
-    """An archive was made for another machine, or other releases."""
+    """The archive was built for another machine, or for other releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A compiled graph, and what it takes to bind it without its FX graph.
+    """A compiled graph, with all that is needed to bind it without its FX graph.
 
     Attributes:
-        name: "forward", say.
+        name: "forward", "backward" or "inference".
         key: of its entry in the cache.
-        titles: what traces call its launches.
-        outside: what its wrapper takes of the graph.
+        titles: the names of its launches in traces.
+        outside: the operators and constants that its wrapper takes from the graph.
     """
 
     name: str
@@ -89,15 +89,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """An archive that runs here.
+    """An archive that was loaded on this machine.
 
     Attributes:
-        target, device: what its kernels are for, and torch's name of the device type.
+        target, device: the target of its kernels, and torch's name of the device type.
         call: is called with a graph's inputs, and returns its results in a list.
-        convention: how that calls what was compiled.
-        arguments: what the first graph takes.
-        conditions: what has to hold of its sizes.
-        beside: what else the archive holds, by name.
+        convention: the calling convention of ``call``.
+        arguments: the specs of the first graph's arguments.
+        conditions: the conditions on its sizes.
+        beside: the archive's blobs, by name.
     """
 
     target: str
@@ -113,7 +113,7 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
     """Return a compiled graph from an archive's bytes.
 
     Args:
-        device: torch's name of the type that is wanted, if not any.
+        device: torch's name of the device type that is wanted; None: any.
     Raises:
         NotHere: saying what this machine lacks.
         BadArchive: saying what is wrong with the bytes.
@@ -146,7 +146,7 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
 
 
 def read_parts(rows: Any, convention: Convention) -> list[Stored]:
-    """Return what an entry of the cache, or an archive, says of its graphs.
+    """Return the graphs of a cache entry or an archive, as its JSON describes them.
 
     Raises:
         ValueError: for anything that ``warm`` does not write.
@@ -177,7 +177,7 @@ def load_kernels(
 
     Args:
         blobs: with a shared library, or code for a GPU.
-        rows: of the manifest.
+        rows: the manifest's rows of kernels.
     """
     if not rows:
         return {}
@@ -191,7 +191,7 @@ def load_kernels(
 
 
 def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, Contract]:
-    """Return what an archive's graph is called by, and what it takes."""
+    """Return the callable of an archive's graph, and its contract."""
     own = blobs_of(part.name, blobs)
     if not {"wrapper.py", "named.py", "manifest.json"} <= own.keys():
         raise BadArchive(f"The archive has no whole graph {part.name!r}.")
@@ -208,12 +208,12 @@ def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, Contract
 
 
 def blobs_of(name: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return what belongs to one graph of an archive."""
+    """Return the blobs of one graph of an archive."""
     prefix = f"{name}/"
     return {n.removeprefix(prefix): blob for n, blob in blobs.items() if n.startswith(prefix)}
 
 
-# -- what code says of its arguments ---------------------------------------------------------------
+# -- contracts at the end of wrappers --------------------------------------------------------------
 
 
 _DESCRIBED, _ARGUMENTS, _CONDITIONS = "\n# described: ", "\n# arguments: ", "\n# conditions: "
@@ -221,10 +221,10 @@ _DESCRIBED, _ARGUMENTS, _CONDITIONS = "\n# described: ", "\n# arguments: ", "\n#
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What the code of a graph says that it was made with.
+    """The archive and the arguments that a graph's code was generated for.
 
     Attributes:
-        beside: as of ``digest_beside``.
+        beside: the digest that ``digest_beside`` returns.
     """
 
     beside: str
@@ -239,10 +239,10 @@ class Contract:
 
 
 def read_contract(source: str) -> Contract:
-    """Return what ends a wrapper, without running anything.
+    """Return the contract at the end of a wrapper, without running anything.
 
     Raises:
-        ValueError: if it is not there.
+        ValueError: if there is none.
     """
     end = source.rpartition(_DESCRIBED)[2]
     beside, known, rest = end.partition(_ARGUMENTS)
@@ -254,7 +254,7 @@ def read_contract(source: str) -> Contract:
 
 
 def conditions_of(content: bytes) -> tuple[SizeCondition, ...]:
-    """Return what the graphs of one target ask of sizes, without running any."""
+    """Return the conditions on sizes of one target's graphs, without running any."""
     blobs = decode(KEY, content) or {}
     wrappers = [blob.decode() for name, blob in blobs.items() if name.endswith("/wrapper.py")]
     asked = [condition for source in wrappers for condition in read_contract(source).conditions]
@@ -262,10 +262,10 @@ def conditions_of(content: bytes) -> tuple[SizeCondition, ...]:
 
 
 def read_spec(found: Any) -> Spec:
-    """Return what an argument is, from JSON.
+    """Return the spec of an argument, from JSON.
 
     Raises:
-        ValueError: for what is neither a size nor a tensor of a type that kernels have.
+        ValueError: for anything but a size or a tensor of a type that kernels support.
     """
     match found:
         case ["size", formula]:
@@ -277,7 +277,7 @@ def read_spec(found: Any) -> Spec:
 
 
 def digest_beside(blobs: Mapping[str, bytes]) -> str:
-    """Return the digest of all that an archive holds but its wrappers, which name it."""
+    """Return the digest of an archive's blobs except its wrappers, which contain it."""
     digest = hashlib.sha256()
     for name in sorted(blobs):
         if not name.endswith("/wrapper.py"):
@@ -287,12 +287,12 @@ def digest_beside(blobs: Mapping[str, bytes]) -> str:
 
 
 def spec_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return what a tensor is."""
+    """Return a tensor's type, shape and strides."""
     return NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.stride()
 
 
 def _checked(call: BoxedCall, contract: Contract, name: str) -> BoxedCall:
-    """Return ``call``, which refuses arguments that its kernels were not made for."""
+    """Return ``call`` with a check that its arguments match its contract."""
     specs = contract.arguments
     fixed = None if has_names(specs) else [wanted_of(spec, {}) for spec in specs]
 
@@ -319,7 +319,7 @@ def wanted_of(spec: Spec, sizes: Mapping[str, int]) -> Any:
     """Return a tensor's type, shape and strides, or a size, as they are compared in a call.
 
     Raises:
-        UsageError: for what is no size of a tensor.
+        UsageError: as ``extent`` does.
     """
     match spec:
         case None:
@@ -332,12 +332,12 @@ def wanted_of(spec: Spec, sizes: Mapping[str, int]) -> Any:
 
 
 def has_names(specs: Iterable[Spec]) -> bool:
-    """Return True if sizes are known only at a call."""
+    """Return True if some size is named, and so known only at a call."""
     return any(any(names_in(size)) for spec in specs for size in formulas_in(spec))
 
 
 def formulas_in(spec: Spec) -> tuple[SizeFormula, ...]:
-    """Return the sizes of an argument."""
+    """Return the formulas of an argument's spec."""
     match spec:
         case (_, tuple() as shape, tuple() as strides):
             return (*shape, *strides)
@@ -347,13 +347,13 @@ def formulas_in(spec: Spec) -> tuple[SizeFormula, ...]:
 
 
 def names_bound_by(specs: Iterable[Spec]) -> frozenset[str]:
-    """Return the sizes that arguments say: those that are one, or an extent, by itself."""
+    """Return the names that arguments bind: of a size, or of an extent that is a name alone."""
     known = ((spec[1],) if len(spec) == 2 else spec[1] for spec in specs if spec is not None)
     return frozenset(n for formulas in known for n in formulas if isinstance(n, str))
 
 
 def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
-    """Return what the arguments of a call have to be, by the sizes that some of them are."""
+    """Return type, shape and strides of a call's arguments, for the sizes that they bind."""
     pairs = zip(contract.arguments, args, strict=True)
     sizes = bind_sizes(
         (spec[1], arg.shape) if len(spec) == 3 else (spec[1:], (arg,))
@@ -367,7 +367,7 @@ def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
 
 
 def _same(arg: torch.Tensor, want: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> bool:
-    """Return True if a tensor differs but in strides along axes of extent one."""
+    """Return True if a tensor differs at most in strides along axes of extent one."""
     dtype, shape, strides = want
     if (arg.dtype, arg.shape) != (dtype, shape):
         return False
@@ -380,7 +380,7 @@ def _same(arg: torch.Tensor, want: tuple[torch.dtype, torch.Size, tuple[int, ...
 
 
 def machine(target: str, device: str) -> dict[str, str]:
-    """Return what an archive made here needs.
+    """Return the requirements of an archive that is built here.
 
     Args:
         target: what its kernels are for: "cpu:avx2", "sm_90".
@@ -396,7 +396,7 @@ def machine(target: str, device: str) -> dict[str, str]:
 
 
 def check_machine(version: Any, made_for: Mapping[str, str]) -> None:
-    """Raise BadArchive where an archive was made for another machine."""
+    """Raise NotHere if an archive was built for another machine or other releases."""
     if version != FORMAT:
         raise NotHere(f"The archive has format {version!r}, this fusec reads {FORMAT}.")
     target, device = made_for["target"], made_for["device"]

@@ -1,14 +1,14 @@
 """``fusec.load``: a model of an archive, called as it was called when it was built.
 
-``fusec build`` writes an archive with one compiled graph for each target, how it is called as data
-(``runtime/archive/trees.py``), and which weights it takes by name. Loading imports torch and
+``fusec build`` writes an archive with one compiled graph for each target, its calling convention as
+data (``runtime/archive/trees.py``), and the names of its weights. Loading imports torch and
 ``runtime``: no Dynamo, no AOTAutograd, no pass and no compiler.
 
 Worked example::
 
     model = fusec.load("model.fusec", weights="model.safetensors")
     logits = model(tokens, mask=mask)
-    for name, parameter in model.named_parameters(): ...     # of one that was built with --train
+    for name, parameter in model.named_parameters(): ...     # if it was built with --train
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ArgumentSpec:
 
     Attributes:
         by: how it may be given: "order", "name" or "either".
-        default: it may be left out: it is a value, and the model's own.
+        default: it may be left out: its value is the default of the model's parameter.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Tensor:
     """One tensor among the arguments.
 
     Attributes:
-        path: what to call it: "batch['mask']".
-        gradient: it may require one.
+        path: its name in messages: "batch['mask']".
+        gradient: whether it may require a gradient.
     """
 
     path: str
@@ -82,10 +82,10 @@ class Tensor:
         return f"{self.path}: {shown(self.spec)}"
 
     def unlike(self, tensor: torch.Tensor, sizes: Mapping[str, int]) -> UsageError:
-        """Return the error for another tensor.
+        """Return the error for a tensor that does not match.
 
         Args:
-            sizes: those that have names, as the call's tensors say.
+            sizes: the named sizes, as the call's tensors bind them.
         """
         known = ", ".join(f"{name} is {size}" for name, size in sizes.items())
         where = f", where {known}" if known else ""
@@ -99,9 +99,9 @@ class Weight:
     """A parameter or a buffer.
 
     Attributes:
-        names: what the model calls it; several, if it is shared.
-        parameter: it is trained.
-        held: the archive has its value.
+        names: its names in the model; several, if it is shared.
+        parameter: whether it is trained.
+        held: whether the archive has its value.
     """
 
     names: tuple[str, ...]
@@ -118,9 +118,9 @@ class Calling:
     """How a model is called, and what its graph takes and returns.
 
     Attributes:
-        graph: of each argument of the graph, its position among tensors and then weights; a size.
-        conditions: what has to hold of sizes.
-        result: of tensors that the graph returns, or that it was given, by the same positions.
+        graph: of each argument of the graph the position among tensors and then weights; a size.
+        conditions: the conditions on named sizes.
+        result: a tree of tensors that the graph returns, and of arguments by the same positions.
     """
 
     arguments: tuple[ArgumentSpec, ...]
@@ -146,10 +146,10 @@ class Calling:
         return tensors
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-        """Return the sizes that have names, by the tensors of a call.
+        """Return the named sizes, as the tensors of a call bind them.
 
         Raises:
-            UsageError: for one with another number of axes, and sizes that it was not built for.
+            UsageError: for a tensor of another rank, and sizes that the model was not built for.
         """
         for of, tensor in zip(self.tensors, tensors, strict=True):
             if tensor.dim() != len(_shape(of.spec)):
@@ -228,7 +228,7 @@ class Model:
         """Take other weights, whose memory is used where device, type and strides are right.
 
         Raises:
-            UsageError: naming those that are missing or not as they were when it was built.
+            UsageError: naming weights that are missing, or of another type or shape than built for.
         """
         found = named_tensors(weights) if isinstance(weights, nn.Module) else weights
         chosen, problems = [], []
@@ -256,7 +256,7 @@ class Model:
         return placed
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Return what the model does.
+        """Run the model and return its result.
 
         Raises:
             UsageError: naming an argument that is not what the model was built for.
@@ -275,7 +275,7 @@ class Model:
     def _fitting(
         self, k: int, tensor: torch.Tensor, want: Any, sizes: Mapping[str, int]
     ) -> torch.Tensor:
-        """Return a tensor as its kernels read it; copied, if it lies otherwise and is but read."""
+        """Return a tensor in the layout that kernels read; copied if needed and not written."""
         of = self._calling.tensors[k]
         dtype, shape, strides = want
         if tensor.dtype != dtype or tensor.shape != shape or tensor.layout is not torch.strided:
@@ -301,7 +301,7 @@ class Model:
         return restride(tensor, strides)
 
     def _refuse_written(self, tensors: list[Any]) -> None:
-        """Raise UsageError where a call writes to memory that it reads elsewhere."""
+        """Raise UsageError if the memory that a call writes to is also another argument's."""
         count = len(tensors)
         written = {
             k: (tensors[k] if k < count else self._weights[k - count]) for k in self._written
@@ -335,7 +335,7 @@ def load(
         sha256: the archive's digest, as ``sha256sum`` prints it: another file is refused.
         device: "cpu" or "cuda", where the archive is for both; by default what it names first.
     Raises:
-        BadArchive: if the file is none, is damaged, or runs not on this machine: it says why.
+        BadArchive: if the file is no archive, is damaged, or does not run here: it says why.
         UsageError: if weights do not fit.
     """
     path = Path(path)
@@ -362,7 +362,7 @@ def load(
 
 
 def _choose(content: bytes, device: str | None) -> tuple[Model, dict[str, torch.Tensor]]:
-    """Return the first model of an archive that runs here, and the buffers in it."""
+    """Return the first variant of an archive that runs on this machine, and its held weights."""
     variants = decode(KEY, content)
     if not variants:
         raise BadArchive("The file is no archive of fusec build, or it is damaged.")
@@ -398,11 +398,11 @@ def _held(spec: Spec, content: bytes) -> torch.Tensor:
 
 
 def mapped(path: Path) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, mapped: pages that are read, processes share.
+    """Return the tensors of a safetensors file, memory-mapped: processes share its pages.
 
     Raises:
         EnvironmentProblem: if safetensors is not installed.
-        UsageError: if it is no such file.
+        UsageError: if it is no safetensors file.
     """
     try:
         # Local: only models with weights in a file need it.
@@ -419,9 +419,9 @@ def mapped(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what a module computes with: parameters, buffers and tensors in attributes, by name.
+    """Return a module's parameters, buffers and tensors in attributes, by name.
 
-    One that is shared has several names.
+    A shared tensor has several names.
     """
     found: dict[str, torch.Tensor] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
@@ -468,11 +468,11 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def read_calling(found: Any, unpacked: Unpacked) -> Calling:
-    """Return how a model is called.
+    """Return the ``Calling`` that JSON holds.
 
     Raises:
-        ValueError: for anything that ``fusec build`` does not write, and for tensors that are not
-            those which the code says it takes.
+        ValueError: for anything that ``fusec build`` does not write, and for arguments that are not
+            those of the code's ``Contract``.
     """
     tensors = tuple(
         Tensor(str(t["path"]), _spec(t["spec"]), bool(t["gradient"])) for t in found["tensors"]
@@ -527,7 +527,7 @@ def _positions(of: Sequence[Tree]) -> Iterator[int]:
 
 def _position(value: Any, end: int) -> int | Spec:
     if value is None:
-        return None  # what nothing reads
+        return None  # an unread argument
     if isinstance(value, list):
         return _of_kind(read_spec(value), 2)
     if type(value) is not int or not 0 <= value < end:

@@ -1,4 +1,4 @@
-"""Sizes that a call chooses, as data: formulas of their names, and what has to hold of them.
+"""Sizes of dynamic shapes, as data: formulas of their names, and conditions on them.
 
 ::
 
@@ -7,7 +7,7 @@
                 | ["and" | "or", CONDITION, ...]
 
 A formula in memory is such a tree of tuples. Worked example: a model that takes ``f32[B, T, 8]``
-and has 64 positions says ``["<=", "T", 64]``.
+and has 64 positions has the condition ``["<=", "T", 64]``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 def value(size: SizeFormula, sizes: Mapping[str, int]) -> int:
-    """Return what a formula is.
+    """Evaluate a formula.
 
     Raises:
         UsageError: if it divides by zero.
@@ -56,10 +56,10 @@ def value(size: SizeFormula, sizes: Mapping[str, int]) -> int:
 
 
 def extent(size: SizeFormula, sizes: Mapping[str, int]) -> int:
-    """Return what an extent or a stride is.
+    """Evaluate an extent or a stride.
 
     Raises:
-        UsageError: if no tensor has such: it is negative, or needs more than 64 bits.
+        UsageError: if it is negative, or does not fit into 64 bits.
     """
     found = value(size, sizes)
     if not 0 <= found <= _MOST:
@@ -80,7 +80,7 @@ def holds(condition: SizeCondition, sizes: Mapping[str, int]) -> bool:
 
 
 def bind_sizes(shapes: Iterable[tuple[Sequence[SizeFormula], Sequence[int]]]) -> dict[str, int]:
-    """Return sizes by name, from shapes as formulas and as they are: the first with a name says."""
+    """Return sizes by name, from pairs of formulas and extents: the first with a name binds it."""
     sizes: dict[str, int] = {}
     for wanted, given in shapes:
         for size, extent in zip(wanted, given, strict=False):
@@ -127,7 +127,7 @@ def _inner_condition(condition: SizeCondition) -> str:
 
 
 def read_size(found: Any) -> SizeFormula:
-    """Return a formula.
+    """Return the formula that JSON holds.
 
     Raises:
         ValueError: for anything else.
@@ -151,7 +151,7 @@ def _read_term(found: Any) -> SizeFormula:
 
 
 def read_condition(found: Any) -> SizeCondition:
-    """Return a condition.
+    """Return the condition that JSON holds.
 
     Raises:
         ValueError: for anything else.

@@ -1,15 +1,15 @@
-"""Nested arguments and results as data: what is a tensor, where it stands, what must be equal.
+"""Nested arguments and results as data: positions of tensors, and values that must be equal.
 
 ::
 
     TREE ::= {"tensor": k}                          the k-th tensor
-           | {"argument": k}                        of results: the k-th tensor that was given
+           | {"argument": k}                        of results: the k-th tensor of the arguments
            | {"value": null | true | 3 | 0.5 | ""}  must be equal
            | {"tuple": [TREE, ...]} | {"list": [TREE, ...]}
            | {"dict": [[key, TREE], ...]}           keys are texts, in the order of the model's
 
 A result that is a mapping or a dataclass (``ModelOutput`` of transformers, say) is a dictionary,
-and a named tuple is a tuple: loading imports nobody's classes.
+and a named tuple is a tuple: loading imports no classes of other packages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _VALUES = (bool, int, float, str, type(None))
 
 
 def describe(value: Any, path: str, leaf: Callable[[torch.Tensor, str], Tree]) -> Tree:
-    """Return what a nested value is.
+    """Return the tree of a nested value.
 
     Args:
-        path: what to call it: "batch", and a part of it "batch['mask']".
-        leaf: says what a tensor of this path is.
+        path: its name in messages: "batch", and of a part "batch['mask']".
+        leaf: returns the tree of a tensor with this path.
     Raises:
         UsageError: naming what is no tensor, number, text, or container of these.
     """
@@ -73,7 +73,7 @@ def take(tree: Tree, value: Any, path: str, tensors: list[Any]) -> None:
     """Add the tensors of a value to ``tensors``, in the order of its tree.
 
     Raises:
-        UsageError: where it is not what the tree says, with what was seen and what is wanted.
+        UsageError: where it does not match the tree, with what was given and what is wanted.
     """
     ((kind, inner),) = tree.items()
     match kind:
@@ -129,7 +129,7 @@ def put(tree: Tree, tensors: Sequence[Any], arguments: Sequence[Any]) -> Any:
 
 
 def checked(tree: Tree, tensors: int, arguments: int = 0) -> Tree:
-    """Return a tree that was read from JSON, if it is one.
+    """Return a tree that was read from JSON, if it is valid.
 
     Args:
         tensors, arguments: how many of them there are.

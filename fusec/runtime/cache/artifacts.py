@@ -1,9 +1,9 @@
 """Entries of the cache as artifacts of torch: ``torch.compiler.save_cache_artifacts()``.
 
-What a process found in the cache or put there, kernels, starts and verdicts, is handed to torch's
-collection, and what another process hands back is stored. Keys name versions and the processor, so
-that an entry is found only where it is right. Importing this module registers the kind ``fusec``
-with torch: ``import fusec.driver.backend`` before ``torch.compiler.load_cache_artifacts(...)``.
+Each entry that a process loads or stores (kernels, starts, verdicts) is added to torch's collection
+of artifacts; a collection that is loaded is stored in the cache. Keys contain versions and the
+processor, so that an entry is only found where it is valid. Importing this module registers the
+kind ``fusec``: ``import fusec.driver.backend`` before ``torch.compiler.load_cache_artifacts(...)``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Artifact(CacheArtifact):
 
     @staticmethod
     def type() -> str:
-        """Return what torch calls these artifacts."""
+        """Return the name of this kind of artifact in torch's registry."""
         return "fusec"
 
     def populate_cache(self) -> None:
@@ -33,7 +33,7 @@ class Artifact(CacheArtifact):
 
 
 def record(key: str, blobs: Mapping[str, bytes]) -> None:
-    """Hand an entry to torch's collection."""
+    """Add an entry to torch's collection of artifacts."""
     CacheArtifactManager.record_artifact(Artifact.type(), key, encode(key, blobs))
 
 

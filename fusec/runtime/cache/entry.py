@@ -21,7 +21,7 @@ from typing import BinaryIO
 MAGIC = b"fusec\x00\r\n"
 VERSION = 1
 ABOUT = "about.json"
-"""The name of the blob that says what an entry is, for people; it stands first."""
+"""Name of the blob that describes an entry to people; it is the entry's first blob."""
 HEADER = struct.Struct("<8sII32s")
 
 
@@ -44,12 +44,12 @@ def decode(key: str, content: bytes) -> dict[str, bytes] | None:
     try:
         rest = memoryview(content)[HEADER.size + len(manifest) :]
         return _decode_blobs(key, json.loads(manifest), rest)
-    except (ValueError, KeyError, TypeError, RecursionError):  # it is sound, and not ours
+    except (ValueError, KeyError, TypeError, RecursionError):  # intact, but not by `encode`
         return None
 
 
 def read_key(file: BinaryIO) -> str | None:
-    """Return the key of the entry in a file, whose blobs are not read; None if it is damaged."""
+    """Return the key of an entry without reading its blobs; None if its manifest is damaged."""
     header = file.read(HEADER.size)
     length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
     manifest = _manifest(header + file.read(length))
@@ -62,7 +62,7 @@ def read_key(file: BinaryIO) -> str | None:
 
 
 def read_about(file: BinaryIO) -> bytes:
-    """Return the first blob of an entry that is called ``ABOUT``; b"" if it has none."""
+    """Return the first blob of an entry if it is called ``ABOUT``, else b""."""
     header = file.read(HEADER.size)
     length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
     manifest = _manifest(header + file.read(length))
@@ -74,7 +74,7 @@ def read_about(file: BinaryIO) -> bytes:
 
 
 def _manifest(content: bytes) -> bytes | None:
-    """Return the manifest that `content` starts with, if header and digest fit it."""
+    """Return the manifest at the start of `content`; None if header or digest do not match it."""
     if len(content) < HEADER.size:
         return None
     magic, version, length, digest = HEADER.unpack_from(content)

@@ -1,12 +1,12 @@
-"""Bytes as a file that can be opened by path, so that what was verified is what gets loaded.
+"""Expose bytes as a file with a path, so that exactly the verified bytes are loaded.
 
-dlopen wants a path. A file in the cache directory could be replaced between the check of its digest
+dlopen takes a path. A file in the cache directory could be replaced between the check of its digest
 and its loading, and the directory may be mounted noexec. So the verified bytes are written to an
-anonymous file in memory, sealed, and opened as /proc/self/fd/N. Where there is none (not Linux, or
-forbidden), a directory of this process alone, mode 0700, takes its place.
+anonymous file in memory, sealed, and opened as /proc/self/fd/N. Where such files are missing (not
+Linux) or forbidden, a private directory of this process, mode 0700, takes their place.
 
-The descriptor stays open for the life of the process, and it has to: glibc recognises a loaded
-library by its path, so that a second one under a reused N would silently be the first.
+The descriptor has to stay open for the life of the process: glibc recognises a loaded library by
+its path, so that a second library under a reused N would silently be the first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def as_file(content: bytes) -> Path:
 
 
 def _in_memory(content: bytes) -> Path | None:
-    """Return the path of a sealed anonymous file, or None where the system has none to give."""
+    """Return the path of a sealed anonymous file, or None where the system supports none."""
     if not hasattr(os, "memfd_create"):
         return None
     try:

@@ -1,8 +1,8 @@
 """The cache of compiled kernels: in memory for this process, on disk for the next ones.
 
-Decides: where entries live, when they are trusted, and what is thrown away. A key is text that
-names everything the blobs depend on (see `fingerprint` and `cpu_features`); what blobs mean is the
-business of whoever stored them.
+Decides where entries live, when they are trusted, and which are evicted. A key is text that names
+everything the blobs depend on (see `fingerprint` and `cpu_features`); the cache does not interpret
+blobs.
 
     cache = open_cache(options)
     with cache.building(key):                       # one process builds, the others wait for it
@@ -12,14 +12,14 @@ business of whoever stored them.
             cache.store(key, blobs)                 # `blobs` are used from here on, not re-read
     library = ctypes.CDLL(str(as_file(blobs["kernels.so"])))
 
-What users may rely on, all of it tested in tests/runtime/cache/test_store.py:
+Guarantees, all of them tested in tests/runtime/cache/test_store.py:
 
-- One entry is one file (`entry.py`), written under a name of its own, synced, then renamed: readers
-  see all of it or nothing, whoever dies when.
+- One entry is one file (`entry.py`), written under a temporary name, synced, then renamed: readers
+  see all of it or nothing, whichever process dies when.
 - Every load checks lengths and digests; damage is a miss, and the damaged file is removed.
 - A fault of the machine (full or read-only disk, no home directory) costs one warning, never a
   compile. A directory that others could write to is not used at all.
-- Only files that this module named are ever removed.
+- Only files with names of this module's form are ever removed.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ MEMORY_BYTES = 256 << 20
 """Size of the layer in memory; a graph's blobs are 20 kB to 2 MB."""
 
 SHARE = 16
-"""Once for so many parts of the limit a process looks at all files; a full cache loses one part."""
+"""A process scans all files after storing 1/SHARE of the limit; an eviction frees 1/SHARE of it."""
 
 ABANDONED_S = 3600
-"""Age in seconds at which a temporary file is taken for the rest of a process that died."""
+"""Age in seconds from which a temporary file counts as left behind by a dead process."""
 
 LOCKS = 64
 """How many lock files there are; keys share them, so that their number stays bounded."""
 
 listeners: list[Callable[[str, Mapping[str, bytes]], None]] = []
-"""Are told of each entry that is found or stored."""
+"""Called with the key and blobs of each entry that is found or stored."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.fusec")
 _TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
@@ -77,7 +77,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a cache holds and did.
+    """Contents and counters of a cache.
 
     Attributes:
         problem: why the disk is not used, None if it is.
@@ -101,7 +101,7 @@ class Listed:
         size: in bytes.
         written, used: seconds since the epoch.
         hits: how often a process has read it.
-        about: what it is, as whoever stored it says: the blob ``ABOUT``.
+        about: a description of the entry: its blob ``ABOUT``.
     """
 
     size: int
@@ -154,7 +154,7 @@ class Cache:
         return None if blobs is None else _told(key, dict(blobs))
 
     def store(self, key: str, blobs: Mapping[str, bytes]) -> None:
-        """Keep `blobs` under `key`; a fault of the machine costs the entry on disk, no more."""
+        """Keep `blobs` under `key`; if the disk fails, they are kept in memory alone."""
         self._remember(key, _told(key, dict(blobs)))
         if not self.limit_bytes:
             return
@@ -172,8 +172,8 @@ class Cache:
     def building(self, key: str, *, patience_s: float = 300.0) -> Iterator[None]:
         """Let one process at a time build `key`: load inside, and build only if that misses.
 
-        It saves work and nothing depends on it: after `patience_s` seconds, or where files cannot
-        be locked, the body runs unlocked. Do not nest, for two keys may share a lock.
+        This only avoids duplicate work: after `patience_s` seconds, or where files cannot be
+        locked, the body runs unlocked. Do not nest: two keys may share a lock.
         """
         with contextlib.ExitStack() as held:
             lock = self._lock_of(key)
@@ -183,9 +183,9 @@ class Cache:
             yield
 
     def _evict(self, directory: int, stored: int) -> None:
-        """Evict where what was stored since this process last looked may not fit.
+        """Evict entries if the bytes stored since the last scan may exceed the limit.
 
-        A look at every file takes 40 ms for 9,000 of them (2026-11), more than to store one.
+        A scan of 9,000 files takes 40 ms (2026-11), more than storing an entry.
         """
         with self._lock:
             self._room -= stored
@@ -236,7 +236,7 @@ class Cache:
         return sorted(found, key=lambda listed: -listed.used)
 
     def stats(self) -> Stats:
-        """Return the cache's size and use, and why the disk is not used if it is not."""
+        """Return the cache's size and counters, and why the disk is not used if it is not."""
         problem = None if self.limit_bytes else "the cache on disk is turned off"
         entries: list[_Found] = []
         if problem is None:
@@ -258,7 +258,7 @@ class Cache:
         )
 
     def check(self) -> str | None:
-        """Return why no entry can be written to the disk; None if one can, for it was tried."""
+        """Try to write an entry to the disk; return why that failed, None if it did not."""
         name = _entry_name("check")
         try:
             with self._opened(create=True) as directory:
@@ -317,7 +317,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _faults_tolerated(self) -> Iterator[None]:
-        """Turn a fault of the machine into one warning for each kind, and go on."""
+        """Suppress errors of the file system, with one warning for each kind."""
         try:
             yield
         except FileNotFoundError:
@@ -349,7 +349,7 @@ def _told(key: str, blobs: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def open_cache(options: Options) -> Cache:
-    """Return this process's cache for `options`: equal settings share one, and so its memory."""
+    """Return this process's cache for `options`; equal settings share one, memory included."""
     limit_bytes = options.cache_size_mb << 20 if options.cache else 0
     return _shared_cache(options.cache_dir, limit_bytes)
 
@@ -363,7 +363,7 @@ def _shared_cache(directory: str | None, limit_bytes: int) -> Cache:
 def fingerprint() -> str:
     """Return a digest of what every kernel depends on: fusec's sources, torch, Triton, Python.
 
-    A ptxas that the environment puts in place of Triton's own counts with its content.
+    If the environment replaces Triton's ptxas, that file's content is included.
     """
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
@@ -409,7 +409,7 @@ def _make(directory: Path) -> None:
     """Make the directory and its parents, if they are not there.
 
     Raises:
-        EnvironmentProblem: where no directory can be, as in /proc, which says "no such file".
+        EnvironmentProblem: where no directory can be created, as in /proc (ENOENT).
         OSError: for any other fault.
     """
     try:
@@ -436,7 +436,7 @@ def _entry_name(key: str) -> str:
 
 
 def _read(directory: int, name: str) -> bytes | None:
-    """Return the content of the file and note the use, or None if there is no such file."""
+    """Return the content of the file and record the use, or None if there is no such file."""
     # O_NONBLOCK: a FIFO in this place must not make us wait for its writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -448,19 +448,19 @@ def _read(directory: int, name: str) -> bytes | None:
         if not stat.S_ISREG(status.st_mode):
             return None
         with contextlib.suppress(OSError):  # a read-only file system: then nothing is evicted
-            # The nanoseconds of the time of writing count the uses: no file is written for that.
+            # The nanoseconds of the mtime count the uses: no file is rewritten for that.
             os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns + 1))
         return file.read()
 
 
 def _key_in(directory: int, name: str) -> str | None:
-    """Return the key of the entry in this file, if it is sound; not a use that `_evict` counts."""
+    """Return the key of the entry in this file, None if damaged; does not count as a use."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
         with open(descriptor, "rb") as file:
             return read_key(file)
-    except OSError:  # evicted just now, or not ours to read: one entry less
+    except OSError:  # evicted meanwhile, or not readable
         return None
 
 
@@ -479,7 +479,7 @@ _SECOND = 10**9
 
 
 def _publish(directory: int, name: str, content: bytes) -> None:
-    """Write `content` under a name of its own, sync it, and rename it to `name` in one step."""
+    """Write `content` under a temporary name, sync it, and rename it to `name` in one step."""
     temporary = f".{name.removesuffix('.fusec')}.{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
@@ -506,7 +506,7 @@ def _remove(directory: int, name: str) -> bool:
 
 
 def _files_in(directory: int) -> list[_Found]:
-    """Return the files that this module wrote, whatever else the directory may hold."""
+    """Return this module's files in a directory that may hold others."""
     files = []
     with os.scandir(directory) as listing:
         for file in listing:
@@ -520,10 +520,10 @@ def _files_in(directory: int) -> list[_Found]:
 
 
 def _evict(directory: int, limit_bytes: int) -> int:
-    """Remove abandoned temporary files, and the entries used longest ago if all do not fit.
+    """Remove abandoned temporary files, and least recently used entries if not all fit.
 
     Returns:
-        How many bytes there is room for.
+        The bytes that are free below the limit.
     """
     files = _files_in(directory)
     for found in files:

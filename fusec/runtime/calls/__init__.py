@@ -1,1 +1,1 @@
-"""A compiled graph's call: what binds it, and what stands around it."""
+"""A compiled graph's call: binding, calling convention, CUDA graphs, profiling."""

@@ -1,14 +1,14 @@
-"""Seconds that kernels, eager kernels and whole graphs take while a program runs, if somebody asks.
+"""Measure the seconds of kernels, eager kernels and whole graphs while a program runs.
 
-``bind`` takes the form of a printed wrapper in which launches have names
-(``runtime/calls/ranges.py``) if there is a clock. There is none but within ``fusec.watch``, so that
-a program that nobody watches calls what it always does. On a CPU the clock is read around each
-launch. On a GPU, where they return at once, it is a pair of events for each of the first ones, and
-the others count as their mean. Such a pair holds the time of the host, too, where the device waits
-for it.
+If a clock is active, ``bind`` takes the form of a printed wrapper in which launches have names
+(``runtime/calls/ranges.py``). Only ``fusec.watch`` activates one, so that other programs run the
+plain wrapper. On a CPU the clock is read around each launch. On a GPU, where launches return at
+once, a pair of events is recorded around each of the first ones, and the others count as their
+mean. Where the device waits for the host, such a pair includes the host's time.
 
-Python collects garbage where an object is made, so in the midst of any launch. What that takes is
-no launch's: it has a name of its own, ``COLLECTION``. What a compile collects is part of its time.
+Python may collect garbage at any allocation, so in the midst of any launch. That time is subtracted
+from the launch and has a name of its own, ``COLLECTION``. Collections during a compile count as
+part of it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import torch
 from fusec.runtime.interior import is_compiling
 
 _COSTED = 200
-"""Launches of nothing that say what it costs to time one."""
+"""Empty launches that ``cost_us`` times."""
 _TIMED_CALLS = 200
-"""On a GPU: calls of one kernel that have events."""
+"""On a GPU: calls of one kernel that are timed by events."""
 
 
 COLLECTION = ("", "gc")
-"""The name of Python's collections of garbage among what was spent."""
+"""The key of Python's garbage collections in ``Clock.spent``."""
 
 Around: TypeAlias = "Callable[[Callable[..., Any], Spent, Spent], Callable[..., Any]]"
-"""From a call, where its time is added up, and where that of collections is, to a timed call."""
+"""(call, its total, the total of garbage collections) -> the call with timing."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Calls of one thing, and the seconds that ``timed`` of them took."""
+    """Calls of one launch, and the seconds that ``timed`` of them took."""
 
     calls: int = 0
     timed: int = 0
@@ -47,7 +47,7 @@ class Spent:
     events: list[tuple[Any, Any]] = field(default_factory=list)
 
     def total(self) -> float:
-        """Return the seconds of all calls; waits for the device where events are pending."""
+        """Return the seconds of all calls, scaled up from the timed ones; waits for events."""
         for start, end in self.events:
             end.synchronize()
             self.seconds += start.elapsed_time(end) / 1e3
@@ -58,11 +58,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """What was spent from one moment to another.
+    """Times between two readings of a clock.
 
     Attributes:
-        seconds: of the wall.
-        spent: (graph, launch) -> calls and their seconds; the graph's own name is "".
+        seconds: wall time.
+        spent: (graph, launch) -> calls and their seconds; the launch "" is the whole graph.
         compiled: whether graphs were compiled meanwhile.
     """
 
@@ -72,10 +72,10 @@ class Lap:
 
 
 class Clock:
-    """What was spent, by graph and by the name of what was launched; the graph's own name is "".
+    """Times by graph and by the name of the launch; the launch "" is the whole graph.
 
     Attributes:
-        at_graph: is called where a graph begins to run, with its name.
+        at_graph: called with a graph's name when the graph begins to run.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Clock:
         self._before = time.perf_counter(), 0, self._totals()
 
     def at_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        """Time a collection of garbage, as one of ``gc.callbacks``; a compile's are its own."""
+        """Time a garbage collection, as one of ``gc.callbacks``, unless a compile runs."""
         if phase == "start":
             self._collecting = 0.0 if is_compiling() else time.perf_counter()
         elif self._collecting:
@@ -97,7 +97,7 @@ class Clock:
 
     @contextmanager
     def apart(self) -> Iterator[Callable[[], int]]:
-        """Leave what a block spends out; yields what returns how much it has launched so far."""
+        """Exclude a block from the times; yields a function that counts the block's launches."""
         before = {key: (s.calls, s.timed, s.seconds) for key, s in list(self.spent.items())}
 
         def launched() -> int:
@@ -110,7 +110,7 @@ class Clock:
                 spent.calls, spent.timed, spent.seconds = before.get(key, (0, 0, 0.0))
 
     def cost_us(self) -> float:
-        """Return the microseconds that it costs to time a launch on a CPU."""
+        """Return the overhead of timing a launch on a CPU, in microseconds."""
         timed = _on_cpu(lambda: None, Spent(), Spent())
         start = time.perf_counter()
         for _ in range(_COSTED):
@@ -118,7 +118,7 @@ class Clock:
         return (time.perf_counter() - start) / _COSTED * 1e6
 
     def of_graph(self, graph: str, device: torch.device) -> GraphClock:
-        """Return what times one graph's launches."""
+        """Return the clock of one graph's launches."""
         self._devices.append(device.type)
         return GraphClock(self, graph, _on_gpu if device.type == "cuda" else _on_cpu)
 
@@ -128,7 +128,7 @@ class Clock:
         return {name: (spent.calls, spent.total()) for name, spent in rows}
 
     def lap(self) -> Lap:
-        """Return what was spent since the last lap, or since the clock began."""
+        """Return the times since the last lap, or since the clock began."""
         if "cuda" in self._devices:
             torch.cuda.synchronize()
         start, graphs, before = self._before
@@ -146,14 +146,14 @@ class Clock:
 
 
 class GraphClock:
-    """Times what a printed wrapper launches, by the names of its form with names, and itself."""
+    """Times the launches of a printed wrapper by their names, and the whole wrapper."""
 
     def __init__(self, clock: Clock, graph: str, around: Around) -> None:
         self._clock, self._graph, self._around = clock, graph, around
         self._timed: dict[str, Callable[..., Any]] = {}
 
     def named(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Launch something, and time it under its name."""
+        """Call a launcher, timed under its name."""
         timed = self._timed.get(name)
         if timed is None:
             timed = self._timed[name] = self._time(name, call)
@@ -178,7 +178,7 @@ _clocks: list[Clock] = []
 
 
 def current_clock() -> Clock | None:
-    """Return the clock that graphs compiled now are given to; None where nobody watches."""
+    """Return the innermost clock that runs, for graphs to be timed by, or None."""
     return _clocks[-1] if _clocks else None
 
 

@@ -1,22 +1,22 @@
-"""How a compiled graph is called from outside: what AOTAutograd knows of it, as plain data.
+"""The calling convention of a compiled graph: what AOTAutograd's wrapper would do, as plain data.
 
-AOTAutograd takes a graph of Dynamo apart, a forward and a backward, and puts a wrapper of its own
-around what was compiled: it saves tensors, says which results have gradients, gives tangents the
-strides that were traced. For most graphs that is a page of facts. A ``Convention`` holds them, and
-``around`` makes of two compiled graphs what Dynamo calls. So neither a start from the cache nor a
-loaded file runs AOTAutograd, and a call costs less than through a wrapper for all graphs.
+AOTAutograd splits a graph of Dynamo into a forward and a backward, and puts a wrapper around the
+compiled graphs: it saves tensors, marks which results have gradients, gives tangents the strides
+that were traced. For most graphs that is a page of facts. A ``Convention`` holds them, and
+``around`` builds the function that Dynamo calls. So neither a start from the cache nor a loaded
+archive runs AOTAutograd, and a call costs less than through its generic wrapper.
 
-Graphs with more to it have none (``convention_of`` says why): results that are views of inputs,
-inputs that are replaced after the call, subclasses of tensors.
+Graphs that need more have no convention (``convention_of`` gives the reason): results that are
+views of inputs, inputs that are replaced after the call, subclasses of tensors.
 
-Worked example: of ``y = (x @ w).relu()`` where w has a gradient the forward returns y and what is
-saved, and the backward takes that and the tangent of y::
+Worked example: for ``y = (x @ w).relu()``, where w has a gradient, the forward returns y and the
+saved tensors, and the backward takes these and the tangent of y::
 
     Convention(outputs=(None,), written=(), training=Training(
         differentiable=(True,), tangents=(Tangent(0, "", (2, 3), (3, 1)),), saved=2, ...))
 
-Where calls choose how many rows x has, the forward returns that size behind what is saved, and the
-backward takes it before that.
+If the number of x's rows is dynamic, the forward returns it behind the saved tensors, and the
+backward takes it before them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """A gradient that a backward takes: of which result, and how it lies in memory.
+    """A gradient that a backward takes: the result that it is of, and its memory layout.
 
     Attributes:
         output: the result's position.
@@ -62,10 +62,10 @@ class Tangent:
     strides: tuple[int, ...] = ()
 
     def laid_out(self, value: Any) -> Any:
-        """Return a gradient as the backward was traced with it, copied only if it lies otherwise.
+        """Return a gradient in the layout that the backward was traced with, copied only if needed.
 
         Raises:
-            TypeError: for a tensor of a subclass, which no such graph was compiled for.
+            TypeError: for a tensor of a subclass, for which no convention holds.
         """
         if not isinstance(value, torch.Tensor):
             return value
@@ -84,16 +84,16 @@ class Tangent:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a forward with a backward has beyond its results.
+    """The part of a convention that only a graph with a backward has.
 
     Attributes:
         differentiable: of each result, whether it has a gradient.
-        tangents: what the backward takes behind what was saved.
-        saved: how many tensors the forward returns for it behind the results.
-        unchecked: how many more, of which autograd does not ask whether they were written since.
-        sizes: how many sizes it returns behind these, which the backward takes first.
+        tangents: the gradients that the backward takes behind the saved tensors.
+        saved: how many tensors the forward returns for the backward, behind the results.
+        unchecked: how many more, whose version counters autograd does not check.
+        sizes: how many sizes the forward returns behind these; the backward takes them first.
         fresh: results that are views in the graph, but to autograd are new tensors.
-        detached: inputs without a gradient, to which autograd need not lead.
+        detached: inputs without a gradient, which are detached before the call.
         any_gradient: whether some input requires gradients.
         deterministic: whether ``torch.use_deterministic_algorithms`` was on.
     """
@@ -114,9 +114,9 @@ class Convention:
     """How a compiled graph is called.
 
     Attributes:
-        outputs: of each result, the input that it is; None for one that the graph makes.
-        written: inputs that the graph writes to, of which autograd counts the versions.
-        training: what there is for a backward; None at inference.
+        outputs: for each result the position of the input that it is, or None for a new tensor.
+        written: inputs that the graph writes to, whose version counters are incremented.
+        training: facts for the backward; None at inference.
     """
 
     outputs: tuple[int | None, ...]
@@ -124,11 +124,11 @@ class Convention:
     training: Training | None = None
 
     def around(self, forward: Boxed, backward: Boxed | None = None) -> Callable[..., Any]:
-        """Return what Dynamo calls with a graph's inputs; it returns the results in a list.
+        """Return the function that Dynamo calls with a graph's inputs; it returns a list.
 
         Args:
-            forward: takes inputs in a list that it empties, returns results and what is saved.
-            backward: takes what was saved and tangents so, returns a gradient for each input.
+            forward: takes inputs in a list that it empties, returns results and saved values.
+            backward: takes saved values and tangents likewise, returns each input's gradient.
         """
         if self.training is None:
             return self._around(_without_gradients(forward))
@@ -160,7 +160,7 @@ class Convention:
         """Return the convention that ``to_json`` wrote.
 
         Raises:
-            ValueError: for anything else; nothing in it is taken as it stands.
+            ValueError: for anything else; each value is checked.
         """
         try:
             return _convention(json.loads(text))
@@ -189,8 +189,8 @@ def _without_gradients(forward: Boxed) -> Boxed:
 def outside_autocast(call: Boxed) -> Boxed:
     """Return a compiled graph that runs without autocast, wherever the user calls it.
 
-    Its casts are in the graph. Nothing guards where a backward or a loaded model is called, and
-    under autocast a product gives 16 bits where its reader takes 32.
+    Its casts are in the graph already. No guard covers the call of a backward or a loaded model,
+    and under autocast a product returns 16 bits where its consumer expects 32.
     """
 
     def run(args: list[Any]) -> Any:
@@ -205,7 +205,7 @@ def outside_autocast(call: Boxed) -> Boxed:
 def _with_gradients(
     convention: Convention, training: Training, forward: Boxed, backward: Boxed
 ) -> Boxed:
-    """Return what runs a forward under autograd, as a function with a backward of its own."""
+    """Return a call that runs a forward under autograd, with the compiled backward."""
     function = type("CompiledFunction", (torch.autograd.Function,), {
         "forward": staticmethod(_forward(convention, training, forward)),
         "backward": staticmethod(_backward(training, backward)),
@@ -217,7 +217,7 @@ def _with_gradients(
             args[k] = args[k].detach()
         if torch.is_grad_enabled():
             return apply(*args)
-        with torch.enable_grad():  # a region without gradients may hold one with them
+        with torch.enable_grad():  # the graph may enable gradients inside of no_grad
             return apply(*args)
 
     return run
@@ -252,7 +252,7 @@ def _forward(convention: Convention, training: Training, forward: Boxed) -> Call
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a saved tensor without what it is a view of."""
+    """Return a saved tensor, detached from its base if it is a view."""
     return tensor.detach() if tensor._is_view() else tensor
 
 
@@ -281,7 +281,7 @@ def _needs_gradient(value: Any) -> bool:
 
 
 def _refuse(deterministic: bool) -> None:
-    """Raise RuntimeError where a backward may not run."""
+    """Raise RuntimeError where a compiled backward may not run."""
     if transforms() is not None:
         raise RuntimeError(
             "a compiled backward runs inside torch.func's vmap, grad or vjp, which is not "
@@ -295,7 +295,7 @@ def _refuse(deterministic: bool) -> None:
 
 
 def _once(compute: Callable[[], tuple[Any, ...]], args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return gradients whose own gradients are an error when they are asked for."""
+    """Return gradients that cannot be differentiated again: their backward raises."""
 
     class CompiledFunctionBackward(torch.autograd.Function):
         @staticmethod
@@ -308,12 +308,12 @@ def _once(compute: Callable[[], tuple[Any, ...]], args: Sequence[Any]) -> tuple[
                 "torch.compile with aot_autograd does not currently support double backward"
             )
 
-    # What was saved is detached: with one input that requires gradients the results have a history.
+    # Saved tensors are detached: an input that requires gradients gives the results a history.
     apply: Callable[..., tuple[Any, ...]] = CompiledFunctionBackward.apply
     return apply(torch.empty(0, requires_grad=True), *args)
 
 
-# -- from and to what it is made of ----------------------------------------------------------------
+# -- from JSON, with checks ------------------------------------------------------------------------
 
 
 def _convention(found: Any) -> Convention:

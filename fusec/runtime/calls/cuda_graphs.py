@@ -2,12 +2,12 @@
 
 The trees (``torch._inductor.cudagraph_trees``) do the work: a first call to warm up, a recording
 for each tuple of symbolic sizes, one memory pool for forward and backward, copies of inputs whose
-addresses change, torch's random generator. Here is decided *what may be recorded*, and what the
-trees are told about a graph. Their interface is torch's own, so it is asked for what it takes
-before it is called; where it has become another, graphs run as they are.
+addresses change, torch's random generator. This module decides which graphs may be recorded, and
+which facts of a graph the trees get. Their interface is private to torch, so its parameters are
+inspected before it is called; where it has changed, graphs run unrecorded.
 
-What is not recorded runs plainly, and the reason is logged once. Assumes of a call what
-``runtime.executable`` makes: it takes one list, and empties it.
+A graph that is not recorded runs as it is, and the reason is logged once. A call takes one list and
+empties it, as in ``runtime/calls/executable.py``.
 
 Worked example, one recorder for the graphs of one forward and its backward::
 
@@ -37,7 +37,7 @@ from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext
 logger = logging.getLogger("fusec.compile")
 
 REQUIRED = {"device_index", "is_backward", "is_inference"}
-"""What the trees must take by name; what else they are told, older or newer ones may not take."""
+"""Parameters that the trees must have; others are passed if this version has them."""
 
 _ON_HOST = {
     "cond", "while_loop", "map_impl", "scan", "run_and_save_rng_state", "run_with_rng_state",
@@ -48,7 +48,7 @@ _ON_HOST = {
 class Recorder:
     """Records the graphs that AOTAutograd made of one graph of Dynamo.
 
-    A backward is recorded if its forward was: only then are the saved tensors where they were.
+    A backward is recorded if its forward was: only then do saved tensors keep their addresses.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def obstacle(gm: fx.GraphModule, static: Collection[int]) -> str | None:
     """Return why a graph cannot be recorded, or None.
 
     Args:
-        static: positions of inputs whose memory stays where it is.
+        static: positions of inputs whose addresses do not change.
     """
     found = devices(gm)
     if not any(device.type == "cuda" for device in found):
@@ -113,7 +113,7 @@ def devices(gm: fx.GraphModule) -> set[torch.device]:
 
 
 def mutated_inputs(gm: fx.GraphModule) -> set[int]:
-    """Return the positions of inputs that an operation writes to, itself or a view of it."""
+    """Return the positions of inputs that an operation writes to, directly or by a view."""
     owners: defaultdict[int, set[int]] = defaultdict(set)
     for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         for tensor in _tensors(gm, node):
@@ -149,7 +149,7 @@ def _comes_with_gradients(node: fx.Node) -> bool:
 
 
 def _host_problem(node: fx.Node) -> str | None:
-    """Return how an operation involves the host, or None."""
+    """Return why an operation needs the host, or None."""
     target = node.target
     tags = target.tags if isinstance(target, OpOverload) else ()
     if torch.Tag.data_dependent_output in tags:
@@ -179,7 +179,7 @@ def _has_boolean_index(node: fx.Node) -> bool:
 
 
 def _torch_objection(gm: fx.GraphModule) -> str | None:
-    """Return which operation torch's own list names, which knows a few more."""
+    """Return why torch's own list of operations, which has a few more, rejects a graph."""
     try:
         # Local: only graphs that may be recorded need it.
         from torch._inductor.utils import get_first_incompatible_cudagraph_node
@@ -190,7 +190,7 @@ def _torch_objection(gm: fx.GraphModule) -> str | None:
 
 
 def _input_problem(gm: fx.GraphModule) -> str | None:
-    """Return what is wrong with a graph's inputs: the trees tell calls apart by integers alone."""
+    """Return why integer inputs alone do not tell a graph's calls apart, or None."""
     given: set[Any] = set()
     needed: set[Any] = set()
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -207,11 +207,11 @@ def _input_problem(gm: fx.GraphModule) -> str | None:
     return None
 
 
-# -- what the trees are told -----------------------------------------------------------------------
+# -- arguments of the trees ------------------------------------------------------------------------
 
 
 def facts(gm: fx.GraphModule, name: str, device_index: int) -> dict[str, Any]:
-    """Return what torch's trees are told about a graph, by the names of their parameters."""
+    """Return the arguments by which torch's trees get the facts of a graph."""
     return {
         "device_index": device_index,
         "is_backward": name == "backward",
@@ -224,9 +224,9 @@ def facts(gm: fx.GraphModule, name: str, device_index: int) -> dict[str, Any]:
 
 
 def _recorded(call: BoxedCall, static: Sequence[int], told: dict[str, Any]) -> BoxedCall:
-    """Return the call that the trees make of ``call``.
+    """Return ``call`` as the trees wrap it.
 
-    They are asked at the first call, because they look for integers among the inputs, which are
+    They wrap it at the first call, because they look for integers among the inputs, which are
     symbols while a graph is compiled.
     """
     run: BoxedCall | None = None
@@ -243,9 +243,9 @@ def _recorded(call: BoxedCall, static: Sequence[int], told: dict[str, Any]) -> B
 
 
 def _between_recordings(call: BoxedCall, device_index: int | None) -> BoxedCall:
-    """Return ``call``, which is a backward that is not recorded behind a forward that is.
+    """Return an unrecorded backward that tells the trees, which recorded its forward, that it runs.
 
-    The trees have to know that the forward's backward has come, or they wait for it.
+    Otherwise they would wait for a backward of that forward.
     """
 
     def plain(args: list[Any]) -> Any:
@@ -278,7 +278,7 @@ def interface_problem() -> str | None:
 
 
 def _parameters(trees: Any) -> set[str] | None:
-    """Return the names that the trees take; None if they take any."""
+    """Return the names of the trees' parameters; None if they take any."""
     inner = getattr(trees, "cudagraphify", trees.cudagraphify_impl)
     parameters = inspect.signature(inner).parameters.values()
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -287,7 +287,7 @@ def _parameters(trees: Any) -> set[str] | None:
 
 
 def _placeholder_info(gm: fx.GraphModule) -> Sequence[Any]:
-    """Return what the trees' messages say about inputs; nothing if torch cannot tell."""
+    """Return descriptions of the inputs for the trees' messages; () if torch has none."""
     try:
         from torch._inductor.cudagraph_utils import get_placeholder_info  # local, as above
     except ImportError:
@@ -300,7 +300,7 @@ def _placeholder_info(gm: fx.GraphModule) -> Sequence[Any]:
 
 @functools.cache
 def _say(reason: str, *, alarm: bool) -> None:
-    """Say once a process why a graph is not recorded; a warning where someone could mend it."""
+    """Log once per process why a graph is not recorded; as a warning if ``alarm``."""
     logger.log(
         logging.WARNING if alarm else logging.INFO,
         "CUDA graphs: a graph runs without being recorded: %s",
@@ -314,7 +314,7 @@ def _device_index(gm: fx.GraphModule) -> int:
 
 
 def _outputs(gm: fx.GraphModule) -> list[fx.Node | None]:
-    """Return a graph's outputs; None for what no node computes."""
+    """Return a graph's outputs; None for a result that is no node."""
     (results,) = gm.graph.output_node().args
     results = results if isinstance(results, tuple | list) else (results,)
     return [node if isinstance(node, fx.Node) else None for node in results]
@@ -329,7 +329,7 @@ def _constants(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
 
 
 def _tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
-    """Return a node's traced tensors; that of a module's attribute is the attribute itself."""
+    """Return a node's traced tensors; for an untraced ``get_attr``, the attribute itself."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(gm)

@@ -1,8 +1,8 @@
-"""Calls with fake tensors, which have no memory: they go to eager kernels, never to a pointer.
+"""Calls with fake tensors, which have no memory: they run eager kernels, never compiled ones.
 
 User code meets them under a ``FakeTensorMode``, when a model is built or traced without its
 weights. Dynamo guards on the class of each input, so whether a compiled graph's inputs are fake is
-the same at each call, and is looked at once. A mode is not guarded, so each call asks for one: 0.1
+the same at each call, and is checked once. A mode is not guarded, so each call checks for one: 0.1
 us (measured 2026-11).
 """
 
@@ -19,7 +19,7 @@ def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
     """Return a boxed callable: ``call``, or ``instead`` where tensors have no memory.
 
     Args:
-        instead: computes the same, with operations that fake tensors know.
+        instead: computes the same, with operations that support fake tensors.
     """
     chosen: BoxedCall | None = None
 
@@ -37,7 +37,7 @@ def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
 
 
 def unchecked(call: BoxedCall) -> BoxedCall:
-    """Return what ``with_memory_only`` made its callable of, for who looks at tensors itself."""
+    """Return the callable that ``with_memory_only`` wrapped, for callers with their own check."""
     inner: BoxedCall = getattr(call, "_unchecked", call)
     return inner
 
@@ -45,7 +45,7 @@ def unchecked(call: BoxedCall) -> BoxedCall:
 def called_with_memory_only(
     call: Callable[..., Any], instead: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the same as ``with_memory_only``, of callables that take their arguments apart."""
+    """Do what ``with_memory_only`` does for callables that take separate arguments."""
     chosen: Callable[..., Any] | None = None
 
     def called(*args: Any) -> Any:

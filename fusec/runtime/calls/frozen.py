@@ -1,11 +1,11 @@
-"""Constants of a graph that follow from a model's weights: computed before the first call.
+"""Constants of a graph that depend on a model's weights alone: computed before the first call.
 
-A call compares the weights with those that the constants were computed of: the same objects, at
-the same addresses, in the same version. Others are computed again, into the same memory, once no
-thread reads that. What is written through ``.data``, NumPy, or a fused optimizer (which counts no
-version) changes none of these: ``refreeze`` is for that.
+Each call checks that its weights are the ones that the constants were computed from: the same
+objects, at the same addresses, in the same version. If not, the constants are computed again, into
+the same memory, once no thread reads it. Writes through ``.data``, NumPy, or a fused optimizer
+(which increments no version) are not detected: ``refreeze`` is for these.
 
-What the comparison costs: 0.2 us a weight, and 1 us a call (2026-11).
+The check costs 0.2 us a weight, and 1 us a call (2026-11).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Frozen:
     """A compiled graph's call, and the constants that it reads.
 
     Args:
-        compute: from some of the inputs to the constants' values.
-        positions: of those inputs.
-        keep: puts the values where the graph reads them.
+        compute: returns the constants' values from some of the inputs.
+        positions: the positions of these inputs.
+        keep: stores the values where the graph reads them.
     """
 
     _boxed_call = True
@@ -54,7 +54,7 @@ class Frozen:
         with self.turn:
             weights = [args[k] for k in self.positions]
             if not self.holds(weights):
-                with self.idle:  # of calls for other weights: of another model, or before a change
+                with self.idle:  # calls with other weights: of another model, or before a change
                     self.idle.wait_for(lambda: not self.running)
                 self.freeze(weights)
             with self.lock:
@@ -68,14 +68,14 @@ class Frozen:
                     self.idle.notify()
 
     def holds(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the constants are those of some weights as they are now."""
+        """Return True if the constants were computed from these versions of these weights."""
         return len(self.seen) == len(weights) and all(
             ref() is w and address == w.data_ptr() and version == w._version
             for w, (ref, address, version) in zip(weights, self.seen, strict=True)
         )
 
     def freeze(self, weights: Sequence[Tensor]) -> None:
-        """Compute the constants of some weights."""
+        """Compute the constants from some weights."""
         self.seen = []
         with torch.no_grad():
             self.keep(self.compute(*weights))
@@ -83,7 +83,7 @@ class Frozen:
         self.seen = [(weakref.ref(w), w.data_ptr(), w._version) for w in weights]
 
     def reads(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether constants were computed of one of some tensors."""
+        """Return True if constants were computed from any of some tensors."""
         numbers = set(map(id, tensors))
         return any(id(ref()) in numbers for ref, _, _ in self.seen)
 
@@ -97,7 +97,7 @@ def refreeze(model: torch.nn.Module) -> int:
     Returns:
         How many compiled graphs have constants of its parameters and buffers.
     Raises:
-        UsageError: if it is no module: what has the weights is.
+        UsageError: if it is no module.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
@@ -105,6 +105,6 @@ def refreeze(model: torch.nn.Module) -> int:
         )
     tensors = (*model.parameters(), *model.buffers())
     found = [frozen for frozen in _frozen if frozen.reads(tensors)]
-    for frozen in found:  # no version is -1
+    for frozen in found:  # no version counter is -1
         frozen.seen = [(ref, address, -1) for ref, address, _ in frozen.seen]
     return len(found)

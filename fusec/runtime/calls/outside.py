@@ -1,9 +1,9 @@
-"""What a printed wrapper takes of its FX graph: operators it calls by name, and constants.
+"""The objects that a printed wrapper takes from its FX graph: operators by name, and constants.
 
 Most wrappers take nothing. Others call an operator that has no short name, or need a type, a
-device, a number; these can be written down, and a stored graph is bound without its FX graph.
-Tensors that a graph holds, graphs inside it and functions of the user's cannot: such a wrapper
-needs the graph.
+device, a number; these can be serialized, so that a stored graph is bound without its FX graph.
+Tensors that a graph holds, its subgraphs and the user's functions cannot: such a wrapper needs the
+graph.
 
 Worked example, of a dropout's seed::
 
@@ -34,18 +34,18 @@ _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a wrapper takes of its graph.
+    """The operators and constants that a wrapper takes from its graph.
 
     Attributes:
         calls: callables by the node's name.
-        constant: returns an argument of a node by the path that leads to it.
+        constant: returns an argument of a node by its path.
     """
 
     calls: Mapping[str, Callable[..., Any]]
     constant: Callable[[str, Path], Any]
 
     def names(self) -> dict[str, Any]:
-        """Return the names that a wrapper sees."""
+        """Return the wrapper's namespace of these operators and constants."""
         calls = {f"{_PREFIX}{name}": call for name, call in self.calls.items()}
         return {**calls, "constant": self.constant}
 
@@ -59,10 +59,10 @@ NOTHING = Outside({}, _no_constant)
 
 
 def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None = None) -> Outside:
-    """Return what a graph holds.
+    """Return the operators and constants of a graph.
 
     Args:
-        parts: what is called in the place of the graph's attributes of these names.
+        parts: callables that replace the graph's attributes of these names.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
 
@@ -79,12 +79,12 @@ def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None 
 
 
 def describe(taken: Mapping[str, Any], gm: fx.GraphModule) -> dict[str, Any] | None:
-    """Return what a wrapper takes of a graph, with its values, as JSON has it.
+    """Return the operators and constants that a wrapper takes from a graph, for JSON.
 
     Args:
-        taken: nodes that it calls, and constants by node and path, as its printer says.
+        taken: nodes that it calls, and constants by node and path, as its printer lists them.
     Returns:
-        None where a value cannot be written down.
+        None where a value cannot be serialized.
     """
     if unnamed(taken, gm):
         return None
@@ -98,10 +98,10 @@ def describe(taken: Mapping[str, Any], gm: fx.GraphModule) -> dict[str, Any] | N
 
 
 def unnamed(taken: Mapping[str, Any], gm: fx.GraphModule) -> list[fx.Node]:
-    """Return the nodes of which a wrapper takes what cannot be written down.
+    """Return the nodes from which a wrapper takes an operator or value that cannot be serialized.
 
     Args:
-        taken: as of ``describe``.
+        taken: as in ``describe``.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
     calls = [nodes[name] for name in taken["calls"] if not _is_named(nodes[name].target)]
@@ -115,10 +115,10 @@ def _is_named(target: Any) -> bool:
 
 
 def described(found: Any) -> Outside:
-    """Return what ``describe`` wrote down.
+    """Return the operators and constants that ``describe`` serialized.
 
     Raises:
-        ValueError: for anything else, and for an operator that torch has not.
+        ValueError: for anything else, and for an operator that torch does not have.
     """
     try:
         calls = {str(name): _operator(path) for name, path in found["calls"].items()}
@@ -137,7 +137,7 @@ def _argument(node: fx.Node, path: Path) -> Any:
 
 
 def _written(value: Any) -> tuple[str, Any] | None:
-    """Return a constant's kind and text."""
+    """Return a constant's kind and text; None if it cannot be serialized."""
     if value is None or type(value) in _TYPES:
         return "value", value
     if isinstance(value, torch.device):
@@ -166,10 +166,10 @@ def _operator(path: str) -> OpOverload:
 
 
 def _callee(node: fx.Node) -> Any:
-    """Return what a node calls; operations that take tuples or dictionaries get what was traced.
+    """Return a node's callee, wrapped if it needs tuples and dictionaries as they were traced.
 
-    A wrapper prints lists of values, which operators of torch take in the place of tuples. A
-    dictionary of results becomes a list of its values, too.
+    A wrapper prints tuples as lists, which torch's operators accept; other callees get the traced
+    type back. A dictionary of results becomes a list of its values.
     """
     target: Any = node.target
     if str(target) == "auto_functionalized_v2" and _changes_arguments(node.args[0]):
@@ -187,13 +187,13 @@ def _callee(node: fx.Node) -> Any:
 
 
 def _changes_arguments(called: Any) -> TypeGuard[OpOverload]:
-    """Return True for an operator that changes tensors, and is no ``out=`` form of another one."""
+    """Return True for an operator that mutates its arguments, and is no ``out=`` variant."""
     out = getattr(torch.Tag, "out", None)  # torch 2.11 has none
     return isinstance(called, OpOverload) and out not in called.tags
 
 
 def _like(traced: Any, value: Any) -> Any:
-    """Return a sequence or dictionary, and those in it, of the kind that was traced."""
+    """Convert a sequence, and the nested ones in it, to the containers that were traced."""
     if not isinstance(traced, tuple | list | dict) or not isinstance(value, tuple | list):
         return value
     if isinstance(traced, dict):

@@ -1,10 +1,10 @@
-"""Names of launches in traces: a range of torch's profiler around what a printed wrapper calls.
+"""Name launches in traces: a range of torch's profiler around each call of a printed wrapper.
 
 A wrapper is printed in two forms, and the second, in which launches have names, is bound when a
-profiler first runs. Which of them runs is asked once a call of the graph, so that a launch costs
+profiler first runs. Each call of the graph checks once which of them to run, so that a launch costs
 nothing more while no profiler runs. On a GPU the range is around the launch, which the trace joins
-to its kernel. ``emit_nvtx`` and ``emit_itt`` of ``torch.autograd.profiler`` say that they run as a
-profiler does, and hear of ranges by the same callbacks: those are NVTX ranges then.
+to its kernel. ``emit_nvtx`` and ``emit_itt`` of ``torch.autograd.profiler`` set the same flag as a
+profiler, and get the ranges by the same callbacks: they become NVTX ranges.
 
 Worked example, a line of the second form, which a trace calls "h.3.ln_2: add + layer_norm"::
 
@@ -29,7 +29,7 @@ class Ranges:
     Attributes:
         graph: the name of the range around all of them.
         source: the form of the wrapper in which launches have names.
-        titles: returns what traces call them, by these names.
+        titles: returns the names of launches in traces, by their names in the source.
     """
 
     graph: str
@@ -42,7 +42,7 @@ class Ranges:
         """Return a callable that runs ``call``, or under a profiler the form with names.
 
         Args:
-            bind: returns the callable of a source, in which ``named`` is a function.
+            bind: returns the callable of a source, given its function ``named``.
         """
         bound: list[BoxedFunction] = []
 
@@ -59,7 +59,7 @@ class Ranges:
 
 
 def launcher(titles: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a function that calls what it is given within a range; ``titles`` are by name."""
+    """Return the function ``named`` of a wrapper, which calls its argument within a range."""
 
     def named(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with profiler_range(titles.get(name, name)):

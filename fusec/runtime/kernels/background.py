@@ -1,4 +1,4 @@
-"""What is made beside this process's own work: kernels that another program compiles.
+"""Work in the background: kernels that another program (a compiler) builds.
 
 Worked example::
 
@@ -22,10 +22,10 @@ _running: set[Background[Any]] = set()
 
 
 class Background(Generic[T]):
-    """A result that a thread makes.
+    """A result that is computed in a thread.
 
-    The interpreter waits for the thread before it ends. A fork waits, too, for its child has the
-    result but no threads; and it waits for first calls that have begun in other threads.
+    The interpreter waits for the thread before it exits. A fork waits for it, too, because the
+    child has the result but no threads; and for first calls that have begun in other threads.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -33,17 +33,17 @@ class Background(Generic[T]):
         self._error: BaseException | None = None
         self._thread = threading.Thread(
             target=self._run, args=(work,), name="fusec-build", daemon=False
-        )  # waited for, also where a daemon starts it
+        )  # joined at exit, even if a daemon thread starts it
         _running.add(self)
         try:
             self._thread.start()
-        except RuntimeError:  # no threads any more: the interpreter ends
+        except RuntimeError:  # no new threads: the interpreter shuts down
             self._run(work)
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._made.append(work())
-        except BaseException as error:  # raised by ``result``, in the thread that asks
+        except BaseException as error:  # raised by ``result``, in its caller's thread
             self._error = error
         finally:
             _running.discard(self)
@@ -52,7 +52,7 @@ class Background(Generic[T]):
         """Wait for the result and return it.
 
         Raises:
-            Exception: what its making raised.
+            Exception: the error that its computation raised.
         """
         self.wait()
         if self._error is not None:
@@ -60,20 +60,20 @@ class Background(Generic[T]):
         return self._made[0]
 
     def wait(self) -> None:
-        """Wait until there is a result, or an error for those who ask."""
+        """Wait until the work has ended, with a result or an error."""
         if self._thread.ident is not None:  # else it could not start
             self._thread.join()
 
 
 def wait_for_all() -> None:
-    """Wait for all that is being made."""
+    """Wait for all work in the background."""
     for background in tuple(_running):
         background.wait()
 
 
 _binding = threading.RLock()
-"""Held while a first call binds. A child has no other threads: what one left half done, or held,
-would stay so."""
+"""Held while a first call binds, and across a fork. A child has no other threads: what they left
+half done, or locked, would stay so."""
 
 
 def _settle() -> None:
@@ -87,7 +87,7 @@ os.register_at_fork(
 
 
 def when_ready(bind: Callable[[], BoxedCall]) -> BoxedCall:
-    """Return a boxed callable whose first call asks ``bind`` for the one that all calls run."""
+    """Return a boxed callable whose first call gets from ``bind`` the one that all calls run."""
     waiting = [bind]
     bound: BoxedCall | None = None
 
@@ -97,7 +97,7 @@ def when_ready(bind: Callable[[], BoxedCall]) -> BoxedCall:
             with _binding:
                 if bound is None:
                     bound = waiting[0]()
-                    waiting.clear()  # what it holds, such as the library's bytes, is let go
+                    waiting.clear()  # frees what it holds, such as the library's bytes
         return bound(args)
 
     return boxed

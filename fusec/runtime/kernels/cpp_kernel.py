@@ -25,20 +25,20 @@ FLAGS = (
     "-ffp-contract=fast", "-fwrapv", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
     "-Wl,--as-needed", "-fno-threadsafe-statics",
 )  # fmt: skip
-"""What kernels mean and where they run. They throw nothing: g++ is a sixth quicker for knowing.
-They need libgomp alone, so no library of C++ is loaded with them."""
+"""Semantics and architecture of kernels. They throw nothing: g++ is a sixth quicker for knowing.
+They need libgomp alone, so libstdc++ is not loaded with them."""
 OPTIMISE = ("-O2", "-fno-tree-vectorize")
-"""How hard the compiler tries. Kernels are vector code already: looking for more of it takes up to
-half of g++'s time and finds nothing."""
+"""Optimisation flags. Kernels are vector code already: the compiler's vectoriser takes up to half
+of g++'s time and finds nothing."""
 
 
 NO_COMPILER = "none"
 DIVIDED_BY_ZERO = 2
 """The status of a kernel that met an integer divisor of zero; 1 is an index out of range."""
 NO_PROBABILITY = 3
-"""The status of a kernel that met what should be a probability and is not within [0, 1]."""
+"""The status of a kernel that met a probability outside of [0, 1]."""
 _CODES = 4
-"""So many for each of the kernels that one call launches (``codegen/host/runs.py``)."""
+"""Codes of one kernel; where a call runs several, a status has its part, too (``error``)."""
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def find_compiler(preferred: str | None) -> str | None:
 
 @functools.cache
 def compiler_identity(preferred: str | None) -> str:
-    """Return what tells compilers apart without starting one: path, size, time of change."""
+    """Return text that identifies the compiler without running it: path, size, mtime."""
     path = find_compiler(preferred)
     if path is None:
         return NO_COMPILER
@@ -94,8 +94,8 @@ def build(
     """Compile a translation unit to a shared library and return its bytes.
 
     Args:
-        processor: the flags that say where it runs.
-        more: other units of the library, compiled at the same time.
+        processor: the flags that select the processor.
+        more: further translation units of the library, compiled at the same time.
     Raises:
         EnvironmentProblem: if there is no compiler, it fails on any source, or a disk is full.
         BuildError: if the compiler fails on this source.
@@ -133,7 +133,7 @@ def _no_room(reason: str) -> str:
 
 @functools.cache
 def _is_sound(compiler: str) -> bool:
-    """Return True for a compiler that can build a library of nothing."""
+    """Return True for a compiler that can build an empty library."""
     try:
         _compile([compiler, "-shared", "-fPIC"], "", ())
     except (BuildError, OSError):
@@ -142,7 +142,7 @@ def _is_sound(compiler: str) -> bool:
 
 
 def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
-    """Return the library that a compiler makes of some units; ``command`` has its flags."""
+    """Compile translation units to a library; ``command`` is the compiler with its flags."""
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
         library = Path(folder) / "kernels.so"
         units = [Path(folder) / f"kernels{k}.cpp" for k in range(1 + len(more))]
@@ -161,7 +161,7 @@ def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run programs at the same time and return what they said.
+    """Run programs at the same time and return what they print.
 
     Raises:
         BuildError: if one fails.
@@ -188,12 +188,12 @@ class CppKernel:
     """One function of a loaded library: called with tensors, then sizes.
 
     Args:
-        parts: of each kernel that it runs, the function's name and the user's line: an error's
-            status says in which it was.
+        parts: function name and user's line of each kernel that it runs; an error's status tells
+            which of them failed.
     Raises:
         IndexOutOfRange: when an index read from memory was out of range.
-        RuntimeError: when an integer was divided by zero, in eager's words, or a probability was
-            none.
+        RuntimeError: when an integer was divided by zero (eager's message), or a probability was
+            outside of [0, 1].
     """
 
     __slots__ = ("_call", "_parts", "name")
@@ -216,7 +216,7 @@ class CppKernel:
             raise self.error(status.value)
 
     def error(self, status: int) -> Exception:
-        """Return the error for what a kernel reported, by the codes of ``codegen.cpp``."""
+        """Return the exception for a kernel's status, by the codes of ``codegen.cpp``."""
         part, code = divmod(status, _CODES)
         if code == DIVIDED_BY_ZERO:
             return RuntimeError("ZeroDivisionError")
@@ -266,9 +266,9 @@ def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel | 
     """Return the kernels of a shared library by name.
 
     Args:
-        kernels: for each its ``name``, that of its ``function``, ``buffers`` and ``sizes``
-            (counts), the ``parts`` that run, and of one that runs for rows of a table the
-            ``blocks`` of a row, else None.
+        kernels: rows with ``name``, the ``function``'s name, the numbers of ``buffers`` and
+            ``sizes``, the ``parts`` that run, and ``blocks``: of each row of a table, for a kernel
+            that runs for rows of a table, else None.
     """
     handle = ctypes.CDLL(str(library))
     loaded: dict[str, CppKernel | CppTableKernel] = {}

@@ -1,4 +1,4 @@
-"""What this machine's processor is: kernels are made for its vector extensions."""
+"""The features of this machine's processor: kernels are compiled for its vector extensions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the processor calls itself: "AMD EPYC 9R14"; "" where the system does not say."""
+    """Return the processor's model name: "AMD EPYC 9R14"; "" where the system has none."""
     try:
         found = re.search(r"^model name\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
@@ -51,10 +51,10 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def needed_features(target: str) -> str:
-    """Return what kernels of a CPU's target may use."""
+    """Return the processor features that kernels of a CPU target may use."""
     return PROCESSORS[target].features if target in PROCESSORS else cpu_features()
 
 
 def missing_features(needed: str) -> str:
-    """Return those features of some, sorted, that this machine's processor has not."""
+    """Return the needed features that this machine's processor lacks, sorted."""
     return " ".join(sorted(set(needed.split()) - set(cpu_features().split())))

@@ -1,8 +1,8 @@
-"""What a launch of many alike kernels passes: addresses and sizes of each row, and the places.
+"""The arguments of a foreach kernel's launch: addresses and sizes of each row, and the places.
 
-A *row* is one kernel's buffers and sizes, a *place* one instance of the body: the row, and which
-of its blocks. Sizes do not change from call to call, so places are made once; addresses are read
-at each call.
+A *row* is one kernel's buffers and sizes, a *place* one instance of the body: a row, and one of its
+blocks. Sizes do not change from call to call, so places are computed once; addresses are read at
+each call.
 
 Worked example: sizes ``((3000,), (100,))`` with ``"(s0 + 1023) // 1024"`` blocks have the places
 ``(0, 0), (0, 1), (0, 2), (1, 0)``.
@@ -30,10 +30,10 @@ class Places:
     """The part of a launch that depends on sizes; tensors of i32 on the host.
 
     Attributes:
-        sizes: those of one row after another.
-        places: row and block of one instance after another.
-        count: how many instances.
-        work: points of all rows.
+        sizes: the sizes of all rows, row by row.
+        places: row and block of each instance.
+        count: the number of instances.
+        work: the number of points (iterations) of all rows.
     """
 
     sizes: torch.Tensor
@@ -58,7 +58,7 @@ def find_places(sizes: RowSizes, blocks: str) -> Places:
     numbers = torch.arange(len(rows)) - starts
     flat = [size for row in sizes for size in row]
     return Places(
-        torch.tensor(flat or [0], dtype=torch.int32),  # an array is not empty
+        torch.tensor(flat or [0], dtype=torch.int32),  # no empty array
         torch.stack((rows, numbers), dim=1).to(torch.int32).contiguous(),
         len(rows),
         sum(math.prod(row) for row in sizes),

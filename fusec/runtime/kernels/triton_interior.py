@@ -1,11 +1,11 @@
-"""Triton's interior: the only module that touches what Triton does not promise to keep.
+"""Triton's private interfaces: the only module that uses them.
 
 Written for Triton 3.6 (installed with torch 2.11), 3.7 (2.13) and 3.9 (2.15), which are tested. All
 agree on ``ASTSource``, on the drivers' ``load_binary`` and on how a launcher is called. They
 differ in:
 
 * ``ptxas``. 3.6 and 3.7 use ``ptxas`` below sm_100 and ``ptxas-blackwell`` from there on; 3.9 uses
-  the second from sm_90 on, and prints PTX that the first refuses. `assembler` asks Triton.
+  the second from sm_90 on, and prints PTX that the first rejects. `assembler` returns Triton's own.
 * Contraction of ``a * b + c`` into one rounding. On by default to 3.9, which warns that 3.10 turns
   it off. `compile_function` says that it is on: numbers shall not depend on the release.
 * Launchers. 3.6 compiles C for each signature, the others have one for all; all are made by
@@ -60,7 +60,7 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 """Targets that a test covers; others of the same families may work."""
 
 MULTIPLE = 16
-"""What divides an address or size that a kernel was promised: as of ``ir.program.MULTIPLE``."""
+"""Divisor of the addresses and sizes that kernels assume aligned: ``ir.program.MULTIPLE``."""
 
 
 def tool_path(name: str) -> str:
@@ -93,7 +93,7 @@ def load_function(source: str, name: str) -> JITFunction[Any]:
     """Return the kernel ``name`` of a printed module.
 
     Raises:
-        EnvironmentProblem: where TRITON_INTERPRET makes Triton hand out no kernel that compiles.
+        EnvironmentProblem: if TRITON_INTERPRET is set, with which no function can be compiled.
     """
     # Triton reads a kernel's text through inspect, which finds it in linecache.
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
@@ -137,7 +137,7 @@ def compile_function(
 
 
 def _with_layouts(signature: Mapping[str, str]) -> dict[str, str]:
-    """Return the types of a Gluon kernel: of descriptors, they say how tiles lie in memory."""
+    """Return the parameter types of a Gluon kernel; a descriptor's has the tile's layout."""
     return {name: _with_layout(kind) for name, kind in signature.items()}
 
 
@@ -172,10 +172,10 @@ class Loaded:
 
 
 def make_launcher(metadata: str, signature: Mapping[str, str]) -> Callable[..., None]:
-    """Return what launches a kernel, ``Loaded.run``. Touches no device; may be run in any thread.
+    """Return the launcher of a kernel, ``Loaded.run``. Touches no device; runs in any thread.
 
     Args:
-        metadata: what Triton said of the kernel, as JSON.
+        metadata: Triton's metadata of the kernel, as JSON.
     """
     fields = SimpleNamespace(**json.loads(metadata))
     described = SimpleNamespace(signature=dict(signature), constants={})
@@ -187,8 +187,8 @@ def load(code: bytes, metadata: str, run: Callable[..., None], target: str, devi
     """Load machine code on a device.
 
     Args:
-        metadata, run: as of `make_launcher`.
-        target: that of the device.
+        metadata, run: as in `make_launcher`.
+        target: the device's target.
     """
     fields = SimpleNamespace(**json.loads(metadata))
     driver = triton.runtime.driver.active
@@ -204,9 +204,9 @@ _RELAXED = 2
 
 @contextlib.contextmanager
 def _relaxed_capture() -> Iterator[None]:
-    """Let this thread load code while one of its streams captures, which is refused otherwise.
+    """Let this thread load code while one of its streams captures, which is an error otherwise.
 
-    What is loaded is no part of the recording. (CUDA driver API, cuThreadExchangeStreamCaptureMode)
+    Loaded code is no part of the recording. (CUDA driver API, cuThreadExchangeStreamCaptureMode)
     """
     driver = _cuda_driver()
     if driver is None:
@@ -216,7 +216,7 @@ def _relaxed_capture() -> Iterator[None]:
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         yield
-    finally:  # with the mode that there was before
+    finally:  # ``mode`` holds the previous one
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 

@@ -1,11 +1,11 @@
 """Build printed Triton kernels, down to SASS on any machine, and launch them.
 
-A kernel may copy tiles by tensor descriptors (TMA): a launch makes them of addresses and sizes, and
-keeps those it made.
+A kernel may copy tiles by tensor descriptors (TMA): a launch makes them from addresses and sizes,
+and caches them.
 
 A kernel is compiled for arguments that are multiples of 16 where codegen expects it: addresses,
-which allows 16-byte accesses, and sizes. A launch whose arguments are not takes a variant without
-the promise and without descriptors, compiled at its first use: correct, slower, and no copy of the
+which allows 16-byte accesses, and sizes. A launch with other arguments runs a variant without that
+assumption and without descriptors, compiled at its first use: correct, slower, and no copy of the
 user's tensor.
 
 Worked example::
@@ -51,10 +51,10 @@ MAX_SIZE = 2**31 - 2**20
 """The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""
 
 _KEPT = 256
-"""Addresses and sizes for which a kernel keeps its descriptors."""
+"""Combinations of addresses and sizes for which a kernel caches its descriptors."""
 _DESCRIPTOR = "tensordesc<"
 _KEPT_TABLES = 16
-"""Tables of addresses that a kernel keeps on the device."""
+"""Tables of addresses that a kernel caches on the device."""
 _FILLED = 128
 """Addresses that one launch stores in a table: 1 KB of the 4 KB of parameters that it may have."""
 _ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -86,13 +86,13 @@ class TritonSource:
         signature: name and Triton type of each parameter: pointers, sizes, descriptors.
         divisible: positions of arguments that are multiples of 16 (addresses in bytes).
         grid: the launch grid, three Python expressions over the sizes' names: ("M", "1", "1").
-        descriptors: the last parameters, which a launch makes.
-        pointer_source: the module without descriptors, where there are some; that without a promise
-            about the addresses in a table, where there is one.
+        descriptors: the last parameters, which the launcher creates.
+        pointer_source: the module without descriptors, for a kernel that has some; for a table's
+            kernel, the module that does not assume aligned addresses.
         blocks: of a kernel that runs for each row of a table, how many blocks a row has.
-        registers: the most that a thread may have; 0 for as many as the compiler likes.
-        function: what the kernel is called in the module, and in traces; by default ``name``.
-        number: the last size, where it is the kernel's own: what several kernels run is built once.
+        registers: limit of a thread's registers; 0: the compiler chooses.
+        function: the kernel's name in the module, and in traces; by default ``name``.
+        number: the integer of a parametrized function, its last size; the code is built once.
     """
 
     name: str
@@ -110,11 +110,11 @@ class TritonSource:
     number: int | None = None
 
     def given(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what a launch passes for the arguments of a call: tensors, sizes."""
+        """Return a launch's arguments: a call's tensors and sizes, and ``number`` if set."""
         return (*args, *(() if self.number is None else (self.number,)))
 
     def by_pointers(self) -> TritonSource:
-        """Return the same kernel without descriptors, which asks nothing of addresses.
+        """Return the same kernel without descriptors, which require aligned addresses.
 
         It needs more registers than one with descriptors.
         """
@@ -128,7 +128,7 @@ class TritonSource:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Machine code and what a launch needs to know of it (JSON): what a cache keeps."""
+    """Machine code and what a launch needs to know of it (JSON), as a cache keeps it."""
 
     code: bytes
     metadata: str
@@ -147,7 +147,7 @@ class CompiledAsm:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What Triton says of the kernel: ``num_warps``, ``shared`` (bytes) and more."""
+        """Triton's metadata of the kernel: ``num_warps``, ``shared`` (bytes) and more."""
         fields: Mapping[str, Any] = self.compiled.metadata._asdict()
         return fields
 
@@ -220,7 +220,7 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
 
 
 def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, Binary]:
-    """Compile the kernels of a graph and return their binaries by name, each code once.
+    """Compile the kernels of a graph and return their binaries by name; equal code once.
 
     In threads: ptxas is a process of its own and MLIR's passes hold no lock, so that eight kernels
     take 0.87 s instead of 1.51 s on two cores (LayerNorm, sm_90, 2026-11).
@@ -242,7 +242,7 @@ def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dic
 
 
 def _codes(kernels: Sequence[TritonSource]) -> dict[str, str]:
-    """Return the first kernel that differs from each in its number alone, by name."""
+    """Return kernel -> the first kernel that equals it up to name and number."""
     first: dict[TritonSource, str] = {}
     alike = ((kernel.name, replace(kernel, name="", number=None)) for kernel in kernels)
     return {name: first.setdefault(code, name) for name, code in alike}
@@ -252,7 +252,7 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
     """Build the kernels of a graph and return the blobs that `unpack` loads them from.
 
     Args:
-        threads: as of `build`.
+        threads: as in `build`.
     Raises:
         BuildError: of the first kernel that Triton or ptxas rejects.
     """
@@ -268,8 +268,8 @@ def pack(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict
 def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | TritonTable]:
     """Load packed kernels on a device and return them by name; no kernel is compiled.
 
-    Launchers are made in threads: Triton 3.6 builds each of another signature with gcc, in a
-    process of its own, 112 to 131 ms (2026-11).
+    Launchers are made in threads: Triton 3.6 builds one for each signature with gcc, a process
+    of 112 to 131 ms (2026-11).
     """
     rows = json.loads(blobs["triton.json"])
     binaries = [Binary(blobs[f"{row.pop('code')}.bin"], row.pop("metadata")) for row in rows]
@@ -309,7 +309,7 @@ Launch = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """What a descriptor needs of a tensor; it keeps no memory alive."""
+    """The part of a tensor that a descriptor needs; it keeps no memory alive."""
 
     address: int
     dtype: torch.dtype
@@ -324,7 +324,7 @@ def describe(
     """Return the descriptors of a launch.
 
     Args:
-        tensors: by the parameters' names, what has ``data_ptr`` and ``dtype``.
+        tensors: objects with ``data_ptr`` and ``dtype``, by the parameters' names.
         sizes: by the parameters' names.
     """
 
@@ -338,10 +338,10 @@ def describe(
 
 
 class _Descriptors:
-    """The descriptors of a kernel's launches, by addresses and sizes.
+    """A cache of the descriptors of a kernel's launches, by addresses and sizes.
 
     Args:
-        kernel: has descriptors.
+        kernel: one with descriptors.
     """
 
     __slots__ = ("_dtypes", "_kept", "_pointers", "_sizes", "kernel")
@@ -362,7 +362,7 @@ class _Descriptors:
         return (*self._pointers, *self._sizes)
 
     def of(self, key: tuple[int, ...]) -> tuple[TensorDescriptor, ...]:
-        """Return descriptors for addresses and sizes, those of an earlier launch if there are."""
+        """Return the descriptors for addresses and sizes, from the cache if it has them."""
         found = self._kept.get(key)
         if found is None:
             count = len(self._pointers)
@@ -386,7 +386,7 @@ class TritonKernel:
     Args:
         binary: built from ``kernel`` for this device's target.
         device: number of the device.
-        launcher: what launches it, where that has been made.
+        launcher: its launcher, if that has been made.
     """
 
     __slots__ = ("_lock", "_variants", "current_device", "device", "kernel", "launch", "stream")
@@ -402,7 +402,7 @@ class TritonKernel:
         self.device = device
         self._lock = threading.Lock()
         self.launch = self._loaded(kernel, binary, launcher or _launcher_of(kernel, binary))
-        # What takes descriptors is no variant by pointers, whatever it was promised.
+        # A kernel with descriptors is no variant by pointers, whatever it assumes.
         self._variants = {} if kernel.descriptors else {kernel.divisible: self.launch}
 
     def __call__(self, *args: Any) -> None:
@@ -411,7 +411,7 @@ class TritonKernel:
     def _loaded(
         self, kernel: TritonSource, binary: Binary, launcher: Callable[..., None]
     ) -> Launch:
-        """Return a function that launches this code when its promises hold."""
+        """Return a function that launches this code if the arguments are as it assumes."""
         target = device_target(self.device)
         loaded = load(binary.code, binary.metadata, launcher, target, self.device)
         self.stream = loaded.stream
@@ -440,7 +440,7 @@ class TritonKernel:
             self.launch(*args)
 
     def _launch_variant(self, *args: Any) -> None:
-        """Launch with arguments that break a promise: with code that was not promised as much.
+        """Launch a variant for arguments that break an assumption of the code.
 
         Raises:
             UsageError: for a size beyond ``MAX_SIZE``.
@@ -470,11 +470,11 @@ class TritonTable:
 
     Sizes and places are copied to the device at the first call. Addresses are passed to a kernel
     that stores them in a table: a copy from the host would wait for the stream, and a capture
-    refuses it. Tables of the last launches are kept, for parameters and states stay where they are.
-    One that a capture fills is the recording's own, which fills it again at each replay.
+    forbids it. Tables of the last launches are cached, for parameters and states keep their
+    addresses. A table filled in a capture belongs to the recording: each replay fills it again.
 
     Args:
-        kernel: takes addresses, sizes, places, and how many these are.
+        kernel: takes addresses, sizes, places, and the number of places.
         filler: stores addresses.
     """
 
@@ -483,7 +483,7 @@ class TritonTable:
     def __init__(self, kernel: TritonKernel, filler: TritonKernel) -> None:
         self.kernel = kernel
         self.filler = filler
-        # By stream: what one has stored, another may read too early.
+        # By stream: another one might read the table before it is stored.
         self._kept: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self._places: dict[table.RowSizes, tuple[Any, Any, int]] = {}
         self._other: TritonKernel | None = None
@@ -505,7 +505,7 @@ class TritonTable:
         (self.kernel if aligned else self._unaligned())(self._table(addresses), *found)
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
-        """Return addresses on the device: those of an earlier launch, or as new."""
+        """Return addresses on the device: a cached table, or a new one."""
         if torch.cuda.is_current_stream_capturing():
             return self._filled(addresses)
         key = self.kernel.stream(self.kernel.device), addresses

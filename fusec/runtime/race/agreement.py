@@ -1,7 +1,7 @@
-"""Whether two ways to compute the same tensors agree: what a way must pass before it may win.
+"""Whether the outputs of two candidates agree: the check before a candidate may win.
 
 The rule is docs/numerics.md's: integers equal; NaN and infinities in the same places; floats close
-to the reference way's, or about as close to an fp64 result as the reference way is. Besides the
+to the reference's, or about as close to an fp64 result as the reference is. Besides the
 root mean square, which a single wrong element in millions does not move, the largest error counts.
 
 Closeness is relative to the magnitude of a tensor as well as of an element, for a small element may
@@ -27,13 +27,13 @@ TOLERANCE = {
     torch.float16: 1e-3,
     torch.bfloat16: 8e-3,
 }
-"""How far two sound ways may be apart, relative; for other floats, a rounding step of the type."""
+"""Relative difference of two correct candidates; for other floats, a rounding step of the type."""
 
 TF32_TOLERANCE = 1.5e-3
 """For fp32 where products may round their inputs to 10 bits."""
 
 LOOSE = 4.0
-"""Tolerances are this much wider where no fp64 result can decide: ways round at other places."""
+"""Tolerances are this much wider without an fp64 result: candidates round at different points."""
 
 LARGEST = 0.5
 """How far an element may be apart, relative, where 16-bit numbers go in and no fp64 result decides:
@@ -57,11 +57,11 @@ def disagreement(
     exact: Callable[[], Sequence[Tensor]] | None = None,
     inputs: Sequence[Tensor] = (),
 ) -> str | None:
-    """Return what is wrong with a way's outputs, None if nothing is.
+    """Return how a candidate's outputs disagree with the reference's, or None.
 
     Args:
         exact: makes the same outputs in fp64; called only if some are not close to the reference.
-        inputs: of both ways: what is made of 16-bit numbers has their errors, in f32 too.
+        inputs: of both candidates: results of 16-bit inputs have their errors, also in f32.
     """
     if len(got) != len(reference):
         return f"{len(got)} outputs, not {len(reference)}"
@@ -89,7 +89,7 @@ def disagreement(
 
 
 def _is_apart(error: _Error, reference: Tensor, inputs: Sequence[Tensor]) -> bool:
-    """Return whether an error is more than what two sound ways may be apart."""
+    """Return True if an error exceeds the difference of two correct candidates."""
     floats = [t for t in inputs if t.is_floating_point()]
     tolerance = LOOSE * max(map(_tolerance, (reference, *floats)))
     if any(t.dtype in (torch.bfloat16, torch.float16) for t in (reference, *floats)):

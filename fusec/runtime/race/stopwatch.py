@@ -5,8 +5,8 @@ several sets of inputs, then divide. So every call finds its inputs in memory, a
 weights were last read a whole model ago, and short calls are still far above the clock's grain.
 
 On CUDA the overwriting has a second use. It keeps the device busy while the host enqueues the
-calls, so that the events around them see the device's time, not the host's: a way of three launches
-is not charged for two more walks through Python that a running model would hide.
+calls, so that the events around them see the device's time, not the host's: three launches
+are not charged for two more walks through Python that a running model would hide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusec.errors import InternalError
 from fusec.runtime.calls.executable import BoxedCall
 
 Stopwatch: TypeAlias = Callable[[BoxedCall, Sequence[list[Any]]], float]
-"""From a way and sets of inputs to the microseconds of one call."""
+"""From a candidate's call and sets of inputs to the microseconds of one call."""
 
 MAX_SETS = 8
 SETS_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}

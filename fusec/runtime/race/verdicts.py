@@ -35,7 +35,7 @@ SHOWN_LAPS = 3
 """Times in the printed form of a verdict, besides the winner's if that is not among them."""
 
 NO_TIME = "no time left"
-"""Why a way left a race whose time was spent before its turn."""
+"""Why a candidate was not timed: the budget was spent before its turn."""
 
 _PREFIX = "verdict 2\0"
 _BLOB = "verdict.json"
@@ -43,7 +43,7 @@ _BLOB = "verdict.json"
 
 @dataclass(frozen=True, slots=True)
 class CandidateTime:
-    """How one way did.
+    """The times of one candidate.
 
     Attributes:
         us: median over its rounds in microseconds; None if it was never timed.
@@ -61,10 +61,10 @@ class CandidateTime:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which way won, and what was measured.
+    """The winner of a race, and the measurements.
 
     Attributes:
-        exhausted: the time budget ended the race, so that a better way may have been missed.
+        exhausted: the budget ended the race, so a better candidate may have been missed.
         sizes: those at which it was timed and that its key does not say: it has their classes, or
             a whole of which a part was timed.
     """
@@ -76,7 +76,7 @@ class Verdict:
 
     @property
     def times(self) -> dict[str, float]:
-        """Microseconds of each way that was timed."""
+        """Microseconds of each candidate that was timed."""
         return {lap.name: lap.us for lap in self.laps if lap.us is not None}
 
     @property

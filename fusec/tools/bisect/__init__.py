@@ -1,9 +1,9 @@
-"""``fusec bisect``: which graph, kernel, stage or merge is at fault, and the least file with it.
+"""``fusec bisect``: find the graph, kernel, stage or merge at fault, and a minimal file with it.
 
-A process of its own runs the user's program and watches what is compiled (``recorder``). What it
-finds is an ``Excerpt``, some lines of plain torch (``excerpt``), printed as a file that shows the
-fault by itself (``source``). Files are run in processes that may die (``trial``), as long as they
-show the same fault they become smaller (``smaller``, ``shrink``), and the last one is asked which
-options, which merge and which stage make the difference (``questions``); what is slow, the program
-itself (``paces``). ``hunt`` is the whole.
+A separate process runs the user's program and records its compiles (``recorder``). The part at
+fault is an ``Excerpt``, lines of plain torch (``excerpt``), printed as a file that shows the fault
+by itself (``source``). Files run in processes that may die (``trial``), and are reduced while they
+show the same fault (``smaller``, ``shrink``). The smallest one tells which options, which merge and
+which stage make the difference (``questions``); for a slowdown, the program itself is timed under
+other options (``paces``). ``hunt`` drives all of this.
 """

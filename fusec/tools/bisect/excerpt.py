@@ -1,8 +1,8 @@
 """``Excerpt``: a graph as lines of plain torch, which can be printed, run and made smaller.
 
-Both kinds of FX graphs become one: Dynamo's, with functions and methods of torch, and AOTAutograd's
-of ATen. Sizes that are symbols become the numbers they have at hand, in ``static`` for good. What
-has no plain name (an operation of fusec's own, say) becomes an input with random values.
+Both kinds of FX graphs have this form: Dynamo's, with functions and methods of torch, and
+AOTAutograd's, of ATen. Types hold the hints of symbolic sizes; ``static`` also puts them into the
+arguments. A node without a public name (an operation of fusec's own, say) becomes a random input.
 
 Worked example::
 
@@ -29,7 +29,7 @@ from fusec.torch_interior import FakeTensorMode, OpOverload, qualified_name
 _PLAIN = ("torch.ops.aten.", "torch.ops.prims.", "torch.", "_operator.", "math.")
 _HIDDEN = "torch.ops."
 _COPY = "torch.ops.aten.copy_.default"
-"""Writes an input at a graph's end, which is a result."""
+"""Writes back to an input at a graph's end: such a node counts as a result."""
 _NO_LESS_THAN_ZERO = frozenset(
     ("abs", "exp", "relu", "rsqrt", "sigmoid", "softmax", "_softmax", "sqrt", "square", "var")
 )
@@ -37,7 +37,7 @@ _NO_LESS_THAN_ZERO = frozenset(
 
 
 class NotPlain(Exception):
-    """A graph that cannot be said in lines of plain torch, with the reason."""
+    """A graph cannot be written as lines of plain torch, for the given reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What is known of a tensor; strides are in elements."""
+    """A tensor's shape, layout, type and device; strides are in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -58,7 +58,7 @@ class TensorType:
 
 
 Type: TypeAlias = TensorType | int | None
-"""Of a value: a tensor's, a whole number itself, None for anything else (a tuple, say)."""
+"""A tensor's type, an integer's value, or None for any other value (a tuple, say)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Input:
     """A random tensor, or a number.
 
     Attributes:
-        most: whole numbers are drawn below it.
+        most: the exclusive upper bound of random integers.
         positive: floats are drawn from 0 to 1, else from a normal distribution.
         trained: it requires a gradient.
     """
@@ -96,7 +96,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Inputs, lines and what is returned of them.
+    """Inputs, lines and the names of the results.
 
     Attributes:
         trains: the gradients of trained inputs are results, too.
@@ -120,10 +120,10 @@ class Excerpt:
 
 
 def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
-    """Return the excerpt that an FX graph is, with inputs drawn anew.
+    """Convert an FX graph to an excerpt with random inputs.
 
     Raises:
-        NotPlain: for a graph that has no other result than what plain lines cannot say.
+        NotPlain: if plain lines can express none of the graph's results.
     """
     inputs: list[Input] = []
     lines: list[Line] = []
@@ -184,7 +184,7 @@ def _number(size: Any) -> int:
 
 
 def _target(node: fx.Node) -> str | None:
-    """Return the plain name of what a node calls, None if it has none."""
+    """Return the public name of a node's target, or None if it has none."""
     if node.op == "call_method":
         return f".{node.target}"
     if node.op != "call_function":
@@ -203,7 +203,7 @@ def _found(name: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a node's argument with nodes as references."""
+    """Return a node's argument with nodes replaced by ``Ref``."""
     match value:
         case fx.Node():
             return Ref(value.name)
@@ -268,7 +268,7 @@ def alive(excerpt: Excerpt) -> Excerpt:
     """Return an excerpt without lines and inputs that no result needs.
 
     Raises:
-        NotPlain: if a result needs what is neither.
+        NotPlain: if a result needs another name, or there is no result.
     """
     needed = set(excerpt.results)
     kept: list[Line] = []
@@ -284,7 +284,7 @@ def alive(excerpt: Excerpt) -> Excerpt:
 
 
 def static(excerpt: Excerpt) -> Excerpt:
-    """Return an excerpt whose sizes are numbers: those that they have at hand."""
+    """Return an excerpt with its symbolic sizes replaced by their hints."""
     numbers = {name: kind for name, kind in excerpt.types.items() if isinstance(kind, int)}
 
     def change(value: Any) -> Any:
@@ -295,7 +295,7 @@ def static(excerpt: Excerpt) -> Excerpt:
 
 
 def as_inputs(excerpt: Excerpt, names: Iterable[str]) -> Excerpt:
-    """Return an excerpt in which some lines are inputs: what came before them goes."""
+    """Return an excerpt with the named lines as inputs, without lines that fed only these."""
     chosen = set(names)
     made = tuple(
         Input(line.name, line.type, positive=_is_positive(line))
@@ -317,13 +317,13 @@ def _is_positive(line: Line) -> bool:
 
 @functools.cache
 def resolve(target: str) -> Any:
-    """Return what a line's target stands for."""
+    """Import the function that a line's target names."""
     first, *path = target.split(".")
     return functools.reduce(getattr, path, importlib.import_module(first))
 
 
 def retyped(excerpt: Excerpt) -> Excerpt | None:
-    """Return an excerpt with its lines' types found anew; None if it cannot run."""
+    """Infer the types of an excerpt's lines again, on fake tensors; None if it cannot run."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     values: dict[str, Any] = {}
     lines: list[Line] = []
@@ -334,7 +334,7 @@ def retyped(excerpt: Excerpt) -> Excerpt | None:
             for line in excerpt.lines:
                 values[line.name] = _evaluate(line, values)
                 lines.append(replace(line, type=_type(values[line.name])))
-    except Exception:  # whatever an operation says of sizes that do not fit
+    except Exception:  # operations raise anything for sizes that do not fit
         return None
     return replace(excerpt, lines=tuple(lines))
 

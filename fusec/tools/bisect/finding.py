@@ -1,4 +1,4 @@
-"""``Finding``: what a bisection ends with, as text and as JSON.
+"""``Finding``: the result of a bisection, as text and as JSON.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed.
 """
@@ -27,19 +27,19 @@ _VERB = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is at fault.
+    """The fault that a bisection has found.
 
     Attributes:
-        graph, kernel: by name; of the user's program.
+        graph, kernel: their names in the user's program.
         stage: the rewrite that is wrong or fails, as ``fusec dump --stage`` has it, or "launch".
         op, line: the operation and the user's source line.
         said: the difference, the exception, the times.
-        merge: the decision of fusion with which the fault comes, or "".
-        helps: options under which it is gone.
+        merge: the fusion decision that introduces the fault, or "".
+        helps: options under which the fault is gone.
         source: the file's text.
         unshown: no file shows the fault by itself.
-        library: what is called in the place of an eager kernel that is slower than eager's, or "".
-        values: the tensors that the file reads, which stand beside it; most draw their own.
+        library: the call in the place of an eager kernel, where it is slower than that, or "".
+        values: the tensors that are saved beside the file for it to load; most files draw theirs.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Finding:
 
     @classmethod
     def of(cls, kind: str, culprit: Culprit) -> Finding:
-        """Return what is known before anything was made smaller."""
+        """Return the finding as it is known before the program is reduced."""
         return cls(
             kind,
             culprit.graph,
@@ -113,7 +113,7 @@ class Finding:
 
 
 def duration(us: float) -> str:
-    """Return microseconds as a person says them: "66.2 ms"."""
+    """Format microseconds with a fitting unit: "66.2 ms"."""
     units = {"us": 1.0, "ms": 1e3}
     found = (f"{us / size:.3g} {name}" for name, size in units.items() if us / size < 999.5)
     return next(found, f"{us / 1e6:.3g} s")

@@ -1,4 +1,4 @@
-"""The hunt: run the program, find the culprit, make it small, ask what makes the difference."""
+"""Drive a bisection: run the program, find the culprit, reduce it, find what affects the fault."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import HANGS, Apart, Died, Outcome, run_apart, try_file
 
 SECONDS = 100.0
-"""What making a program smaller may take."""
+"""Seconds that reducing a program may take."""
 TIMEOUT = 1800.0
 """Seconds that the user's program may run."""
 _LESS = "Give it less to do (fewer steps), or more time: --timeout SECONDS."
 _TRIALS = 300
 _SUSPECTS = 3
-"""Kernels, and graphs, that are timed again by themselves."""
+"""The most kernels, and the most graphs, that are timed again by themselves."""
 _SUSPECT_SHARE = 0.25
-"""The share of what a graph loses from which on one of its kernels is a suspect."""
+"""The share of a graph's lost time above which one of its kernels is a suspect."""
 _SLOWER_BY = 1.1
-"""From which share of eager's time on fusec counts as slower."""
+"""The ratio to eager's time above which fusec counts as slower."""
 _SAMPLE_US = 2000.0
 _ENDED = "exit 0"
-"""How a process ends that calls ``os._exit`` when all is done."""
+"""The status of a process that calls ``os._exit`` after its work is done."""
 
 _ASKED = {True: ("fusion", "race"), False: ("channels_last", "autotune", "fusion")}
-"""Options that may help, of a kernel and of a graph."""
+"""Options that may help: for a kernel (True), for a graph (False)."""
 
 Runner = Callable[[Any], Any]
 """Runs the user's program, given the backend that takes fusec's place."""
@@ -60,15 +60,15 @@ Runner = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """What is looked for, and how.
+    """A search for one kind of fault, and its limits.
 
     Attributes:
         kind: WRONG, CRASH or SLOWER.
-        say: is told what is being done.
-        apart: calls a function in a process of its own.
-        seconds: that making the program smaller may take.
+        say: receives progress messages.
+        apart: calls a function in a separate process.
+        seconds: that reducing the program may take.
         timeout: seconds that the program may run.
-        file: what a trial takes for its own path.
+        file: the path that a trial's program has as its own (``__file__``).
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Hunt:
     file: str = "<bisect>"
 
     def run(self, program: Runner) -> Finding | None:
-        """Return what is at fault in a program; None if nothing is.
+        """Return the fault of a program, or None if none is found.
 
         Raises:
             ModelError: if the program itself fails.
@@ -92,7 +92,7 @@ class Hunt:
         return None if culprit is None else self._explain(culprit, paces)
 
     def attempt(self, text: str) -> Outcome:
-        """Return what a file's text comes to."""
+        """Run a file's text and return its outcome."""
         return try_file(text, self.apart, self.file)
 
     def _culprit(self, events: list[Event], death: str) -> Culprit | None:
@@ -116,7 +116,7 @@ class Hunt:
         return None
 
     def _still(self, events: list[Event]) -> str:
-        """Return what a program did when its time was over."""
+        """Describe where a program was when its time ran out."""
         graph = waiting(events)
         said = f"the program was still running after {self.timeout:g} s, with nothing found"
         if graph is None:
@@ -124,9 +124,9 @@ class Hunt:
         return f"{said}, in graph {graph.name!r}: fusec bisect --crash looks into that"
 
     def _graph_that_differs(self, events: list[Event], most: int) -> Culprit | None:
-        """Return a graph of Dynamo that differs, backward included, though none of its kernels do.
+        """Return a Dynamo graph that differs, backward included, though none of its kernels do.
 
-        What is wrong then is a rewrite before graphs are captured.
+        The fault is then in a rewrite before graphs are captured.
         """
         for event in events:
             if isinstance(event, Begun) and event.name == "Dynamo" and event.excerpt is not None:
@@ -138,7 +138,7 @@ class Hunt:
         return None
 
     def _slowest(self, timings: Iterable[Timing]) -> Culprit | None:
-        """Return the kernel that loses most to eager, by itself, or else the graph that does."""
+        """Return the kernel, or else the graph, that loses the most time to eager by itself."""
         rows = [t for t in timings if t.fusec_us > _SLOWER_BY * t.eager_us and t.excerpts]
         rows.sort(key=lambda t: -t.lost_us)
         graphs = [row for row in rows if not row.kernel][:_SUSPECTS]
@@ -164,11 +164,11 @@ class Hunt:
                 library=row.library,
             )
             for excerpt in row.excerpts:
-                text = as_file(excerpt, fault)  # twice: what disturbs one run disturbs no other
+                text = as_file(excerpt, fault)  # twice, against noise
                 if all(self.attempt(text).shows(outcome) for _ in range(2)):
                     return culprit
             if row.library and graphs and lost > graphs[0].lost_us / 2:
-                # By itself another library may be called: the graph shows it.
+                # By itself the excerpt may call another library: take the whole graph.
                 return replace(culprit, excerpts=graphs[0].excerpts)
         return None
 
@@ -194,7 +194,7 @@ class Hunt:
         return found or replace(known, unshown=True)
 
     def _helped(self, known: Finding, culprit: Culprit, paces: Paces) -> Finding:
-        """Return a finding with the options under which the program is faster, and their stage."""
+        """Add to a finding the first option that makes the program faster, and its stage."""
         excerpt = next(iter(culprit.asked or culprit.excerpts), None)
         if excerpt is None:
             return known
@@ -202,7 +202,7 @@ class Hunt:
         options = questions.candidates(excerpt, culprit.options)
         asked = [(name, options[name]) for name in wanted if name in options]
         found = (f"{n}={v!r}" for n, v in asked if paces.helps({n: v}, culprit.lost_us))
-        helps = tuple(itertools.islice(found, 1))  # each is a run of the program
+        helps = tuple(itertools.islice(found, 1))  # one will do: each trial runs the program
         known = replace(known, helps=helps, stage=questions.stage_of_options(helps))
         if not culprit.excerpts:
             return known
@@ -211,7 +211,7 @@ class Hunt:
         return replace(known, said=f"{known.said}; {said}")
 
     def _shown(self, culprit: Culprit, fault: Fault, known: Finding) -> Finding | None:
-        """Return the finding with the least file that shows it; None if none does."""
+        """Return the finding with the smallest file that shows it, or None if none does."""
         values = culprit.values
         for excerpt in culprit.excerpts:
             if fault.saved and not _is_of(excerpt, values):
@@ -234,7 +234,7 @@ class Hunt:
         wanted: Outcome,
         values: Mapping[str, torch.Tensor],
     ) -> Excerpt:
-        half = self.kind == SLOWER  # whose program runs several times, too
+        half = self.kind == SLOWER  # the program itself runs several times, too
         end = time.monotonic() + self.seconds / (1 + half)
         tried: dict[str, bool] = {}
         told = [2 * len(excerpt.lines)]
@@ -248,7 +248,7 @@ class Hunt:
             return tried[text]
 
         def smaller(found: Excerpt) -> Iterable[Excerpt]:
-            if len(found.lines) <= told[0] / 2:  # a few lines of these say enough
+            if len(found.lines) <= told[0] / 2:  # report only each halving
                 told[0] = len(found.lines)
                 self.say(f"shown by a program of {_counted(found)}")
             return simpler(found) if time.monotonic() < end else ()
@@ -268,7 +268,7 @@ def _whole_program(events: list[Event], paces: Paces) -> Culprit:
 
 
 def _is_of(excerpt: Excerpt, values: Mapping[str, torch.Tensor]) -> bool:
-    """Return True if an excerpt's inputs are among some tensors."""
+    """Return True if ``values`` has a tensor for each input of an excerpt, by name and shape."""
     shapes = {one.name: one.type.shape for one in excerpt.inputs if not isinstance(one.type, int)}
     known = {name: tuple(tensor.shape) for name, tensor in values.items()}
     return all(known.get(name) == shape for name, shape in shapes.items())
@@ -293,12 +293,12 @@ def waiting(events: Iterable[Event]) -> Begun | None:
 def observe(
     program: Runner, kind: str, apart: Apart, seconds: float = TIMEOUT
 ) -> tuple[list[Event], str]:
-    """Return what happened while a program ran in a process of its own, and how that died, or "".
+    """Run a program in a separate process; return its events, and how the process died, or "".
 
     Args:
         seconds: that it may run.
     Raises:
-        ModelError: if the program raised what is no fault of fusec's, or died before a compile.
+        ModelError: if the program itself raised an error, or died before a compile.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "events"

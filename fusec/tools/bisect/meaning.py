@@ -1,4 +1,4 @@
-"""What a structure of any stage computes, by its interpreter, on inputs that suit it."""
+"""Run the structure of any stage by its interpreter, on inputs that fit it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fusec.tools.bisect.steps import Step
 
 
 def differs(step: Step, made: Any, tolerance: float = 2e-2) -> str | None:
-    """Return how what a stage made computes something else than what it was given, None if not.
+    """Return how a stage's output differs in value from its input, or None if they agree.
 
     Args:
         tolerance: relative to an element, and to the largest one.
     Raises:
-        InternalError: of an interpreter, for what only a mistake does.
+        InternalError: from an interpreter, for a structure that only a compiler bug makes.
     """
-    if has_twins(made) or step.stage == "draws":  # which draws other numbers, as is meant
+    if has_twins(made) or step.stage == "draws":  # which draws other numbers on purpose
         return None
     with np.errstate(all="ignore"):
         expected, found = computed(step.before, step), computed(made, step)
     if isinstance(made, Placed):
-        expected = expected[: len(found)]  # inputs are freed
+        expected = expected[: len(found)]  # without the inputs, which may be freed
     if len(expected) != len(found):
         return f"{len(found)} results, not {len(expected)}"
     for a, b in zip(expected, found, strict=True):
@@ -55,9 +55,9 @@ def differs(step: Step, made: Any, tolerance: float = 2e-2) -> str | None:
 
 
 def has_twins(made: Any) -> bool:
-    """Return True for forms of products: one axis has several names there, by which it is laid out.
+    """Return True for forms with products, where an axis has several names, one for each layout.
 
-    The interpreter knows programs, where it has one.
+    The interpreter runs programs, where an axis has one name.
     """
     forms = made.values() if isinstance(made, Mapping) else ()
     return any(isinstance(form, Form) and has_dots(form.program) for form in forms)
@@ -90,7 +90,7 @@ def computed(structure: Any, step: Step) -> list[Any]:
 
 
 def arrays(graph: Graph, inputs: list[Any]) -> list[Any]:
-    """Return a graph's inputs as interpreters take them."""
+    """Convert a graph's inputs to arrays and integers for the interpreters."""
     return [
         int(given) if isinstance(item, Size) else to_array(given)
         for item, given in zip(graph.inputs, inputs, strict=True)
@@ -98,14 +98,14 @@ def arrays(graph: Graph, inputs: list[Any]) -> list[Any]:
 
 
 def watched(graph: Graph) -> Graph:
-    """Return a graph that returns its inputs, too, which it may have written."""
+    """Return a graph that also returns its inputs, which it may write to."""
     inputs = [item for item in graph.inputs if isinstance(item, Buffer)]
     wholes = [View(item, item.shape, item.strides, index(0)) for item in inputs]
     return replace(graph, outputs=(*graph.outputs, *wholes))
 
 
 def call(extern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Run a library's call by its name, on the interpreter's memory; draw the model's constants."""
+    """Run a library call by its name on the interpreter's arrays; draw a ``Constant`` at random."""
     match extern:
         case Constant():
             shape = [extent.hint() for extent in extern.buffer.shape]
@@ -126,9 +126,9 @@ def tensors(value: Any) -> Any:
 
 
 def run_module(gm: fx.GraphModule, inputs: list[Any] | None = None) -> list[Any]:
-    """Return what an FX graph computes; of random numbers, if it is given none.
+    """Run an FX graph, on random inputs if ``inputs`` is None, and return its results as arrays.
 
-    What it writes to these is a result, too.
+    Its inputs, which it may write to, follow the results.
     """
     if inputs is None:
         given = [drawn(node) for node in gm.graph.find_nodes(op="placeholder")]
@@ -146,7 +146,7 @@ def run(gm: fx.GraphModule, given: list[Any]) -> list[Any]:
 
 
 def run_halves(forward: fx.GraphModule, backward: fx.GraphModule) -> list[Any]:
-    """Return what a step computes, as its joint graph does: what is saved is known by its name."""
+    """Run forward and backward as their joint graph would; saved values are matched by name."""
     given = [drawn(node) for node in forward.graph.find_nodes(op="placeholder")]
     results = run(forward, given)
     made: Any = forward.graph.output_node().args[0]
@@ -174,7 +174,7 @@ def drawn(node: fx.Node) -> Any:
 
 
 def stored(structure: Any) -> list[Any]:
-    """Return what a kernel, planned or lowered, leaves in the buffers that it writes."""
+    """Run a kernel, captured, planned or lowered, and return the arrays that it writes."""
     match structure:
         case Kernel():
             reads = [load.buffer for load in loads(store.expr for store in structure.stores)]
@@ -209,6 +209,6 @@ def fill(buffer: Buffer, env: Env) -> None:
 
 
 def to_array(tensor: Tensor) -> Any:
-    """Return a tensor as interpreters take it: bf16 travels as f32."""
+    """Convert a tensor to an array for the interpreters, bf16 to f32."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()

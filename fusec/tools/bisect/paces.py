@@ -1,9 +1,9 @@
-"""How fast a whole program is under other options: what helps is seen to help before it is said.
+"""Time a whole program under other options, so that only options that help it are reported.
 
 A kernel, or a graph, that is faster by itself need not make the program faster: another library may
-be slower elsewhere, and gradients in another memory format are paid for by the optimizer. So the
-program runs once more for each option, silently, and its steps are compared; those of a program of
-few steps by the time that its graphs take.
+be slower elsewhere, and gradients in another memory format cost time in the optimizer. So the
+program runs once more for each option, silently, and its step times are compared; for a program of
+few steps, the times of its graphs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fusec.tools.bisect.hunt import Hunt, Runner
 
 _SLOWER_BY = 1.1
-"""From which share of eager's time on a program counts as slower."""
+"""The ratio to eager's time above which a program counts as slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Pace:
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Pace:
-        """Return what a run has told."""
+        """Return the times among a run's events."""
         graphs = [event for event in events if isinstance(event, Timing) and not event.kernel]
         return cls(
             next((event.us for event in events if isinstance(event, Stepped)), 0.0),
@@ -46,14 +46,14 @@ class Pace:
 
 @dataclass(slots=True)
 class Paces:
-    """The paces of one program; each is measured when it is first asked for."""
+    """The paces of one program under several options, each measured on first use."""
 
     hunt: Hunt
     program: Runner
     _known: dict[str, Pace | None] = field(default_factory=dict)
 
     def under(self, more: Mapping[str, Any] | None) -> Pace | None:
-        """Return the pace with options beside the user's, or eagerly for None; None if it fails."""
+        """Return the pace with ``more`` over the user's options (None: eager), None on error."""
         key = repr(more)
         if key not in self._known:
             self.hunt.say(f"timing the program {_under(more)}")
@@ -71,7 +71,7 @@ class Paces:
             return Pace.of(read_events(file))
 
     def both(self) -> tuple[float, float]:
-        """Return the microseconds of fusec and of eager: of steps, or else of graphs."""
+        """Return the microseconds of fusec and of eager: of a step if known, else of the graphs."""
         ours, theirs = self.under({}), self.under(None)
         if ours is None:
             return 0.0, 0.0
@@ -85,10 +85,10 @@ class Paces:
         return ours > _SLOWER_BY * theirs > 0
 
     def helps(self, more: Mapping[str, Any], lost_us: float) -> bool:
-        """Return True if options give back half of what the program loses, at least.
+        """Return True if options win back more than half of the time that the program loses.
 
         Args:
-            lost_us: by what was found, where the program as a whole is not slower than eager.
+            lost_us: by the culprit, used where the program as a whole is not slower than eager.
         """
         ours, theirs = self.both()
         then = self.under(more)

@@ -1,8 +1,8 @@
-"""What makes the difference for a small excerpt: which options, which merge, which stage.
+"""Find which options, which merge and which stage make the difference for a reduced excerpt.
 
-Options come first: each is one run of the file. If the fault goes with fusion, ``merge_limit``
-finds the merge with which it comes. If results are wrong, the interpreters of all structures say
-which stage is the first whose result computes something else than what it was given.
+Options come first: each is one run of the file. If the fault is gone without fusion, a bisection
+over ``merge_limit`` finds the merge that introduces it. If results are wrong, the interpreters find
+the first stage whose output differs in value from its input.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _MOST_MERGES = 1024
 _EXACT = 1e-3
 _ROUNDED = 2e-2
-"""How far results of two stages may be apart, relative; where 16-bit values are rounded."""
+"""Relative tolerance of two stages' results; ``_ROUNDED`` where there are 16-bit values."""
 BEHIND = "print, build or launch"
-"""What is at fault where all stages agree."""
+"""The stage that is reported where all interpreters agree."""
 _FEW = 4
 """Operations that a report names."""
 
@@ -49,10 +49,10 @@ Gone = Callable[[Mapping[str, Any]], bool]
 def answer(
     hunt: Hunt, finding: Finding, excerpt: Excerpt, fault: Fault, helps: tuple[str, ...] | None
 ) -> Finding:
-    """Return a finding with what is known once all was asked of the least program.
+    """Complete a finding with the options, the merge and the stage that matter.
 
     Args:
-        helps: the options that help the user's program, where these were asked for there.
+        helps: the options that help the user's program, where they were tried on that.
     """
     gone = partial(_is_gone, hunt, excerpt, fault)
     helps = helping(gone, excerpt, fault.options) if helps is None else helps
@@ -71,7 +71,7 @@ def answer(
 
 
 def _is_gone(hunt: Hunt, excerpt: Excerpt, fault: Fault, more: Mapping[str, Any]) -> bool:
-    """Return True if an excerpt is sound under some options."""
+    """Return True if an excerpt's fault is gone under more options."""
     text = as_file(excerpt, replace(fault, options={**fault.options, **more}))
     return hunt.attempt(text).kind == AGREES
 
@@ -82,7 +82,7 @@ def helping(gone: Gone, excerpt: Excerpt, given: Mapping[str, Any]) -> tuple[str
 
 
 def candidates(excerpt: Excerpt, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that may make a difference, those of the least reach first."""
+    """Return the options that may make a difference, the narrowest in effect first."""
     kinds = excerpt.types.values()
     on_gpu = any(isinstance(kind, TensorType) and kind.device != "cpu" for kind in kinds)
     convolves = any("conv" in line.target for line in excerpt.lines)
@@ -93,7 +93,7 @@ def candidates(excerpt: Excerpt, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_of_options(helps: tuple[str, ...]) -> str:
-    """Return the stage that an option leaves out under which a program is as fast as eager."""
+    """Return the stage that an option which helps leaves out, or ""."""
     return next((_STAGE[name] for name in helps if name in _STAGE), "")
 
 
@@ -104,7 +104,7 @@ _STAGE = {"channels_last=False": "memory_formats"}
 
 
 def guilty_merge(gone: Gone) -> int:
-    """Return how many merges it takes for a fault that is gone without fusion; 0 if none does."""
+    """Bisect over ``merge_limit``: return the fewest merges with the fault, or 0 if not found."""
 
     def sound(limit: int) -> bool:
         return gone({"merge_limit": limit})
@@ -153,9 +153,9 @@ def last_merge(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
 
 
 def first_wrong_stage(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
-    """Return the first stage that computes something else than it was given, by interpreters.
+    """Return the first stage whose output differs in value from its input, by interpreters.
 
-    If all agree, it is ``BEHIND`` them. Only what has no backward is asked.
+    ``BEHIND`` if all stages agree. Only for excerpts without a backward.
     """
     excerpt = static(excerpt)
     made = functions(excerpt)
@@ -171,7 +171,7 @@ def first_wrong_stage(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
 
 
 def _asked(hunt: Hunt, work: Callable[..., str], *args: Any) -> str:
-    """Return what a function says in a process of its own; "" if it fails."""
+    """Call a function in a separate process; return its result, or "" if it fails."""
     try:
         said: str = hunt.apart(work, *args)
         return said

@@ -1,12 +1,12 @@
-"""The backend under which ``fusec bisect`` runs a program: it writes down what happens, as it does.
+"""The backend under which ``fusec bisect`` runs a program: it logs events as they happen.
 
-It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one says
-where the process was when it died. What is looked for ends the program at once, by ``Enough``.
+It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one tells
+where the process was when it died. A fault of the wanted kind ends the program (``Enough``).
 
-    WRONG   each kernel beside eager (``verification``), each graph beside itself run eagerly
-    CRASH   an exception of a compile or a launch; a signal is for the reader of the file to see
-    SLOWER  each graph beside eager, in turn, and the seconds that each of its kernels takes; of
-            the whole program, optimizer and all, the time from one call of a graph to the next
+    WRONG   compare each kernel with eager (``verification``), each graph with its eager run
+    CRASH   catch an exception of a compile or a launch; the file's reader detects a signal
+    SLOWER  time each graph and eager in turn, and each kernel; of the whole program, optimizer
+            included, time the steps from one call of a graph to the next
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from fusec.torch_interior import (
 
 _ROUNDS = 15
 _WARMUP, _LEAST_GAPS = 2, 3
-"""Steps that do not count, and those that it takes to say how long one is."""
+"""The steps that are skipped, and the fewest that a step's time is taken from."""
 _MOST_KERNELS = 24
-"""Of a graph: those that take the most time are compared with eager."""
+"""The number of a graph's slowest kernels that are compared with eager."""
 
 _KEPT_BYTES = 1 << 26
-"""Of a graph's arguments: what may go into a file beside the program that shows a fault."""
+"""The most bytes of a graph's arguments that are saved beside the program that shows a fault."""
 
 
 class Enough(BaseException):
-    """Ends the user's program: what was looked for is found."""
+    """Ends the user's program: the fault is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Begun:
     Attributes:
         number: 0, 1, ... in the order of compiles, of AOTAutograd's and Dynamo's graphs.
         name: "forward", "backward", "inference"; "Dynamo" for Dynamo's.
-        excerpt: None for a graph that cannot be said in plain torch.
+        excerpt: None for a graph that cannot be written in plain torch.
         options: that the user gave.
     """
 
@@ -85,8 +85,8 @@ class Called:
     """A compiled graph is about to run.
 
     Attributes:
-        most: no whole number in its arguments is as large.
-        values: of the last call in a search for a crash, as of ``Culprit``.
+        most: one more than the largest integer in its arguments.
+        values: as in ``Culprit``; only of the last call, in a search for a crash.
     """
 
     number: int
@@ -96,22 +96,22 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A graph's compile, or a call of it, came to its end."""
+    """A graph's compile, or a call of it, has ended."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A graph, and as far as it is known a kernel, that is at fault.
+    """The graph at fault and, if known, its kernel.
 
     Attributes:
-        outcome: what a file that shows the fault has to come to.
+        outcome: of a file that shows the fault.
         excerpts: that may show it, the smallest first.
-        calls, lost_us, ratio: of a kernel or graph that is slower, as of ``Fault``.
-        library: what is called in the place of an eager kernel.
-        asked: what the options that might help follow from, where that is no excerpt.
-        values: the tensors that the graph was called with, by name, where they are few.
+        calls, lost_us, ratio: of a kernel or graph that is slower, as in ``Fault``.
+        library: the call in the place of an eager kernel.
+        asked: graphs from which the options to try follow, where ``excerpts`` is empty.
+        values: the tensors that the graph was called with, by name; empty if they are too large.
     """
 
     graph: str
@@ -136,7 +136,7 @@ class Timing:
     """Microseconds of a call of a graph, or of a kernel ("" is the graph).
 
     Attributes:
-        library: what is called in an eager kernel's place: "mkldnn._linear_pointwise.default".
+        library: the call in an eager kernel's place: "mkldnn._linear_pointwise.default".
     """
 
     graph: str
@@ -155,9 +155,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Microseconds of a step of the program, a quick one: of all that it does, optimizer too.
+    """Microseconds of a step of the program, optimizer included: the lower quartile.
 
-    A step is what lies between two calls of the graph that is called most.
+    A step is the time between two calls of the graph that is called most.
     """
 
     us: float
@@ -165,7 +165,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A compile or a launch failed, and nobody asked for that."""
+    """A compile or a launch failed in a search for another kind of fault."""
 
     said: str
 
@@ -174,7 +174,7 @@ Event = Begun | Called | Ended | Culprit | Timing | Stepped | Failed
 
 
 def read_events(file: Path) -> list[Event]:
-    """Return the events that a process has written; the last call has the values that it kept."""
+    """Return the events that a process has written; the last call gets the values saved for it."""
     events = list(_read(file))
     calls = [place for place, event in enumerate(events) if isinstance(event, Called)]
     if calls and (kept := _values_file(file)).exists():
@@ -194,10 +194,10 @@ def _values_file(file: Path) -> Path:
 
 
 def pace(run: Callable[[Any], Any], file: Path, more: Mapping[str, Any] | None) -> None:
-    """Run a program once more, silently, to see how long its steps and graphs take.
+    """Run a program once more, silently, to time its steps and graphs.
 
     Args:
-        more: options beside the user's; None: nothing is compiled, graphs run eagerly.
+        more: options on top of the user's; None: nothing is compiled, graphs run eagerly.
     """
     recorder = Recorder(SLOWER, file, more=more)
     with silent():
@@ -206,7 +206,7 @@ def pace(run: Callable[[Any], Any], file: Path, more: Mapping[str, Any] | None) 
 
 
 def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
-    """Run a program under the recorder; called in a process of its own.
+    """Run a program under the recorder; called in a separate process.
 
     Args:
         run: runs the user's program with a backend in fusec's place.
@@ -221,7 +221,7 @@ def record(run: Callable[[Any], Any], kind: str, file: Path) -> None:
 
 
 class Recorder:
-    """The backend, and the file of its events."""
+    """The backend, and the log of its events."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Recorder:
         clock: Clock | None = None,
         more: Mapping[str, Any] | None = MappingProxyType({}),
     ) -> None:
-        """Args: more: options beside the user's; None: graphs run eagerly."""
+        """Args: more: options on top of the user's; None: graphs run eagerly."""
         self._kind, self._file, self._clock, self._more = kind, file, clock, more
         self._calls: dict[int, list[float]] = {}
         self._numbers = itertools.count()
@@ -250,7 +250,7 @@ class Recorder:
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph of Dynamo, as ``fusec.driver.backend.fusec`` does."""
-        if only_for_eager(gm) or writes_to_shared_memory(gm):  # which run as they are
+        if only_for_eager(gm) or writes_to_shared_memory(gm):  # fusec leaves these to eager
             return gm.forward
         if self._more is None:
             return self._stepping(gm.forward, next(self._numbers))
@@ -270,7 +270,7 @@ class Recorder:
         try:
             compiled = splitting(compile_one, context).compile(gm, example_inputs)
         except (TorchDynamoException, Unsupported, EnvironmentProblem):
-            raise  # a message to Dynamo
+            raise  # for Dynamo to handle
         except Exception as error:
             self._failed(error, dynamo, None, values)
             raise
@@ -296,7 +296,7 @@ class Recorder:
         dynamo: Begun,
         values: Mapping[str, torch.Tensor],
     ) -> Callable[..., Any]:
-        gm.meta.pop(REFERENCE, None)  # a graph is a question of its own, when its kernels agree
+        gm.meta.pop(REFERENCE, None)  # graphs are compared here, once kernels agree
         graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
         self.tell(graph)
         try:
@@ -329,7 +329,7 @@ class Recorder:
         return run
 
     def _keep(self, gm: fx.GraphModule, args: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-        """Return the values of a call, after they are written: a signal leaves no time for that."""
+        """Save the values of a call before it runs, as a signal leaves no time, and return them."""
         values = {name: _copy(value) for name, value in _values(gm, args).items()}
         file = _values_file(self._file)
         torch.save(values, file.with_suffix(".new"))
@@ -350,7 +350,7 @@ class Recorder:
             raise Enough from error
         found, outcome = blame(error), outcome_of(error)
         excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
-        with unset_fake_temporarily():  # which is on while a graph is compiled
+        with unset_fake_temporarily():  # fake mode is on while a graph is compiled
             copies = {name: _copy(value) for name, value in values.items()}
         self.tell(
             Culprit(
@@ -397,7 +397,7 @@ class Recorder:
         """Run a graph, and compare what it returns with what its nodes compute eagerly.
 
         Args:
-            given: a copy of ``args``, which calls change.
+            given: a copy of ``args``, which the call changes.
         """
         state = torch.get_rng_state()
         expected = run_eagerly(gm)([_copy(arg) for arg in given])
@@ -443,7 +443,7 @@ class Recorder:
         return run
 
     def _stepping(self, call: Callable[..., Any], number: int) -> Callable[..., Any]:
-        """Return a graph's callable that notes when it is called."""
+        """Wrap a graph's callable so that the times of its calls are kept."""
         called = self._calls.setdefault(number, [])
 
         def run(*args: Any) -> Any:
@@ -458,11 +458,11 @@ class Recorder:
             one.calls, one.timed, one.seconds = 0, 0, 0.0
 
     def finish(self) -> None:
-        """Tell of steps, and compare what took the most time in graphs with eager."""
+        """Log the step time, and compare the slowest kernels of the graphs with eager."""
         times = max(self._calls.values(), key=len, default=[])
         gaps = [after - before for before, after in itertools.pairwise(times)][_WARMUP:]
         if len(gaps) >= _LEAST_GAPS:
-            quick = sorted(gaps)[len(gaps) // 4]  # what else the machine does only adds
+            quick = sorted(gaps)[len(gaps) // 4]  # other load on the machine only adds
             self.tell(Stepped(quick * 1e6))
         if self._clock is None:
             return
@@ -482,7 +482,7 @@ class Recorder:
 
 
 def _in_turn(calls: Sequence[Callable[[], Any]], rounds: int = _ROUNDS) -> list[float]:
-    """Return the medians of the microseconds of each call, measured in turn."""
+    """Return the median microseconds of each call, measured in turn."""
     spent: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds + 2):
         for call, own in zip(calls, spent, strict=True):
@@ -495,7 +495,7 @@ def _in_turn(calls: Sequence[Callable[[], Any]], rounds: int = _ROUNDS) -> list[
 
 
 def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
-    """Return a call on copies of some arguments, backward included where one of them is trained."""
+    """Return a call on copies of the arguments, with its backward where one requires a gradient."""
     own = [_leaf(arg) for arg in args]
     leaves = [arg for arg in own if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
@@ -539,7 +539,7 @@ def _trains(gm: fx.GraphModule) -> bool:
 
 
 def _values(gm: fx.GraphModule, given: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors that a graph was called with, by name; none where they are too many."""
+    """Return the tensors that a graph was called with, by name; none where they are too large."""
     nodes = gm.graph.find_nodes(op="placeholder")
     found = {n.name: v for n, v in zip(nodes, given, strict=True) if _is_real(v)}
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
@@ -551,13 +551,13 @@ def _is_real(value: Any) -> bool:
 
 
 def _most(args: Sequence[Any]) -> int:
-    """Return one more than the largest whole number in some arguments."""
+    """Return one more than the largest integer in the arguments."""
     integers = [a for a in args if isinstance(a, torch.Tensor) and _is_whole(a) and a.numel()]
     return max((int(arg.max()) + 1 for arg in integers), default=2)
 
 
 def drawn_below(excerpt: Excerpt, most: int) -> Excerpt:
-    """Return an excerpt whose whole numbers are drawn from a smaller range."""
+    """Return an excerpt whose int64 inputs are drawn below ``most``."""
     return replace(excerpt, inputs=tuple(_below(one, most) for one in excerpt.inputs))
 
 

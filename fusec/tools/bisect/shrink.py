@@ -1,4 +1,4 @@
-"""The smallest of a kind that fails: one ingredient less at a time, as long as it still does."""
+"""Reduce a failing case greedily: one simplification at a time, as long as it still fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 def shrink(
     found: T, simpler: Callable[[T], Iterable[T]], fails: Callable[[T], bool], most: int
 ) -> T:
-    """Return what fails while nothing that ``simpler`` makes of it does, after ``most`` trials."""
+    """Return a failing case none of whose simpler cases fails, or the one after ``most`` trials."""
     trials, progress = 0, True
     while progress:
         progress = False

@@ -12,12 +12,12 @@ from fusec.tools.bisect.excerpt import Excerpt, NotPlain, TensorType, alive, as_
 
 
 def slice_of(gm: fx.GraphModule, wanted: Collection[str], stored: Collection[str]) -> Excerpt:
-    """Return the excerpt of some nodes' values, from others that are known.
+    """Return the excerpt that computes the wanted nodes from the stored ones.
 
     Args:
-        wanted, stored: nodes by name; what is wanted is computed, though it be stored, too.
+        wanted, stored: names of nodes; a wanted node is computed even if it is stored, too.
     Raises:
-        NotPlain: if it cannot be said in plain torch.
+        NotPlain: if it cannot be written in plain torch.
     """
     excerpt = from_graph(gm)
     types = excerpt.types
@@ -27,7 +27,7 @@ def slice_of(gm: fx.GraphModule, wanted: Collection[str], stored: Collection[str
 
 
 def node_of(gm: fx.GraphModule, held: tuple[str, int | None]) -> str:
-    """Return the name of the node that is a value; an element of a tuple has one of its own."""
+    """Return the name of a value's node: of its ``getitem``, if any, for an element of a tuple."""
     name, place = held
     if place is None:
         return name
@@ -39,7 +39,7 @@ def node_of(gm: fx.GraphModule, held: tuple[str, int | None]) -> str:
 
 
 def kernel_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, Excerpt]]:
-    """Yield what each code of a graph computes, as far as it can be said in plain torch."""
+    """Yield the name and excerpt of each distinct kernel that plain torch can express."""
     summary = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
     stored = {name for row in summary["kernels"] for name in row["nodes"]}
     stored |= {row["node"] for row in summary["externs"]}
@@ -52,10 +52,10 @@ def kernel_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, Ex
 
 
 def library_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, str, Excerpt]]:
-    """Yield the node of each eager kernel of a graph, what is called in its place, and what it is.
+    """Yield the node of each library call of a graph, the operation called, and the excerpt.
 
-    Only those of one result are, as far as they can be said in plain torch; no convolutions: how
-    long these take follows from the format of images, which is a choice of the whole graph's.
+    Only calls with a tensor result that plain torch can express, and no convolutions: their time
+    follows from the memory format of images, which is chosen for the whole graph.
     """
     summary = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
     names = {node.name for node in gm.graph.nodes}

@@ -1,7 +1,7 @@
-"""What an excerpt may become that is smaller: fewer results, fewer lines, smaller sizes.
+"""Simplify an excerpt by one step: fewer results, fewer lines, smaller sizes.
 
 Large steps come first, halves before single lines, so that a fault in one line of a thousand is
-found in some twenty trials. Nothing here asks whether the fault is still there: ``shrink`` does.
+found in some twenty trials. ``shrink`` tests whether the fault is still there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusec.tools.bisect.excerpt import (
 )
 
 _EXTENTS = (1, 2, 8, 32)
-"""What an extent may become."""
+"""The values that an extent may be reduced to."""
 
 
 def simpler(excerpt: Excerpt) -> Iterator[Excerpt]:
@@ -64,7 +64,7 @@ def _halves(count: int) -> list[int]:
 
 
 def _prefixes(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Drop lines at the end: what nothing reads any more is the result."""
+    """Drop lines at the end; values that are left without a consumer become the results."""
     for dropped in _halves(len(excerpt.lines)):
         lines = excerpt.lines[:-dropped]
         read = {name for line in lines for name in refs((line.args, dict(line.kwargs)))}
@@ -81,7 +81,7 @@ def _prefixes(excerpt: Excerpt) -> Iterator[Excerpt]:
 
 
 def _suffixes(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Drop lines at the beginning: what others read of them is an input."""
+    """Drop lines at the beginning; their values that other lines read become inputs."""
     for dropped in _halves(len(excerpt.lines)):
         yield from _as_inputs(excerpt, excerpt.lines[:dropped])
 
@@ -99,7 +99,7 @@ def _as_inputs(excerpt: Excerpt, lines: tuple[Line, ...]) -> Iterator[Excerpt]:
 
 
 def _results(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Return one result alone, or half of them."""
+    """Keep one result alone, or half of them."""
     count = len(excerpt.results)
     if count > 3:
         for half in (excerpt.results[: count // 2], excerpt.results[count // 2 :]):
@@ -110,7 +110,7 @@ def _results(excerpt: Excerpt) -> Iterator[Excerpt]:
 
 
 def _bypasses(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Put an operand in the place of a line of the same type."""
+    """Replace a line by an operand of the same type."""
     types = excerpt.types
     for line in excerpt.lines:
         for name in dict.fromkeys(refs((line.args, dict(line.kwargs)))):
@@ -130,7 +130,7 @@ def _without(excerpt: Excerpt, gone: Line, operand: str) -> Excerpt:
 
 
 def _extents(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Make one extent smaller wherever it, or a multiple of it, stands."""
+    """Reduce one extent wherever it, or a multiple of it, occurs."""
     types = [one.type for one in excerpt.inputs if isinstance(one.type, TensorType)]
     extents = sorted({n for kind in types for n in kind.shape if n > 1}, reverse=True)
     for old in extents:
@@ -164,7 +164,7 @@ def _smaller_input(given: Input, old: int, new: int) -> Input:
 
 
 def _strides_like(kind: TensorType, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return dense strides of a shape, in the order of another tensor's; its zeros stay."""
+    """Return dense strides of a shape in another tensor's dimension order; zero strides stay."""
     strides, step = [0] * len(shape), 1
     for axis in sorted(range(len(shape)), key=lambda a: (kind.strides[a], -a)):
         if kind.strides[axis]:
@@ -173,7 +173,7 @@ def _strides_like(kind: TensorType, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _contiguous(excerpt: Excerpt) -> Iterator[Excerpt]:
-    """Give an input plain strides."""
+    """Give an input contiguous strides."""
     for one in excerpt.inputs:
         if isinstance(one.type, TensorType) and one.type.strides != dense(one.type.shape):
             plain = replace(one, type=replace(one.type, strides=dense(one.type.shape)))

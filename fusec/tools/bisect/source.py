@@ -1,7 +1,7 @@
-"""An excerpt printed as a file: plain torch, which shows the fault whenever it is run.
+"""Print an excerpt as a file of plain torch that shows the fault whenever it is run.
 
-Exit code 1, or a signal, while the fault is there, and 0 once it is mended. There are three
-endings: results differ, the compile or a launch fails, fusec is slower than eager.
+Its exit code is 1, or a signal, while the fault is there, and 0 once it is mended. It ends in one
+of three checks: results differ, the compile or a launch fails, fusec is slower than eager.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fusec.tools.bisect.smaller import dense
 WRONG, CRASH, SLOWER = "wrong", "crash", "slower"
 _TITLE_LINES = 3
 _LEAST_LOSS_US, _LEAST_RATIO = 200.0, 1.25
-"""What a smaller program has to lose at most to show a loss: more than a call of a graph costs."""
+"""The loss that a reduced program must show is at most this: more than a graph call costs."""
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a file shows.
+    """The fault that a file shows.
 
     Attributes:
         kind: WRONG, CRASH or SLOWER.
         title: of the file, one sentence.
         options: of the compile.
-        calls: of SLOWER, that are timed at once.
-        lost_us: how much longer than eager each takes in the user's program.
-        ratio: of the time there to eager's.
-        saved: its inputs are the user's, from a file of the same name that ends with .pt.
+        calls: for SLOWER, the calls per timing.
+        lost_us: how much longer than eager a call takes in the user's program.
+        ratio: of a call's time in the user's program to eager's.
+        saved: its inputs are the user's, loaded from a file of the same name with suffix .pt.
     """
 
     kind: str
@@ -57,7 +57,7 @@ def as_file(excerpt: Excerpt, fault: Fault) -> str:
 
 
 def functions(excerpt: Excerpt) -> dict[str, Any]:
-    """Return what a file defines before it ends: ``f`` and ``inputs``."""
+    """Return the namespace of a file's functions: ``f`` and ``inputs``."""
     excerpt = _short_names(excerpt)
     parts = (*_head(excerpt, Fault(CRASH)), *_function(excerpt), *_inputs(excerpt))
     made: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def _function(excerpt: Excerpt) -> list[str]:
 
 
 def _short_names(excerpt: Excerpt) -> Excerpt:
-    """Return an excerpt whose inputs are called a, b, c..., as far as no line is."""
+    """Return an excerpt with its inputs renamed to a, b, c..., without the names of lines."""
     taken = {line.name for line in excerpt.lines}
     letters = itertools.chain("abcdeghijklmnopqrstuvwxyz", (f"x{n}" for n in itertools.count()))
     free = (name for name in letters if name not in taken)
@@ -122,14 +122,14 @@ def _short_names(excerpt: Excerpt) -> Excerpt:
 
 
 def _printed(line: Line, before: str) -> Iterator[str]:
-    """Yield a line's text, behind the user's line where that is another than ``before``."""
+    """Yield a line's text, after a comment with the user's line unless that is ``before``."""
     if line.where and line.where != before:
         yield f"# {line.where}"
     yield f"{line.name} = {_operator(line) or _call(line)}"
 
 
 def _operator(line: Line) -> str | None:
-    """Return ``x[0]`` and the like; None for what is written as a call."""
+    """Return a line in operator syntax, such as ``x[0]``; None if it is printed as a call."""
     if line.target == "_operator.getitem":
         return f"{_shown(line.args[0])}[{_index(line.args[1])}]"
     sign = _SIGNS.get(line.target)

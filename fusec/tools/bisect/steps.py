@@ -1,6 +1,6 @@
-"""What each stage took and made while a function was compiled: to ask the first that is wrong.
+"""Record each stage's input and output during a compile, to find the first stage that is wrong.
 
-A ``Recorder`` stands in a context's place. It keeps each run of a stage that changed something.
+A ``Recorder`` replaces the context. It keeps each run of a stage that changed something.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Step:
 
     Attributes:
         graph: its name: "inference", "forward", "backward"; "joint" before capture.
-        text: of what it was before; FX graphs change where they are.
-        captured: the FX graph that was captured; None before.
-        inputs: its own, once it has run.
+        text: ``before``, printed before the run: stages change FX graphs in place.
+        captured: the FX graph that was captured; None before capture.
+        inputs: the arguments of the graph, once it has run.
     """
 
     stage: str
@@ -61,7 +61,7 @@ class Recorder:
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         before, text = structure, printed(structure)()
-        if isinstance(structure, fx.GraphModule):  # which stages change where it is
+        if isinstance(structure, fx.GraphModule):  # stages change it in place
             before = copied(structure)
         elif isinstance(structure, Joint):
             before = copied(structure.module)

@@ -1,8 +1,8 @@
-"""Runs a file in a process of its own, which may crash, hang or end as it likes.
+"""Run a file in a separate process, which may crash, hang or exit.
 
 Processes are forked from a server that has imported torch and fusec, so that one begins in
-milliseconds. What a file does is an ``Outcome``: two of them are the same fault if they are of one
-kind and, for exceptions, of one type in one stage.
+milliseconds. The result is an ``Outcome``: two of them are the same fault if they agree in kind
+and, for exceptions, in type and stage.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _PRELOADED = (
     "torch._functorch.aot_autograd", "torch._inductor.utils",
     "fusec.driver.backend", "fusec.tools.bisect.trial",
 )  # fmt: skip
-"""What the server imports: what a compile does."""
+"""The modules that a compile imports, preloaded by the server."""
 _FILE = "<bisect>"
-"""What the file is called in tracebacks."""
+"""The file's name in tracebacks."""
 _LINES = 400
 """Characters of an error that an outcome keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What running a file came to.
+    """The result of running a file.
 
     Attributes:
         kind: AGREES, INVALID (eager fails, too), HANGS, or a fault's: WRONG, CRASH, SLOWER.
@@ -57,7 +57,7 @@ class Outcome:
     said: str = ""
 
     def shows(self, fault: Outcome) -> bool:
-        """Return True for the same fault, as far as this can tell."""
+        """Return True if kind, cause and stage equal those of a fault."""
         return (self.kind, self.cause, self.stage) == (fault.kind, fault.cause, fault.stage)
 
 
@@ -69,10 +69,10 @@ def _server() -> Any:
 
 
 def run_apart(work: Callable[..., Any], *args: Any, seconds: float | None = SECONDS) -> Any:
-    """Return what a function returns in a process of its own.
+    """Call a function in a separate process and return its result.
 
     Args:
-        work: a function of a module, which can be pickled, as its arguments and result can.
+        work: a function that can be pickled, as can its arguments and its result.
     Raises:
         Died: if the process ended otherwise, by a signal say, or took too long.
         FusecError: which the function raised.
@@ -98,7 +98,7 @@ def run_apart(work: Callable[..., Any], *args: Any, seconds: float | None = SECO
 
 
 class Died(Exception):
-    """A process ended without an answer: HANGS, or the signal's name."""
+    """A process ended without a result: HANGS, or the signal's name."""
 
     @property
     def how(self) -> str:
@@ -118,7 +118,7 @@ class _Failed:
 
 
 def _child(answers: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    with contextlib.suppress(ImportError):  # whose lock between processes a signal would leave
+    with contextlib.suppress(ImportError):  # a signal would leave its lock behind
         importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     if not os.environ.get("TORCH_LOGS"):
         for name in LOUD:
@@ -127,24 +127,24 @@ def _child(answers: Connection, work: Callable[..., Any], args: tuple[Any, ...])
         answer = work(*args)
     except FusecError as error:
         answer = _Failed(error)
-    except Exception as error:  # which may not be one that can be pickled
+    except Exception as error:  # it may be one that cannot be pickled
         answer = _Failed(RuntimeError(f"{type(error).__name__}: {error}"))
     answers.send(answer)
     answers.close()
 
 
 Apart = Callable[..., Any]
-"""``run_apart``, or what stands in its place."""
+"""``run_apart``, or a replacement."""
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
 def try_file(text: str, apart: Apart = run_apart, file: str = _FILE) -> Outcome:
-    """Return what running a file's text comes to, in a process of its own.
+    """Run a file's text in a separate process and return its outcome.
 
     Args:
-        file: what the text takes for its own path.
+        file: the path that the program has as its own (``__file__``).
     """
     try:
         outcome: Outcome = apart(run_here, text, file)
@@ -154,7 +154,7 @@ def try_file(text: str, apart: Apart = run_apart, file: str = _FILE) -> Outcome:
 
 
 def run_here(text: str, file: str = _FILE) -> Outcome:
-    """Return what running a file's text comes to, in this process."""
+    """Run a file's text in this process and return its outcome."""
     with silent():
         try:
             exec(compile(text, _FILE, "exec"), {"__name__": "__main__", "__file__": file})
@@ -166,14 +166,14 @@ def run_here(text: str, file: str = _FILE) -> Outcome:
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Return what an exception is: a difference, a fault of fusec's, or none of these."""
+    """Classify an exception: a difference, a crash of fusec's, or an invalid program."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames[frames.index(_FILE) :] if _FILE in frames else frames
     inner = getattr(error, "inner_exception", None) or error
     said = str(inner).strip()[:_LINES]
     if frames[-1].endswith(os.path.join("testing", "_comparison.py")):
         lines = [line for line in said.splitlines() if line]
-        return Outcome(WRONG, said="; ".join(lines[1:3]))  # how many, and where the most
+        return Outcome(WRONG, said="; ".join(lines[1:3]))  # how many differ, and where the most
     stage = stage_of(inner)
     if not stage and "<fusec wrapper>" in frames:
         stage = LAUNCH
@@ -184,13 +184,13 @@ def outcome_of(error: Exception) -> Outcome:
 
 
 LAUNCH = "launch"
-"""The stage of what fails while a compiled graph runs."""
+"""The stage of a failure while a compiled graph runs."""
 _OWN = os.sep + os.path.join("fusec", "")
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Let what is printed go nowhere: thousands of lines of tracebacks that nobody reads."""
+    """Discard what is printed: trials print thousands of lines of tracebacks."""
     sys.stdout.flush()
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)

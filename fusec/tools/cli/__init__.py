@@ -63,13 +63,13 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are fusec's own."""
+    """An argument parser that raises ``UsageError``."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[0].upper()}{message[1:]}.{self._hint(message)}")
 
     def _hint(self, message: str) -> str:
-        """Return which option a misspelt one of this command, or of any, most likely meant."""
+        """Return a hint that names the option a misspelt one most likely meant, or ""."""
         words = [word.rstrip(":,") for word in message.split()]
         wrong = [word for word in words if word.startswith("--")]
         names = [option.removeprefix("--") for option in _options(self)]
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except BrokenPipeError:
-        write_nowhere()  # the reader of stdout, `head` say, has seen enough
+        write_nowhere()  # the reader of stdout, `head` say, has closed it
         return 0
     except KeyboardInterrupt:
         print("fusec: interrupted", file=sys.stderr)
@@ -166,7 +166,7 @@ def _fail(error: Exception, args: list[str]) -> int:
     """Print an error and what to do next, and return its exit code."""
     if "--traceback" in args:
         traceback.print_exception(error)
-    inner = getattr(error, "inner_exception", None)  # what torch.compile wraps
+    inner = getattr(error, "inner_exception", None)  # torch.compile wraps the original
     known = _out_of_memory(error) or (inner if isinstance(inner, FusecError) else error)
     seen = str(known) if isinstance(known, FusecError) else _unexpected(error)
     code = known.exit_code if isinstance(known, FusecError) else FusecError.exit_code
@@ -177,7 +177,7 @@ def _fail(error: Exception, args: list[str]) -> int:
 
 
 def _out_of_memory(error: Exception) -> EnvironmentProblem | None:
-    """Return the error for memory that is full, on whichever device; None for another one."""
+    """Return an ``OutOfMemory`` if an error means full memory, on any device; None otherwise."""
     text = str(getattr(error, "inner_exception", None) or error)
     if isinstance(error, MemoryError) or any(sign in text for sign in _FULL):
         return OutOfMemory(f"memory is full: {text.splitlines()[0] if text else 'MemoryError'}")
@@ -193,7 +193,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _next(error: Exception, args: list[str]) -> str:
-    """Return the command to run next, or what to do where none helps."""
+    """Return the command to run next, or advice where no command helps."""
     command = args[0] if args and args[0] in COMMANDS else ""
     if isinstance(error, OutOfMemory):
         return "smaller sizes; or fusec explain, which needs no memory"

@@ -1,4 +1,4 @@
-"""Find what is at fault in fusec, and write the least file that shows it.
+"""Find the part of fusec that is at fault, and write the smallest file that shows it.
 
   fusec bisect --wrong model.py:Block --input f32[8,128,768] --train
   fusec bisect --crash train.py --epochs 1
@@ -7,8 +7,8 @@
 --wrong: results differ from eager's. --crash: a compile or a launch fails, by an exception or a
 signal. --slower: a graph or a kernel takes more time than eager. The program runs in a process of
 its own: a TARGET with --input, as for fusec check, or a script with its own arguments, as for fusec
-run. What is shown is the graph, the kernel, the stage, the merge, your line, the options that help,
-and the sentence for a bug report. FILE is the least program of plain torch that shows the fault:
+run. It prints the graph, the kernel, the stage, the merge, your line, the options that help, and
+a sentence for a bug report. FILE is the smallest program of plain torch that shows the fault:
 its exit code is 1 (or a signal's) while the fault is there, 0 once it is mended.
 Options of fusec come before the script. Exit code 0 if nothing is found, 1 if something is.
 """
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is at fault, and write the file; return 1 if something is."""
+    """Print the finding and write the file; return 1 if something is found."""
     program = read_program(arguments)
     file = arguments.file.absolute()
     check_writable(file)
@@ -119,12 +119,12 @@ _NO_FILE = (
 
 
 def _near(file: Path) -> str:
-    """Return a path as it is written from here."""
+    """Return a path relative to the working directory where it is below it."""
     return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
 
 
 def _write(file: Path, finding: Finding) -> bool:
-    """Write the file, if there is one; one that is there keeps its text under another name."""
+    """Write the finding's file, if it has one; an existing file with another text is renamed."""
     if not finding.source:
         return False
     try:
@@ -147,14 +147,14 @@ def _write(file: Path, finding: Finding) -> bool:
 
 
 def read_program(arguments: argparse.Namespace) -> Any:
-    """Return what runs the user's program, given a backend in fusec's place.
+    """Return a function that runs the user's program with a backend in fusec's place.
 
     Raises:
-        UsageError: for what is neither a TARGET nor a script.
+        UsageError: for a wrong command line, or a program that is neither a TARGET nor a script.
     """
     given = arguments.program[arguments.program[:1] == ["--"] :]
     if not given and len(arguments.input) > 1 and _names(arguments.input[-1]):
-        given = [arguments.input.pop()]  # --input SPEC TARGET took it
+        given = [arguments.input.pop()]  # --input takes all that follows it
     if not given:
         raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
     first, *own = given
@@ -184,7 +184,7 @@ def _names(text: str) -> bool:
 
 
 def _take_rest(arguments: argparse.Namespace, own: list[str]) -> None:
-    """Read the options that stand behind a TARGET, which the script's own arguments would be."""
+    """Parse the options that follow a TARGET; after a script they would be the script's own."""
     arguments.program = []
     arguments.parser.parse_args(own, arguments)
     hush(arguments.quiet)

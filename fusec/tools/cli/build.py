@@ -7,14 +7,14 @@
   fusec build model.py:Block --input f32[8,256] --target cpu:avx2,cpu:avx512 -o block.fusec
 
 The model has to be one graph: where Dynamo would end it, the lines are listed. Inputs may have
-names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs; calls
-choose what has a name in place of a number, or with --dynamic all that the model leaves open. The
+names (NAME=SPEC) or come from a file of nested ones (@FILE). Sizes are those of the inputs; a call
+chooses each size that has a name, or with --dynamic every size that the model leaves open. The
 parameters' values are no part of the file: --with-weights writes them beside it, in a file of the
-same name that ends with .safetensors; without, the model takes no memory.
+same name that ends with .safetensors; without it, the model is built without memory for them.
 With --native a program in C runs the file, too (docs/deploy.md): then no step may need torch.
 With several targets the file has kernels for each, and the first that runs on a machine is taken,
 of several for CPUs the one that uses most of it. "cpu" is the processor of this machine. No GPU is
-needed to build for one, and no AVX-512 for that: ways to run products then go by rule.
+needed to build for one, and no AVX-512 for that: how products run is then chosen by rule.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file, and say what is in it."""
+    """Write the file, and print its size, digest and conditions."""
     targets = (arguments.target or "").split(",")
     arguments.target = None
     check_model_line(arguments, parse_named_sizes)
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_inputs(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for what an archive does not have."""
+    """Raise UsageError for options and inputs that an archive cannot have."""
     given = parse_named_sizes(arguments.input)
     if arguments.native and arguments.train:
         raise UsageError("--native is for inference: leave out --train.")
@@ -105,7 +105,7 @@ def _check_inputs(arguments: argparse.Namespace) -> None:
 
 
 def _options(target: str | None, forced: dict[str, Any]) -> Options:
-    """Return the options of a compile for a target; for this machine's CPU ways may be timed."""
+    """Return the options of a compile for a target; races may run for this machine's CPU."""
     from fusec.tools.report.stages import choose_target  # local, as above
 
     row = choose_target(target)
@@ -137,7 +137,7 @@ def _call(arguments: argparse.Namespace, mode: Any) -> Any:
 
 
 def _name(extent: int) -> str | None:
-    """Return what ``--dynamic`` calls an extent; torch fixes those of 0 and 1."""
+    """Return the name that ``--dynamic`` gives an extent; None for 0 and 1, which torch fixes."""
     return f"n{extent}" if extent > 1 else None
 
 

@@ -5,7 +5,7 @@ fusec cache list     by model and target: entries, size, hits, ages; --json has 
 fusec cache path     where it is
 fusec cache clear    remove every entry
 
-What races on this machine's device decided, for other machines with such a device:
+Take the verdicts of races on this device to other machines with the same device:
 
 fusec cache export verdicts.json
 fusec cache import verdicts.json
@@ -79,7 +79,7 @@ def _check_file(arguments: argparse.Namespace) -> None:
 
 
 def _import(cache: Cache, file: Path) -> str:
-    """Keep a file's verdicts and say so, or raise if the next process will not find them."""
+    """Import a file's verdicts and describe them; raise if the next process cannot find them."""
     done = import_verdicts(cache, file)
     cache.forget()
     if (done.added or done.replaced) and not all_verdicts(cache):
@@ -106,7 +106,7 @@ def _entry(listed: Listed) -> dict[str, Any]:
         "graph": about.get("graph", ""),
         "target": about.get("target", ""),
         "bytes": listed.size,
-        "hits": listed.hits if about else 0,  # others count nothing
+        "hits": listed.hits if about else 0,  # an entry without metadata counts none
         "written": listed.written,
         "used": listed.used,
     }

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_target(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for a target that the wanted check does not have."""
+    """Raise UsageError for a target that the requested check does not support."""
     if arguments.static:
         check_judged(known_target(arguments))
     elif arguments.emulate and (arguments.target or EMULATED[-1]) not in EMULATED:
@@ -113,7 +113,7 @@ def _check_results(arguments: argparse.Namespace) -> Any:
 def _call(
     judge: Callable[..., Any], arguments: argparse.Namespace, device: torch.device, said: str
 ) -> Any:
-    """Return what ``judge`` says of calls of the model with random inputs on a device."""
+    """Return the report of ``judge`` on calls of the model with random inputs on a device."""
     from fusec.tools.cli.model import load_with_inputs  # local, as above
 
     given = parse_inputs(arguments.input)

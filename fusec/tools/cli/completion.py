@@ -1,4 +1,4 @@
-"""Print what completes fusec's command lines in a shell: put it where the shell looks.
+"""Print a script that completes fusec's command lines in a shell: put it where the shell looks.
 
 fusec completion bash > ~/.local/share/bash-completion/completions/fusec
 fusec completion zsh  > "${fpath[1]}/_fusec"
@@ -64,5 +64,5 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "shell": SHELLS,
     **{name: choices_of(name) for name in ("race", "descriptors", "roles")},
 }
-"""Argument -> what may stand there. Parsers have none of it: their errors know what is nearest."""
+"""Argument -> its choices. fusec's parsers have no choices, as its errors suggest the nearest."""
 _FILES = ("model", "script", "directory", "file", "output", "check")

@@ -87,7 +87,7 @@ def _processor(options: Options) -> list[Finding]:
 def _compiler(options: Options) -> list[Finding]:
     what = "C++ compiler"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name that does not exist is in the report
+        warnings.simplefilter("ignore")  # the report names a missing compiler itself
         compiler = find_compiler(options.cxx)
     if compiler is None:
         advice = "Install g++ or clang++, or name one with FUSEC_CXX: CPU graphs run eagerly."
@@ -147,7 +147,7 @@ def _cache(options: Options) -> list[Finding]:
 
 
 def _space(stats: Stats) -> list[Finding]:
-    """Return how much room there is for the cache, where it is."""
+    """Return the free space of the disk that the cache is on."""
     folder = stats.directory
     while folder is not None and not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -36,7 +36,7 @@ _PYTHON = ("fx", "wrapper")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what dump and explain share: the model, its inputs, the target."""
+    """Declare the arguments of commands that compile a model: its inputs, the target, options."""
     parser.add_argument(
         "model",
         metavar="TARGET",
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.stages import check_stage, choose_target
 
     if arguments.stage is not None:
-        check_stage(arguments.stage, choose_target(arguments.target))  # with what torch knows
+        check_stage(arguments.stage, choose_target(arguments.target))  # with this machine's target
     whole = arguments.directory is not None and arguments.stage is None
     early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
     staged = stage_model(arguments, texts=early)
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
-    """Return which stages of a graph are to be shown, without those that it did not reach."""
+    """Return the stages of a graph to show, without stages that it did not reach."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
     from fusec.tools.report.stages import ASSEMBLY_STAGES, LEVELS, REWRITES
 
@@ -168,8 +168,8 @@ def stage_model(
     """Return every graph of the model that the command line names, compiled to source text.
 
     Args:
-        texts: keep what the stages before capture made.
-        choose: says which target a name means; by default what this machine has counts.
+        texts: keep the texts of the stages before capture.
+        choose: returns the target for a name, or without one; by default ``choose_target``.
         adapt: changes the context of each compile.
     """
     with user_code(arguments):
@@ -192,14 +192,14 @@ def _stage_model(
 
     given = parse_inputs(arguments.input)
     choose = choose or choose_target
-    choose(arguments.target)  # a wrong one is said before the model is loaded
+    choose(arguments.target)  # fails for a wrong name before the model is loaded
     options = Options.from_compile(None, forced_options(arguments))
     progress(f"tracing {arguments.model}")
     how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
     if arguments.run:
         cpu = torch.device("cpu")
         fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
-        target = choose(arguments.target)  # after what the model's file sets in torch
+        target = choose(arguments.target)  # after the settings of torch in the model's file
         seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
     else:
         mode = new_fake_mode()
@@ -214,7 +214,7 @@ def _stage_model(
 
 
 def _has(staged: Staged, stage: str) -> bool:
-    """Return whether a graph got as far as a stage that its target has."""
+    """Return True if a graph has reached a stage that its target has."""
     return staged.made(stage) is not None or (
         stage in staged.target.assembly and staged.compiled is not None
     )
@@ -245,7 +245,7 @@ def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
 
 
 _LANGUAGES = {"cpp": "cpp", "triton": "python"}
-"""What a printer writes, as highlighters call it."""
+"""A printer's language -> its name in syntax highlighters."""
 
 
 def _print_stage(staged: Staged, stage: str) -> None:
@@ -264,8 +264,8 @@ def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
     """Write the wanted stages of all graphs, and print the names of the files.
 
     Raises:
-        NotWritable: if a file cannot be.
-        Exception: what stopped a graph's compile, once what came before is written.
+        NotWritable: if a file cannot be written.
+        Exception: the error that stopped a graph's compile, after its earlier stages are written.
     """
     from fusec.driver.dumps import Dump, File  # local, as above
 

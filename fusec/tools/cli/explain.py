@@ -1,11 +1,11 @@
 """Show what the compiler makes of a model: kernels with the user's lines, what stays eager and why,
-launches and bytes before and after, the floor, and the merges it took or rejected with their price.
+launches and bytes before and after, the floor, and merges taken or rejected, with modelled times.
 
   fusec explain model.py:Block --input bf16[8,128,768]
   fusec explain model.py:Block --input bf16[8,128,768] --target sm_90 --train --json
 
-With --static each kernel is compiled for the target, and has the time that its machine code lets
-expect, as a share of the floor, and what most of the rest is spent on. No GPU is needed.
+With --static each kernel is compiled for the target, and has the time estimated from its machine
+code, the floor as a share of that, and the largest cause of the rest. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ Grammar::
              | name ['=' extent]                                    each call's own: f32[B,T=64,768]
     dtype  ::= 'f32' | 'bf16' | 'f16' | 'f64' | 'i64' | 'i32' | 'i16' | 'i8' | 'u8' | 'bool'
 
-A bound says what indices are less than: ``i64[8,128]<50257``. Tracing needs no values, so that it
-is checked and kept, no more. Several extents are for several calls of one model, in turn: the model
-is traced with the first. A name is for what ``fusec build`` writes: equal names have equal extents,
-which each call chooses; it is traced with the extent behind it, or one of fusec's. A file is one of
-``torch.save``, read without code in it: a tensor, a sequence of arguments, or a dictionary of those
-that have names.
+A bound is the exclusive upper limit of indices: ``i64[8,128]<50257``. Tracing needs no values, so
+the bound is only checked and kept. Several extents are for several calls of one model, in turn; the
+model is traced with the first. A name is for ``fusec build``: each call of the archive chooses the
+extent, equal for equal names; tracing takes the extent behind the name, or one that fusec picks. A
+file is from ``torch.save``, loaded with ``weights_only``: a tensor, a sequence of arguments, or a
+dictionary of arguments by name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TORCH_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 
 EXAMPLES = "bf16[8,128,768], i64[8,128]<50257, f32[], or a number such as 3, 0.5, true, none"
 MOST_ELEMENTS = (1 << 60) - 1
-"""Whose bytes, 8 an element, a signed integer of 64 bits counts; axes of extent 0 left aside."""
+"""At 8 bytes an element, a signed 64-bit integer counts their bytes; extents of 0 are ignored."""
 _NAMED = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)(.*)", re.DOTALL)
 _TENSOR = re.compile(r"(?:torch\.)?(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:<(?P<bound>.*))?")
 _EXTENT = re.compile(r"[\[,]\s*([A-Za-z_]\w*)\s*=\s*(\d+)")
@@ -66,8 +66,8 @@ class TensorInput:
     """A tensor argument: ``dtype`` as fusec spells it; indices less than ``bound``, if given.
 
     Attributes:
-        later: the shapes that further calls have, if they have others.
-        names: of its axes, for those that have one; () if none has.
+        later: the shapes of further calls, if those have others.
+        names: of its axes, None for an axis without one; () if no axis has one.
     """
 
     dtype: str
@@ -114,7 +114,7 @@ class Inputs:
         return len(self.specs) + len(self.named) + len(self.files)
 
     def read(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return arguments in order and by name, with what the files hold.
+        """Return arguments in order and by name, with those from the files.
 
         Raises:
             UsageError: if a file holds something else.
@@ -154,7 +154,7 @@ def add_inputs(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def parse_named_sizes(texts: Sequence[str]) -> Inputs:
-    """Return what all ``--input`` say, which may have sizes by name; raises as ``parse_inputs``."""
+    """Parse all ``--input``, in which sizes may have names; raises as ``parse_inputs`` does."""
     extents: dict[str, int] = {}
     for name, extent in _EXTENT.findall(" ".join(texts)):
         if extents.setdefault(name, int(extent)) != int(extent):
@@ -163,12 +163,12 @@ def parse_named_sizes(texts: Sequence[str]) -> Inputs:
 
 
 def parse_inputs(texts: Sequence[str], extents: dict[str, int] | None = None) -> Inputs:
-    """Return what all ``--input`` say.
+    """Parse all ``--input``.
 
     Args:
-        extents: of sizes by name; those that are missing are added. None: sizes have none.
+        extents: of sizes by name; missing names are added. None: sizes have no names.
     Raises:
-        UsageError: as of ``parse_spec``; for a file that is not there, and a name that comes twice.
+        UsageError: as in ``parse_spec``; for a file that does not exist, or a name given twice.
     """
     specs: list[Spec] = []
     named: dict[str, Spec] = {}
@@ -229,10 +229,10 @@ def _of_call(spec: Spec, number: int) -> Spec:
 
 
 def parse_spec(text: str, extents: dict[str, int] | None = None) -> Spec:
-    """Return what a SPEC says.
+    """Parse a SPEC.
 
     Args:
-        extents: as of ``parse_inputs``.
+        extents: as in ``parse_inputs``.
     Raises:
         UsageError: with the grammar, and the nearest dtype.
     """
@@ -256,7 +256,7 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
 def _nested(text: str, extents: dict[str, int] | None) -> Spec:
-    """Return the list, tuple or dictionary of SPECs that a text is."""
+    """Parse a list, tuple or dictionary of SPECs."""
     parts = _parts(text[1:-1])
     if text[0] == "[":
         return [parse_spec(part, extents) for part in parts]
@@ -269,7 +269,7 @@ def _nested(text: str, extents: dict[str, int] | None) -> Spec:
 
 
 def _parts(text: str) -> list[str]:
-    """Return a text in pieces, cut at the commas that stand in no bracket."""
+    """Split a text at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in _CLOSING) - (letter in _CLOSING.values())
@@ -309,12 +309,12 @@ def _tensor(text: str, match: re.Match[str], extents: dict[str, int] | None) -> 
 
 
 def _named(axis: list[str], known: dict[str, int]) -> str | None:
-    """Return the name of a size, and put its extent in the place of that; None if it has none."""
+    """Return the name of a size and replace it in ``axis`` by its extent; None if it has none."""
     name = axis[0].partition("=")[0]
     if len(axis) > 1 or not (name.isascii() and name.isidentifier()):
         return None
     if name not in known:
-        # Apart, or a trace would take two for one, and many kernels like multiples of 8.
+        # Distinct, or a trace would take two sizes for one; multiples of 8 suit many kernels.
         known[name] = next(8 * n for n in itertools.count(2) if 8 * n not in known.values())
     axis[0] = str(known[name])
     return name

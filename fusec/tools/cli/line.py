@@ -1,4 +1,4 @@
-"""What is wrong with a command line, said before torch is imported.
+"""Check a command line before torch is imported.
 
 Importing torch and Dynamo takes seconds; a misspelt type or target shall not wait for them.
 """
@@ -19,16 +19,16 @@ from fusec.processors import DEVICES, PROCESSORS, target_called
 from fusec.tools.cli.inputs import Inputs, parse_inputs
 
 EXPORTED = ".pt2"
-"""How the name of a file ends that ``torch.export.save`` wrote."""
+"""The suffix of files that ``torch.export.save`` writes."""
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
-"""The names in ``codegen.targets``, whose import takes as long as all else of a refusal."""
+"""The names in ``codegen.targets``, copied because importing that is slow."""
 JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
 """The targets of ``check --static``."""
 EMULATED = ("sm_80", "sm_90")
 """The targets of ``check --emulate``."""
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
-"""The structures on the way, each as it leaves the last stage that changes it."""
+"""The structures of a compile, each after the last stage that changes it."""
 _REWRITES = """
     equal_sizes whole_gradients flex_attention masked_writes share_cat_prefixes fold_channels
     single_pixel_convs memory_formats draws freeze channel_gradients softmax_gradients
@@ -45,11 +45,11 @@ ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
 STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
 _HERE = ("cuda", "gpu", "native", "host")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Without any of these there is no GPU: what is not known before torch is imported, else."""
+"""Without any of these files there is no GPU; with one, only torch can tell which."""
 
 
 def complete(arguments: argparse.Namespace) -> None:
-    """Take the TARGET from behind the SPECs, where ``--input SPEC TARGET`` swallowed it.
+    """Take the TARGET from the end of the SPECs, where ``--input SPEC TARGET`` parsed it as one.
 
     Raises:
         UsageError: if there is none.
@@ -62,7 +62,7 @@ def complete(arguments: argparse.Namespace) -> None:
 
 
 def is_target(text: str) -> bool:
-    """Return True for what reads as ``place:name``, or as the file of an exported program."""
+    """Return True for a text of the form ``place:name``, or an exported program's file name."""
     if text.endswith(EXPORTED):
         return True
     place, colon, name = text.partition("(")[0].rpartition(":")
@@ -72,7 +72,7 @@ def is_target(text: str) -> bool:
 def check_model_line(
     arguments: argparse.Namespace, parse: Callable[[Sequence[str]], Inputs] = parse_inputs
 ) -> None:
-    """Raise UsageError for what is wrong with a model's TARGET, inputs and target, as text."""
+    """Raise UsageError for errors in the text of a model's TARGET, inputs and target."""
     complete(arguments)
     parse(arguments.input)
     check_target_name(arguments.target)
@@ -89,7 +89,7 @@ def check_model_line(
 
 
 def check_file(path: Path, form: str) -> None:
-    """Raise UsageError if a Python file is not there, with the nearest that is."""
+    """Raise UsageError if a Python file does not exist, with the nearest name that does."""
     if path.is_file():
         return
     folder = path.parent if path.parent.is_dir() else Path()
@@ -99,7 +99,7 @@ def check_file(path: Path, form: str) -> None:
 
 
 def check_target_name(name: str | None) -> None:
-    """Raise UsageError for an unknown target; a device's name says which target is its own."""
+    """Raise UsageError for an unknown target; for a device's name, it suggests its target."""
     if name is None or name in TARGET_NAMES:
         return
     own = target_called(name)
@@ -114,7 +114,7 @@ def forced_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a compile that the command line gives.
 
     Raises:
-        UsageError: for one that there is not.
+        UsageError: for an unknown option.
     """
     own = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
     given = {name: value for name, value in own.items() if value is not None}
@@ -122,13 +122,13 @@ def forced_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def known_target(arguments: argparse.Namespace) -> str | None:
-    """Return the target that a command line means; None for a GPU that has to be asked."""
+    """Return the target of a command line; None if only torch can tell this machine's GPU."""
     named = arguments.target or Options.from_compile(None, forced_options(arguments)).target
     return named or (None if any(map(os.path.exists, _DRIVERS)) else "cpu")
 
 
 def check_stage_name(stage: str, target: str | None) -> None:
-    """Raise UsageError if there is no such stage, or if a target does without it."""
+    """Raise UsageError for an unknown stage, or one that a target does not have."""
     if stage not in STAGES:
         raise UsageError.unknown("stage", stage, STAGES)
     if stage in ASSEMBLY and target is not None and target not in DEVICES:
@@ -139,7 +139,7 @@ def check_stage_name(stage: str, target: str | None) -> None:
 
 
 def check_judged(target: str | None) -> None:
-    """Raise UsageError for a target whose machine code is not known well enough to judge."""
+    """Raise UsageError for a target that the static checks do not cover."""
     if target is not None and target not in JUDGED:
         raise UsageError(
             f"target {target!r} has no static checks. Use --target {'|'.join(JUDGED)}: "
@@ -148,7 +148,7 @@ def check_judged(target: str | None) -> None:
 
 
 def check_directory(path: Path | None) -> None:
-    """Raise NotWritable if nothing can be written to a directory; make it."""
+    """Make a directory; raise NotWritable if nothing can be written to it."""
     if path is None:
         return
     try:
@@ -160,13 +160,13 @@ def check_directory(path: Path | None) -> None:
 
 
 def hint_behind(script: str, own: Sequence[str], commands: Mapping[str, str]) -> str:
-    """Return what to say of an option of fusec's that stands behind a script, whose own it is.
+    """Return a hint for an option of fusec's given after a script, which takes it as its own.
 
     Args:
         own: the script's arguments.
         commands: option -> the command that has it.
     Returns:
-        "" where there is none, or behind "--".
+        "" without such an option, or where "--" precedes it.
     """
     found = [(k, word.partition("=")[0]) for k, word in enumerate(own)]
     meant = next(((k, name) for k, name in found if name in commands), None)

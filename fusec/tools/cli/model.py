@@ -1,9 +1,9 @@
-"""TARGET on the command line: what ``path.py:name`` or ``module:name`` stands for.
+"""Load the model that a TARGET on the command line names: ``path.py:name`` or ``module:name``.
 
 The name is a module instance, a module class or a function without arguments that makes one, either
 with arguments (``Block(64, bias=False)``), or a function to compile. The user's code runs under a
 fake mode, so that a model needs no memory for its weights; where it reads the values of tensors, it
-runs again with real ones. What it compiled itself runs eagerly meanwhile.
+runs again with real ones. Functions that it compiles itself run eagerly meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def observe_call(
     run with them, is converted; progress says so.
 
     Args:
-        mode: to which the module's tensors may belong.
+        mode: the fake mode of the module's tensors, if they are fake.
         how: further arguments of ``report.observe``.
     Raises:
         UsageError: if the inputs do not fit the signature.
@@ -79,7 +79,7 @@ def load_callable(
         inputs: how many inputs the call will get.
         mode: in which the user's code runs, such as a fake mode.
     Raises:
-        UsageError: if there is no such thing, or it cannot be called with tensors.
+        UsageError: if the name does not exist, or cannot be called with tensors.
         ModelError: if the user's code fails.
     """
     if target.endswith(EXPORTED):
@@ -114,7 +114,7 @@ def load_callable(
 def load_with_inputs(
     target: str, given: Inputs, train: bool, device: torch.device
 ) -> tuple[Callable[..., Any], list[Arguments]]:
-    """Return what a TARGET names, with memory, and random inputs of each call, on a device.
+    """Load a TARGET with real memory, and random inputs for each call, on a device.
 
     A module whose parameters all have another floating type than the inputs, and which does not
     run with them, is converted; progress says so.
@@ -250,7 +250,7 @@ def _find(module: ModuleType, name: str, place: str) -> Any:
 
 
 def _run_in(mode: AbstractContextManager[Any], make: Callable[[], _Made]) -> _Made:
-    """Return ``make()`` in a mode; without, if it needs values and the mode has none."""
+    """Return ``make()`` in a mode, or without it if that fails: fake tensors have no values."""
     with torch.compiler.set_stance("force_eager"):
         try:
             with mode, converting_fakes():
@@ -271,10 +271,10 @@ def _construct(
     kwargs: dict[str, Any],
     mode: AbstractContextManager[Any],
 ) -> Callable[..., Any]:
-    """Return what a class or function makes of arguments.
+    """Call a class or function with arguments, and return the callable that it makes.
 
     Raises:
-        UsageError: if they do not fit, or it makes nothing that is called.
+        UsageError: if they do not fit, or the result cannot be called.
     """
     try:
         inspect.signature(found).bind(*args, **kwargs)
@@ -304,7 +304,7 @@ def _refuse_class(found: type, name: str) -> None:
 
 
 def _required(fn: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that a call cannot do without."""
+    """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
@@ -351,7 +351,7 @@ def _fitting(fn: Callable[..., Any], given: Inputs) -> Arguments:
 
 
 def _convert(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give a model's floating parameters and buffers another type; those shared stay shared.
+    """Convert a model's floating parameters and buffers to a type; shared ones stay shared.
 
     ``Module.to`` swaps a fake parameter's contents, which fails where something refers to it.
     """
@@ -368,7 +368,7 @@ def _convert(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _common_dtype(values: Any) -> torch.dtype | None:
-    """Return the one floating type of some tensors, or None if there is not exactly one."""
+    """Return the floating type of the tensors among values; None if there is not exactly one."""
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
     dtypes = {tensor.dtype for tensor in tensors}
     return dtypes.pop() if len(dtypes) == 1 else None

@@ -1,4 +1,4 @@
-"""Where the command line writes: results to stdout, progress to stderr, colour for a terminal."""
+"""Output of the command line: results to stdout, progress to stderr, colour for a terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _quiet = ContextVar("quiet", default=False)
 
 
 def progress(message: str) -> None:
-    """Say on stderr what is being done, unless ``--quiet`` was given."""
+    """Print a progress message to stderr, unless ``--quiet`` was given."""
     if not _quiet.get():
         print(f"fusec: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def said(quiet: bool) -> Iterator[None]:
-    """Say what is done in a block, or not."""
+    """Print progress messages in a block unless ``quiet``."""
     token = _quiet.set(quiet)
     try:
         yield
@@ -35,7 +35,7 @@ def said(quiet: bool) -> Iterator[None]:
 
 
 def hush(quiet: bool) -> None:
-    """Say nothing more in this command where ``--quiet`` is read late, from behind a TARGET."""
+    """Stop progress messages, for a ``--quiet`` that is parsed late, after a TARGET."""
     if quiet:
         _quiet.set(True)
 
@@ -68,7 +68,7 @@ def show_report(report: Any, *, json: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise NotWritable if a file cannot be written; one that is not there is not made."""
+    """Raise NotWritable if a file cannot be written; leave no new file behind."""
     there = path.exists()
     if there and not (path.is_file() or path.is_dir()):  # a pipe, such as /dev/stdout
         return
@@ -95,16 +95,16 @@ def write_file(path: Path, text: str) -> None:
 
 @contextmanager
 def user_code(arguments: argparse.Namespace) -> Iterator[None]:
-    """Run a model: what it prints goes to stderr, and torch logs nothing that nobody asked for."""
+    """Run user code in a block: it prints to stderr, and torch is quiet without --traceback."""
     with redirect_stdout(sys.stderr), nullcontext() if arguments.traceback else quiet_torch():
         yield
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Let torch log nothing that nobody asked for, by TORCH_LOGS.
+    """Silence torch's loggers in a block unless TORCH_LOGS is set.
 
-    An error of the model's is in Dynamo's log twice, 200 lines before fusec's own message.
+    Dynamo logs an error of the model's twice, in 200 lines before fusec's own message.
     """
     loggers = [] if os.environ.get("TORCH_LOGS") else list(map(logging.getLogger, LOUD))
     levels = [logger.level for logger in loggers]
@@ -118,7 +118,7 @@ def quiet_torch() -> Iterator[None]:
 
 
 def write_nowhere() -> None:
-    """Let stdout lead nowhere, so that the interpreter's flush at exit does not fail again."""
+    """Redirect stdout to the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -126,7 +126,7 @@ def _show_in_colour(text: str, language: str) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     try:
-        # An extra of the package: plain text does as well.
+        # An optional dependency: without it, text is plain.
         from rich.console import Console
         from rich.syntax import Syntax
     except ImportError:
@@ -145,7 +145,7 @@ def _style(line: str, below: str) -> str:
     """Return how a line of a report looks: headings bold, lines of the user's code dim.
 
     Args:
-        below: the next line; what is indented is a heading where that is indented more.
+        below: the next line; an indented line is a heading if the next is indented more.
     """
     if _SOURCE.match(line):
         return "dim"

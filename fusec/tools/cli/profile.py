@@ -7,9 +7,9 @@
 TARGET is run with random inputs on this machine, a call a step, with --train forward and backward.
 A script runs as it is, compiled as fusec run does; its steps end with those of its optimizer, or
 begin where its first graph is called again. Times are means over the middle half of the warm steps.
-Behind the launches stand the Python between them, the optimizer and all else: rows add up to the
-step.
-For a script, options of fusec come before it, the script's own behind it.
+After the launches come rows for the Python between them, the optimizer and all else: rows add up
+to the step.
+For a script, options of fusec come before it, the script's own after it.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="compile also the models that a script does not"
     )
-    # What is profiled and all that is behind it, "--" included, in one list.
+    # What is profiled and all that follows it, "--" included, in one list.
     what = parser.add_argument(
         "what",
         metavar="TARGET|SCRIPT",
         nargs=argparse.PARSER,
         help="path.py:name or module:name, as of fusec check; or a Python file and its arguments",
     )
-    what.required = False  # an --input before it takes it
+    what.required = False  # an --input before it may have taken it
     nothing = {"target": None, "descriptors": None, "roles": None, "run": False}
     parser.set_defaults(parser=parser, **nothing)
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_rest(arguments: argparse.Namespace) -> None:
-    """Read what stands behind a TARGET as options of this command; a script has its own."""
+    """Parse the words after a TARGET as options of this command; a script has its own."""
     what, arguments.model = arguments.what, None
     if what is None and arguments.input and is_target(arguments.input[-1]):
         what = [arguments.input.pop()]
@@ -117,7 +117,7 @@ def _read_rest(arguments: argparse.Namespace) -> None:
 
 
 def _check_file(file: Path | None) -> None:
-    """Raise what is wrong with a file to write, before anything runs."""
+    """Raise an error for a file that cannot be written, before anything runs."""
     if file is None:
         return
     if not file.resolve().parent.is_dir():
@@ -159,7 +159,7 @@ def _profile_script(arguments: argparse.Namespace) -> int:
     for name in ("json", "trace"):  # the script may change the directory
         file = getattr(arguments, name)
         setattr(arguments, name, file and file.absolute())
-    output = sys.stdout  # nor does the page go where it sends its own lines
+    output = sys.stdout  # the script may replace sys.stdout
     # Local: as above.
     from fusec.tools.report.comparison import this_device
     from fusec.tools.report.profile import profile_of
@@ -183,7 +183,7 @@ def _profile_script(arguments: argparse.Namespace) -> int:
     except UsageError as nothing:
         if not ran.code:
             raise
-        progress(str(nothing))  # for the script did not get that far
+        progress(str(nothing))  # the script ended before a step
         return ran.code
     with redirect_stdout(output):
         _show(made, arguments)

@@ -1,12 +1,12 @@
-"""Write a report to look at: one HTML file that needs no network, and opens in any browser.
+"""Write an HTML report: one file that needs no network, and opens in any browser.
 
   fusec report model.py:Block --input bf16[8,128,768] -o report.html
   fusec report model.py:gpt --input "i64[2,64]<50257" --train --target sm_90 -o report.html
 
-It has each graph by modules, alike layers drawn once: what eager execution launches, beside the
-kernels that fusec makes of it and what feeds them. A click, or Enter, on a kernel shows the lines
-of yours that it computes, its index notation, schedule and source, for GPUs its machine code with
-registers and verdict, and the decisions of fusion. Below are a roofline with each kernel's point,
+It draws each graph by modules, equal layers once: what eager execution launches, beside fusec's
+kernels and their producers. A click, or Enter, on a kernel shows the lines of your program that it
+computes, its index notation, schedule and source, for GPUs its machine code with registers and
+verdict, and the decisions of fusion. Below are a roofline with each kernel's point,
 memory over the call, and the time of compile by phase; above are graph breaks, with what to change.
 Nothing runs, and no GPU is needed. A report of a script that runs: fusec run -o report.html.
 """
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.stages import choose_target
     from fusec.tools.report.watching import watch
 
-    environment()  # what is missing is said before the model is loaded
+    environment()  # fails for a missing package before the model is loaded
     target = choose_target(arguments.target)
     with watch() as watched:
         staged = stage_model(arguments)

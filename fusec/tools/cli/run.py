@@ -1,4 +1,4 @@
-"""Run a script of yours, nothing changed in it, and end with one page of what was seen.
+"""Run your script unchanged, and print one page of what was seen at its end.
 
   fusec run train.py --epochs 1
   fusec run --all --json seen.json train.py
@@ -7,9 +7,9 @@
 What the script gives to torch.compile is compiled by fusec, also where it names no backend; --all
 compiles every model that the script calls. The page has what to do first (graph breaks and
 recompiles with their line, reason and remedy, graphs that run eagerly), graphs, time by module,
-kernels and eager kernels by time, seconds of compile by phase, and peak memory. -o writes it as a
-report to look at (fusec report --help), with each kernel's code and the time that it took.
-Options of fusec come before the script, the script's own behind it. The exit code is the script's;
+kernels and eager kernels by time, seconds of compile by phase, and peak memory. -o writes it as an
+HTML report (fusec report --help), with each kernel's code and the time that it took.
+Options of fusec come before the script, the script's own after it. The exit code is the script's;
 3 where it ends with an exception, 130 where it is interrupted.
 """
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="output", metavar="FILE", type=Path, help="write a report there, as HTML"
     )
-    # The script and all that is behind it, "--" included, in one list.
+    # The script and all that follows it, "--" included, in one list.
     parser.add_argument(
         "script",
         metavar="SCRIPT",
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     path, own = _script(arguments)
     record = arguments.json and arguments.json.absolute()  # the script may change the directory
     report = arguments.output and arguments.output.absolute()
-    output = sys.stdout  # nor does the page go where it sends its own lines
+    output = sys.stdout  # the script may replace sys.stdout
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.tools.report.html import environment, render
     from fusec.tools.report.html.collect import collecting
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.watching import watch
 
     if report is not None:
-        environment()  # what is missing is said before the script runs
+        environment()  # fails for a missing package before the script runs
     with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
         ran = run_script(path, own, every=arguments.all, backend=watched.beside.backend)
     if ran.taken:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
-    """Return the script and its arguments, once its files are known to be there."""
+    """Return the script and its arguments, after checks of the files to read and write."""
     script, *own = arguments.script[arguments.script[0] == "--" :]
     check_file(Path(script), "SCRIPT is a Python file")
     record = arguments.json

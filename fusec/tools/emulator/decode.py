@@ -1,10 +1,10 @@
-"""Instructions as rows of numbers: operation, types, operands as places in a warp's register file.
+"""Encode instructions as numbers: operation, types, operands as offsets in a warp's register file.
 
 A register of b bytes a lane has 32 * b bytes of the file, a predicate 4: a bit for each lane. An
-address is two operands, its base and its offset. What names a special register is a register that
-is set before a warp starts.
+address is two operands, its base and its offset. A special register is an ordinary register of the
+file that is set before a warp starts.
 
-An opcode that this does not know, or a form of one, raises `UnknownPtx` with its line.
+An unknown opcode, or an unknown form of one, raises `UnknownPtx` with its line.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ FIELDS = 13
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the interpreter runs.
+    """A kernel as the interpreter runs it.
 
     Attributes:
         instructions: ``FIELDS`` numbers each.
         operands: three numbers each: width, number, value.
         tables: targets of indexed branches.
-        presets: pairs of a special register's code and its place in the file.
+        presets: pairs of a special register's code and its offset in the register file.
         constants: memory of arrays that the module declares, by name.
     """
 
@@ -162,7 +162,7 @@ class _Decoder:
         return ""
 
     def _target(self, row: Row, one: Instruction) -> tuple[int, int]:
-        """Return where a branch goes, or where its table begins, and how long that is."""
+        """Return a row's branch target and count; of ``brx``, its table's start and length."""
         if row.operation != "brx":
             return (self._label(row.target, one) if row.target else 0), row.count
         start, labels = len(self.tables), self.kernel.tables[row.target]
@@ -203,7 +203,7 @@ class _Decoder:
         self.operands.extend((width, number, value - (1 << 64) if value >> 63 else value))
 
     def place(self, register: Register, one: Instruction) -> tuple[int, int, int]:
-        """Return width, number and place of a register; it gets a place when it is first named."""
+        """Return width, number and offset of a register, which is allocated on first use."""
         found = self.places.get(register.name)
         if found is not None:
             return found

@@ -1,6 +1,6 @@
 """The interpreter: C++ that is compiled once a machine, called by ctypes.
 
-Its parts are the files of ``engine/``, in the order of `_PARTS`, as one translation unit; the words
+Its parts are the files of ``engine/``, in the order of `_PARTS`, as one translation unit; the codes
 that it shares with the decoder come from `vocabulary`.
 """
 
@@ -45,7 +45,7 @@ class Buffer(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """What a bulk copy by descriptor knows of a tensor; the innermost axis is first."""
+    """A tensor's descriptor for bulk copies; the innermost axis is first."""
 
     _fields_ = (
         ("handle", ctypes.c_uint64),
@@ -61,13 +61,13 @@ class TensorMap(ctypes.Structure):
 
 
 class EventRecord(ctypes.Structure):
-    """Something that a warp did; see ``launch.Event``."""
+    """An event of a warp; see ``launch.Event``."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("block", "warp", "instruction"))
 
 
 class Launch(ctypes.Structure):
-    """All that the interpreter is given."""
+    """The arguments of the interpreter."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -88,7 +88,7 @@ class FaultRecord(ctypes.Structure):
 
 
 class CountRecord(ctypes.Structure):
-    """What a launch did; see ``launch.Counts``."""
+    """The counters of a launch; see ``launch.Counts``."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in _COUNTS)
 

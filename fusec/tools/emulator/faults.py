@@ -1,7 +1,7 @@
-"""What the emulator finds, and what it says of it.
+"""The faults that the emulator finds, and their messages.
 
 A fault names the kernel, the line of its PTX, the line of the Triton source that fusec printed, and
-the index notation that stands above that: what the kernel was to compute.
+the index notation in the comment above that: what the kernel should compute.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an instruction is from.
+    """The origin of an instruction.
 
     Attributes:
         line, text: of the PTX.
@@ -117,13 +117,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that a kernel did and may not do.
+    """An illegal action of a kernel.
 
     Attributes:
         kind: one of ``KINDS``.
         other: the instruction that it conflicts with, if there is one.
         block: of the grid.
-        lane: of the warp, None if no single one did it.
+        lane: of the warp, None if no single lane did it.
         notation: what the kernel computes, in index notation; () if the source does not say.
     """
 
@@ -151,7 +151,7 @@ class Fault:
 
 
 class EmulationError(FusecError):
-    """A kernel did something that it may not do."""
+    """A kernel did something illegal."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
@@ -159,12 +159,12 @@ class EmulationError(FusecError):
 
 
 def meaning_of(kind: str, address: int, detail: int) -> str:
-    """Return what a fault of some kind at an address says."""
+    """Return the message of a fault of some kind at an address."""
     return _MEANINGS[kind].format(address=f"{address:#x}" if address >= 0 else "?", bytes=detail)
 
 
 def notation_of(source: str) -> tuple[str, ...]:
-    """Return the lines above a printed kernel that say what it computes."""
+    """Return the comment above a printed kernel: the index notation that it computes."""
     lines = source.splitlines()
     starts = [n for n, line in enumerate(lines) if line.startswith("# kernel ")]
     if not starts:

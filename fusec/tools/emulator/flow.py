@@ -1,8 +1,8 @@
-"""Where lanes that part at a branch meet: at the nearest block that all ways out lead through.
+"""Find where lanes that diverge at a branch reconverge: the first block on all paths to the exit.
 
 That is the branch's immediate postdominator, found on the reversed graph of blocks (Cooper, Harvey,
-Kennedy: A Simple, Fast Dominance Algorithm, 2001). The order of blocks in the text says nothing:
-LLVM puts blocks where they fall through.
+Kennedy: A Simple, Fast Dominance Algorithm, 2001). The order of blocks in the text does not tell:
+LLVM places blocks so that they fall through.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from bisect import bisect_right
 from fusec.tools.emulator.parse import Instruction, Kernel, Symbol
 
 NOWHERE = -1
-"""Lanes that part here never meet: each way ends by itself."""
+"""Lanes that diverge here never reconverge: each path ends by itself."""
 
 
 def find_meetings(kernel: Kernel) -> dict[int, int]:
-    """Return for each branch that may part lanes the instruction where these meet, or NOWHERE."""
+    """Map each branch that may diverge to the instruction where lanes reconverge, or to NOWHERE."""
     count = len(kernel.instructions)
     targets = {at: _targets(kernel, one) for at, one in enumerate(kernel.instructions)}
     starts = sorted({0, *kernel.labels.values()} | {at + 1 for at, to in targets.items() if to})
@@ -36,7 +36,7 @@ def find_meetings(kernel: Kernel) -> dict[int, int]:
 
 
 def _targets(kernel: Kernel, one: Instruction) -> tuple[int, ...]:
-    """Return where an instruction may jump to."""
+    """Return the instructions that an instruction may jump to."""
     if one.opcode[0] not in ("bra", "brx"):
         return ()
     name = one.operands[-1]
@@ -54,7 +54,7 @@ def _following(
     start: int,
     end: int,
 ) -> set[int]:
-    """Return the blocks that may run after one."""
+    """Return the successors of a block."""
     if start >= end:
         return {exit_}
     last = kernel.instructions[end - 1]
@@ -66,7 +66,7 @@ def _following(
 
 
 def _postdominators(following: list[set[int]], exit_: int) -> list[int]:
-    """Return the immediate postdominator of each block; that of all ways out is ``exit_``."""
+    """Return the immediate postdominator of each block; ``exit_`` is a virtual exit block."""
     before: list[list[int]] = [[] for _ in range(exit_ + 1)]
     for block, others in enumerate(following):
         for other in others:

@@ -1,7 +1,7 @@
-"""Launches: a printed kernel with its arguments, through the emulator instead of a GPU's driver.
+"""Launch a printed kernel with its arguments, by the emulator instead of a GPU's driver.
 
-Tensors are on the CPU, and are read and written where they lie. A launch may touch the memory of
-its tensors and nothing else. Blocks run one after the other, warps of a block in an order that
+Tensors are on the CPU, and are read and written in place. A launch may touch the memory of its
+tensors and nothing else. Blocks run one after the other, warps of a block in an order that
 ``seed`` decides.
 
 Worked example::
@@ -34,20 +34,20 @@ from fusec.tools.static_checks import PROCESSORS
 TARGET = "sm_90"
 STEP_LIMIT = 1 << 40
 _SWIZZLES = (0, 32, 64, 128)
-"""Bytes of a pattern's rows, by the driver's numbers."""
+"""Bytes of a row of a swizzle pattern, by the driver's enumeration."""
 _MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What launches did.
+    """Counters of launches.
 
     Attributes:
-        instructions: of warps; ``floats`` to ``controls`` say what they were issued to
-            (``vocabulary.PIPES``).
+        instructions: of warps; ``floats`` to ``controls`` count them by the pipe that they were
+            issued to (``vocabulary.PIPES``).
         global_loaded, global_stored, shared_loaded, shared_stored: bytes that threads and
-            asynchronous copies asked for; copies are of global memory only.
-        barriers: warps at a barrier of the block.
+            asynchronous copies requested; of copies, only the accesses to global memory.
+        barriers: arrivals of warps at barriers of the block.
         copied: bytes of asynchronous copies.
         multiplied: multiply-adds of tensor cores.
     """
@@ -74,7 +74,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An instruction that starts or ends asynchronous work, or meets other warps.
+    """An instruction that starts or ends asynchronous work, or synchronises with other warps.
 
     Attributes:
         block: of the grid, counted along its first axis first.
@@ -107,7 +107,7 @@ class TensorMap:
     nan_fill: bool = False
 
     def problem(self) -> str:
-        """Return which rule of ``cuTensorMapEncodeTiled`` this breaks, or ""."""
+        """Return the rule of ``cuTensorMapEncodeTiled`` that this breaks, or ""."""
         row = self.box[0] * self.element
         rules = {
             "the address is no multiple of 16": self.base % 16,
@@ -128,7 +128,7 @@ Argument = int | TensorMap
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a launch is given.
+    """The arguments of a launch.
 
     Attributes:
         values: of each parameter in order.
@@ -145,7 +145,7 @@ class Code:
 
     Attributes:
         ptx, source: the texts that a fault's lines are from.
-        shared_bytes: what a launch gives each block.
+        shared_bytes: of each block of a launch.
     """
 
     program: Program
@@ -155,10 +155,10 @@ class Code:
 
     @staticmethod
     def of(ptx: str, source: str = "", shared_bytes: int = 0) -> Code:
-        """Return what PTX decodes to.
+        """Parse and decode a kernel's PTX.
 
         Raises:
-            UnknownPtx: for what the emulator does not know.
+            UnknownPtx: for PTX that the emulator does not know.
         """
         program = decoded(parse(ptx))
         return Code(program, ptx, source, max(shared_bytes, program.shared_bytes))
@@ -167,13 +167,13 @@ class Code:
 def launch(
     code: Code, grid: Sequence[int], arguments: Arguments, seed: int, limit: int = STEP_LIMIT
 ) -> Counts:
-    """Run a kernel and return what it did.
+    """Run a kernel and return its counters.
 
     Args:
         grid: blocks along three axes.
         limit: instructions after which a launch is taken to be endless.
     Raises:
-        EmulationError: for the first thing that it may not do.
+        EmulationError: for the kernel's first fault.
         EnvironmentProblem: if there is no C++ compiler.
     """
     counts = _run(code, grid, arguments, seed, limit, _events(0))
@@ -183,13 +183,12 @@ def launch(
 def trace(
     code: Code, grid: Sequence[int], arguments: Arguments, seed: int, room: int = 1 << 18
 ) -> tuple[Event, ...]:
-    """Run a kernel and return what its warps did in the order of this run, the first ``room``.
+    """Run a kernel and return the first ``room`` events of its warps, in the order of this run.
 
-    What stands before what in one run stands so in another only if something orders the two: ask
-    several seeds.
+    Two events have the same order in every run only if something orders them: try several seeds.
 
     Raises:
-        EmulationError: for the first thing that it may not do.
+        EmulationError: for the kernel's first fault.
     """
     records = _events(room)
     count = _run(code, grid, arguments, seed, STEP_LIMIT, records).events
@@ -260,7 +259,7 @@ def _run(
 def _pack(
     code: Code, values: Sequence[Argument]
 ) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[engine.TensorMap]]:
-    """Return the parameters' bytes, and the tensor maps, which are known by their place."""
+    """Return the parameters' bytes, and the tensor maps, each known by its parameter's offset."""
     params = code.program.kernel.params
     end = max((offset + size for _, offset, size in params), default=0)
     packed = bytearray(end + 16)
@@ -332,7 +331,7 @@ class Compiled:
 
         Raises:
             BuildError: if Triton or ptxas rejects it, or the GPU has less shared memory.
-            UnknownPtx: for what the emulator does not know.
+            UnknownPtx: for PTX that the emulator does not know.
         """
         asm = compile_kernel(kernel, target)
         shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_limit
@@ -343,7 +342,7 @@ class Compiled:
         return Compiled(kernel, code, tuple(asm.metadata.get("tensordesc_meta") or ()))
 
     def arguments(self, args: Sequence[Any]) -> Arguments:
-        """Return what a launch with tensors, then sizes, is given.
+        """Return the arguments of a launch for tensors, then sizes.
 
         Raises:
             ValueError: for a descriptor that no driver would encode.
@@ -367,7 +366,7 @@ def encode(
     """Return the descriptor that Triton's launcher asks the driver for.
 
     Args:
-        tile: what Triton says of it: block_size, elem_size, swizzle.
+        tile: Triton's metadata of it: block_size, elem_size, swizzle.
     """
     element = int(tile["elem_size"])
     return TensorMap(
@@ -381,11 +380,11 @@ def encode(
 
 
 class EmulatedKernel:
-    """Stands in for a loaded kernel: called with tensors on the CPU, then sizes.
+    """A stand-in for a loaded kernel: called with tensors on the CPU, then sizes.
 
-    Like a launch, it takes code that was promised less where an address or a size is not the
-    multiple of 16 that the kernel was promised. ``seed`` is that of the next launch: each has an
-    order of warps of its own.
+    Like a real launch, it runs code with fewer assumptions where an address or a size is not the
+    multiple of 16 that the kernel assumes. ``seed`` is that of the next launch: each has an order
+    of warps of its own.
     """
 
     def __init__(self, kernel: TritonSource, seed: int = 0, target: str = TARGET) -> None:
@@ -418,7 +417,7 @@ class EmulatedKernel:
 
 
 class EmulatedTable:
-    """Stands in for a loaded kernel of a table: called with the rows' tensors and sizes."""
+    """A stand-in for a loaded kernel of a table: called with the rows' tensors and sizes."""
 
     def __init__(self, kernel: TritonSource, seed: int = 0, target: str = TARGET) -> None:
         self.kernel = kernel
@@ -445,6 +444,6 @@ class EmulatedTable:
 def emulated(
     kernel: TritonSource, seed: int = 0, target: str = TARGET
 ) -> EmulatedKernel | EmulatedTable:
-    """Return what stands in for a kernel that is loaded on a GPU."""
+    """Return the stand-in for a kernel that is loaded on a GPU."""
     made = EmulatedKernel if kernel.blocks is None else EmulatedTable
     return made(kernel, seed, target)

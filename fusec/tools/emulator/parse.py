@@ -1,7 +1,7 @@
-"""PTX as data: a kernel's parameters, registers, arrays and instructions, each with its line.
+"""Parse PTX: a kernel's parameters, registers, arrays and instructions, each with its line.
 
-Reads what LLVM prints for Triton, inline assembly included, and no more: one entry function, no
-calls. Directives for debuggers are skipped but ``.loc``, which says where an instruction is from.
+It reads only what LLVM prints for Triton, inline assembly included: one entry function, no calls.
+Debug directives are skipped except ``.loc``, which has an instruction's source line.
 
 Grammar of an instruction: ``@!%p1 ld.global.v2.b32 {%r1, %r2}, [%rd1+8];``
 
@@ -24,7 +24,7 @@ from fusec.tools.emulator.faults import UnknownPtx
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register; "%p1" after "!" is negated."""
+    """A register, negated if it is a predicate after "!"."""
 
     name: str
     negated: bool = False
@@ -32,7 +32,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """The bits of a constant, as many as where it is used has."""
+    """The bits of a constant, as many as its use needs."""
 
     bits: int
 
@@ -139,7 +139,7 @@ def parse(ptx: str) -> Kernel:
     """Return the entry function of a module.
 
     Raises:
-        UnknownPtx: for what this does not read.
+        UnknownPtx: for other PTX than LLVM prints for Triton.
     """
     entry = _ENTRY.search(ptx)
     if entry is None:
@@ -193,7 +193,7 @@ def _params(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 class _Body:
-    """Statements read one by one: what a function declares, and its instructions."""
+    """A reader of a function's statements: its declarations and its instructions."""
 
     def __init__(self, name: str, own_files: frozenset[int]) -> None:
         self.name = name
@@ -225,7 +225,7 @@ class _Body:
                 self._instruction(statement, at)
 
     def _scoped(self, name: str) -> str:
-        """Return a label's or register's name; those of inline assembly are its scope's own."""
+        """Return a label's or register's name; names of inline assembly are local to its scope."""
         return name if name[0] in "$%" or not self.scope else f"{name}@{self.scope}"
 
     def _loc(self, statement: str) -> None:
@@ -327,7 +327,7 @@ def _statements(text: str, line: int) -> Iterator[tuple[str, int]]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that no bracket holds."""
+    """Split a text at the commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "{[") - (letter in "}]")

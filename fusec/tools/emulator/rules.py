@@ -1,8 +1,8 @@
-"""What each opcode of PTX decodes to: the table of rules, by the first word.
+"""Decode the opcodes of PTX: the table of rules, by an opcode's first word.
 
-A rule gets an instruction, and a function that tells the declared type of a register. It returns
-None for a form that it does not know. Words that say where a cache keeps data, or which scope an
-order has, mean nothing here and are dropped: `launch` runs blocks one after the other.
+A rule gets an instruction, and a function that returns the declared type of a register. It returns
+None for a form that it does not know. Cache hints and scopes of memory order have no effect here
+and are dropped: `launch` runs blocks one after the other.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Kind = Callable[[Operand], str]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A decoded instruction, before its operands have places; see ``engine/program.h``.
+    """A decoded instruction, before its operands have offsets; see ``engine/program.h``.
 
     Attributes:
-        operands: constants stand for themselves.
+        operands: an integer is a constant.
         target: the label of a branch, or of its table.
     """
 
@@ -83,12 +83,12 @@ def _rounding(one: Instruction) -> int:
 
 
 def _known(one: Instruction, words: str) -> bool:
-    """Return whether all words between the first and the type are of some known ones."""
+    """Return True if all words between the first and the type are among ``words``."""
     return set(one.opcode[1:-1]) <= set(words.split())
 
 
 def _plain(operation: str, words: str = "", types: dict[str, int] = _INTEGERS) -> Rule:
-    """Return a rule for d = f(a, ...), of these types, with no words but these."""
+    """Return a rule for d = f(a, ...), of ``types``, with no modifiers but ``words``."""
 
     def rule(one: Instruction, _: Kind) -> Row | None:
         if one.opcode[-1] not in types or not _known(one, words):
@@ -105,7 +105,7 @@ def _plain(operation: str, words: str = "", types: dict[str, int] = _INTEGERS) -
 
 
 def _either(integer: Rule, floating: Rule) -> Rule:
-    """Return a rule of an opcode that integers and floats have in common."""
+    """Return a rule for an opcode that both integers and floats have."""
 
     def rule(one: Instruction, kind: Kind) -> Row | None:
         return (floating if one.opcode[-1] in _FLOATS else integer)(one, kind)
@@ -383,7 +383,7 @@ def _mbarrier(one: Instruction, _: Kind) -> Row | None:
     return None
 
 
-# -- copies beside the warps -----------------------------------------------------------------------
+# -- asynchronous copies ---------------------------------------------------------------------------
 
 
 def _group(one: Instruction, queue: str) -> Row | None:

@@ -1,6 +1,6 @@
-"""The words that decoder and interpreter share: what a number in a program stands for.
+"""The codes that decoder and interpreter share: the meaning of the numbers in a program.
 
-Each list becomes an enumeration in C++ by `enumerations`, so that there is one place for each word.
+Each list becomes an enumeration in C++ by `enumerations`, so that each code is defined once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ TYPES = (
     "U8", "S8", "U16", "S16", "U32", "S32", "U64", "S64", "F16", "BF16", "F32", "F64",
     "F16X2", "BF16X2", "E4M3X2", "E5M2X2", "E4M3", "E5M2", "TF32", "PRED",
 )  # fmt: skip
-"""Types of elements; integers stand first."""
+"""Types of elements; integers come first."""
 COMPARISONS = (
     "EQ", "NE", "LT", "LE", "GT", "GE", "EQU", "NEU", "LTU", "LEU", "GTU", "GEU", "NUM",
     "UNORDERED",
@@ -23,7 +23,7 @@ ATOMICS = (
     "ATOMIC_EXCH", "ATOMIC_CAS",
 )  # fmt: skip
 QUEUES = ("COPIES", "PRODUCTS", "STORES", "QUEUES")
-"""What operations that run beside a warp are grouped by; the last one counts the others."""
+"""The queues of asynchronous operations; the last name is their number."""
 SPECIALS = (
     "ZERO", "ONE", "TID_X", "NTID_X", "CTAID_X", "CTAID_Y", "CTAID_Z", "NCTAID_X", "NCTAID_Y",
     "NCTAID_Z", "LANEID", "WARPID", "LANEMASK_LT",
@@ -48,8 +48,8 @@ OPERATIONS = (
 )  # fmt: skip
 
 PIPES = ("floats", "integers", "specials", "moves", "accesses", "products", "controls")
-"""What a multiprocessor issues an instruction to, by the field of ``launch.Counts`` that counts it:
-arithmetic of floats and of integers, functions by table, what moves or chooses bits, memory and
+"""The pipes that a multiprocessor issues instructions to, named as the counters of
+``launch.Counts``: float and integer arithmetic, special functions, moves and selects, memory and
 copies, tensor cores, and barriers, branches and all else."""
 _INTEGERS = (
     "iadd isub imul imin imax idiv irem ineg iabs popc clz brev and or xor not shl shr shf bfe "
@@ -71,12 +71,12 @@ _LISTS = (
 )  # fmt: skip
 
 CODES = {word: number for words in _LISTS for number, word in enumerate(words)}
-"""The number of each word but the flags."""
+"""The number of each word except the flags."""
 FLAG = {word: 1 << bit for bit, word in enumerate(FLAGS)}
 
 
 def pipe_of(operation: str) -> int:
-    """Return the place in ``PIPES`` of what an operation is issued to."""
+    """Return the index in ``PIPES`` of an operation's pipe."""
     return PIPES.index(_PIPE_OF.get(operation, "controls"))
 
 

@@ -95,7 +95,7 @@ def explain(
 
 
 def explanation(target: str, staged: Iterable[Staged], seen: Seen) -> Explanation:
-    """Return what is shown of graphs, and of what was seen while they were traced."""
+    """Return the report on graphs, and on the breaks and recompiles seen while tracing them."""
     graphs = tuple(map(report_graph, staged))
     return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles)
 

@@ -1,9 +1,9 @@
-"""What to do about what was seen of a program: what takes most of its time first.
+"""Advise on the costs that were seen in a program, the largest share of its time first.
 
-All is in one unit, the share of the program's time without its compiles. That of a graph is
-measured; a graph break, or a graph that is not fusec's, takes at most what is outside of these.
-What costs compiling alone comes once, and so behind them. What has no remedy is no advice, and what
-is compiled again because the program does two things (it trains, it evaluates) is a note.
+All costs have one unit, the share of the program's time without its compiles. A graph's share is
+measured; a graph break, or a graph that runs eagerly, costs at most the time outside of fusec's
+graphs. A cost of compiling occurs once and comes last. A cost without a remedy is no advice, and a
+recompile because the program does two things (it trains, it evaluates) is a note.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from fusec.tools.report.seen import Seen, SeenGraph
 
 _SLOW_SHARE = 0.1
-"""The share of a program's time in graphs from which an eager kernel is worth a line of advice."""
+"""The share of a program's time in graphs above which an eager kernel is worth a line of advice."""
 _LOST_SHARE = 0.02
-"""The share of a program's time from which what a graph loses to eager is worth a line."""
+"""The share of a program's time above which a graph's loss to eager is worth a line."""
 _LAUNCH_SECONDS = 1e-5
-"""What a launch may take, its host's part included."""
+"""Seconds that a launch may take, the host's part included."""
 _MANY_CALLS = 100
 _MORE_PLACES = 4
 """Lines that are named beside the first one."""
@@ -39,19 +39,19 @@ _EAGER_REMEDIES = {
 
 _Row = TypeVar("_Row")
 NONE = "none"
-"""How a remedy begins that is none."""
+"""The first word of a remedy's text where there is no remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing that costs time.
+    """One cost in a program, and its remedy.
 
     Attributes:
         place: the user's line, or the graph.
         said: what happens there.
         remedy: what to do about it, or "none" and why.
         share: of the time without compiles.
-        bound: the share is at most that.
+        bound: the share is an upper bound.
         seconds: of compiling, once.
         meant: nothing is to be changed.
     """
@@ -66,7 +66,7 @@ class Advice:
 
     @property
     def cost(self) -> str:
-        """The share of the time, or that it comes once."""
+        """The share of the time, or "once"."""
         if not self.share:
             return "once"
         return f"{'at most ' if self.bound else ''}{self.share:.0%} of the time"
@@ -81,14 +81,14 @@ class Advice:
 
 
 def advice_on(seen: Seen) -> list[Advice]:
-    """Return what costs time, the dearest first."""
+    """Return advice on all costs, the largest share first."""
     parts = (_fallbacks, _breaks, _recompiles, _collections, _externs, _losing, _launch_bound)
     found = [one for part in parts for one in part(seen)]
     return sorted(found, key=lambda one: (-one.share, -one.seconds))
 
 
 def _running(seen: Seen) -> float:
-    """Return the seconds that are no compile's."""
+    """Return the program's seconds without its compiles."""
     return max(seen.seconds - sum(seen.compile_seconds.values()), seen.run_seconds, 1e-9)
 
 
@@ -109,7 +109,7 @@ def _fallbacks(seen: Seen) -> Iterator[Advice]:
 
 
 def _alike(rows: Iterable[_Row], kind: Callable[[_Row], object]) -> list[list[_Row]]:
-    """Return rows of one kind together, in the order of their first ones."""
+    """Group rows by kind, in the order of their first occurrence."""
     found: dict[object, list[_Row]] = {}
     for row in rows:
         found.setdefault(kind(row), []).append(row)
@@ -197,7 +197,7 @@ def _launch_bound(seen: Seen) -> Iterator[Advice]:
 
 
 def _bisected(seen: Seen, graph: SeenGraph) -> str:
-    """Return how the defect is found behind a compile that failed."""
+    """Return the command that finds the defect behind a failed compile."""
     if graph.summary.problem.startswith("Unsupported: "):
         return f"{NONE} is known"
     program = seen.what if seen.what.endswith(".py") else "SCRIPT"
@@ -205,7 +205,7 @@ def _bisected(seen: Seen, graph: SeenGraph) -> str:
 
 
 def _is_launch_bound(graph: SeenGraph, launches: int, seconds: float) -> bool:
-    """Return True for a graph of many short calls: nothing in it takes as long as a launch."""
+    """Return True for a graph with many calls in which a kernel takes less time than a launch."""
     if graph.calls < _MANY_CALLS or not launches:
         return False
     short = graph.run_seconds / graph.calls / launches < _LAUNCH_SECONDS

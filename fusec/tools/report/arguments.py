@@ -15,7 +15,7 @@ from fusec.torch_interior import pytree
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a call is given: ``fn(*args, **named)``."""
+    """The arguments of a call: ``fn(*args, **named)``."""
 
     args: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
@@ -26,11 +26,11 @@ class Arguments:
         return given if isinstance(given, Arguments) else cls(tuple(given))
 
     def call(self, fn: Callable[..., Any]) -> Any:
-        """Return what ``fn`` returns."""
+        """Call ``fn`` with these arguments."""
         return fn(*self.args, **self.named)
 
     def mapped(self, change: Callable[[Any], Any]) -> Arguments:
-        """Return arguments with each leaf of what is nested changed."""
+        """Return the arguments with ``change`` applied to each leaf."""
         args, named = pytree.tree_map(change, (self.args, dict(self.named)))
         return Arguments(args, named)
 
@@ -38,7 +38,7 @@ class Arguments:
         return iter((*self.args, *self.named.values()))
 
     def labelled(self) -> Iterator[tuple[str, Any]]:
-        """Yield each argument with what it is called: its number, or its name."""
+        """Yield each argument with its label: its number, or its name."""
         yield from ((str(number), arg) for number, arg in enumerate(self.args))
         yield from self.named.items()
 
@@ -62,7 +62,7 @@ def fitting(
     parameters = signature_of(fn)
     if parameters:
         unknown = [] if _takes_any_name(parameters) else [n for n in named if n not in parameters]
-        if unknown:  # said before what is missing, which it may have been meant for
+        if unknown:  # before a missing argument: it may be that one, misspelt
             near = nearest(unknown[0], (*parameters, *options))
             hint = f"; did you mean {near}=?" if near else ""
             raise TypeError(f"it has no argument {unknown[0]!r}{hint}")
@@ -77,7 +77,7 @@ def _takes_any_name(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def described(fn: Callable[..., Any]) -> str:
-    """Return what a call takes, "x, scale=, **more": those behind a ``*`` by name alone."""
+    """Return a signature as text, "x, scale=, **more", with "=" after keyword-only arguments."""
     form: dict[Any, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*{}",
         inspect.Parameter.VAR_KEYWORD: "**{}",
@@ -87,7 +87,7 @@ def described(fn: Callable[..., Any]) -> str:
 
 
 def signature_of(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return what a module's forward, or a function, takes; nothing where Python does not know."""
+    """Return the parameters of a module's forward, or of a function; {} if Python knows none."""
     try:
         return inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
     except (TypeError, ValueError):

@@ -1,12 +1,12 @@
-"""Whether small graphs gain by being compiled: each is timed beside itself run eagerly, once.
+"""Test whether small graphs gain by being compiled: time each once, compiled and eagerly.
 
-A call of some hundred microseconds may cost more compiled than eagerly: what a launch costs beside
-its kernel is all that counts there. So ``fusec run`` takes its backend from here. A graph's third
-call, where the program has also run its backward, is repeated on copies of its arguments, compiled
-and eagerly in turn; the clock, the random generator and the program's tensors know nothing of it.
+A call of some hundred microseconds may cost more compiled than eagerly: the overhead of launches
+decides there. So ``fusec run`` takes its backend from here. A graph's third call, where the program
+has also run its backward, is repeated on copies of its arguments, compiled and eagerly in turn,
+without an effect on the clock, the random generator and the program's tensors.
 
-Assumes that guards cost what modules do: neither is in these times. Graphs that act on anything but
-their arguments are not repeated.
+Assumes that guards cost what modules do: neither is in these times. Graphs with side effects on
+anything but their arguments are not repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusec.runtime.calls.clock import Clock
 from fusec.torch_interior import HigherOrderOperator, compile_id, pytree
 
 SMALL_US = 3000.0
-"""A call that takes longer is none of which launches decide."""
+"""In a longer call, the overhead of launches does not decide."""
 _CALL, _ROUNDS = 3, 12
 _MOST_BYTES = 1 << 24
 _LOSES_BY, _LEAST_US = 1.1, 5.0
@@ -36,7 +36,7 @@ _PLAIN = ("aten", "prims", "prim")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Microseconds of a call, with its backward where the program trains, in both ways.
+    """Microseconds of a call, with its backward where the program trains, compiled and eagerly.
 
     Attributes:
         compile: Dynamo's number of the graph, "0/1".
@@ -48,14 +48,14 @@ class Compared:
 
     @property
     def loses(self) -> bool:
-        """Whether eager is faster, by more than what is noise."""
+        """Whether eager is faster, by more than noise."""
         lost = self.fusec_us - self.eager_us
         return self.fusec_us > _LOSES_BY * self.eager_us and lost > _LEAST_US
 
 
 @dataclass(slots=True)
 class Beside:
-    """The backend of a run, and what it compared.
+    """The backend of a run, and its comparisons.
 
     Attributes:
         seconds: that comparing took.
@@ -79,10 +79,10 @@ class Beside:
         if not _acts_on_nothing(eager):
             return compiled
         watched = _Watched(self, compiled, eager, number)
-        return lambda *args: watched.call(*args)  # what Dynamo may put attributes on
+        return lambda *args: watched.call(*args)  # a function: Dynamo may set attributes on it
 
     def compare(self, compiled: Any, eager: Any, number: str, args: Sequence[Any]) -> None:
-        """Time a call in both ways, on copies; what cannot be repeated is left out."""
+        """Time a call compiled and eagerly, on copies; skip a call that fails."""
         start, state = time.perf_counter(), torch.get_rng_state()
         with suppress(Exception), self.clock.apart() as launches:
             calls = [_call_of(fn, args) for fn in (compiled, eager)]
@@ -104,7 +104,7 @@ class _Watched:
     calls: int = 0
 
     def call(self, *args: Any) -> Any:
-        """Call the graph, and once in its life compare it."""
+        """Call the graph; one of its calls is also compared."""
         start = time.perf_counter()
         made = self.compiled(*args)
         if self.calls < 0:
@@ -124,7 +124,7 @@ class _Watched:
 
 
 def _acts_on_nothing(gm: fx.GraphModule) -> bool:
-    """Return True if calls of a graph change nothing but what they are given."""
+    """Return True if a graph has no side effects except on its arguments."""
 
     def is_plain(target: Any) -> bool:
         namespace = getattr(target, "namespace", None) or _namespace(target)
@@ -146,7 +146,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _are_few(args: Sequence[Any]) -> bool:
-    """Return True for real tensors on a CPU that a copy costs little of."""
+    """Return True for plain tensors on a CPU that are cheap to copy."""
     tensors = _tensors(args)
     plain = all(type(t) in _TYPES and t.device.type == "cpu" and not t.is_conj() for t in tensors)
     return plain and sum(t.untyped_storage().nbytes() for t in tensors) <= _MOST_BYTES
@@ -160,7 +160,7 @@ def _trains(made: Any) -> bool:
 
 
 def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
-    """Return a call on copies of some arguments, with a backward where they are trained."""
+    """Return a call on copies of the arguments, with a backward where they require gradients."""
     own = _copies(args)
     leaves = [t for t in _tensors(own) if t.requires_grad]
 
@@ -192,7 +192,7 @@ def _copies(args: Sequence[Any]) -> list[Any]:
 
 
 def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Return the medians of the microseconds of each call, in turn, so that both meet the same."""
+    """Return the median microseconds of each call, in turn, so that noise is the same for both."""
     spent: list[list[float]] = [[] for _ in calls]
     for _ in range(_ROUNDS + 2):
         for call, own in zip(calls, spent, strict=True):

@@ -1,8 +1,8 @@
-"""Where Dynamo takes a program apart, and where it compiles again: line, reason and remedy.
+"""Read Dynamo's graph breaks and recompiles: line, reason and remedy.
 
 Both are read from torch's own trace, the one that ``tlparse`` reads: the text of a graph break, and
 the metrics of a compile. A remedy is what to change; where one line of settings does it, that line
-is the setting. ``tests/tools/report/test_breaks.py`` applies each of them and sees the break gone.
+is the setting. ``tests/tools/report/test_breaks.py`` applies each and checks that it works.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USELESS = re.compile("report an issue|is fundamental|caused by an earlier")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the user's: where it stands and what it says."""
+    """A line of the user's program: where it is and its text."""
 
     path: str
     line: int
@@ -44,10 +44,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change; ``setting`` is the one line that does it without, or "".
+    """What to change; ``setting`` is a line of settings that does instead, or "".
 
     Attributes:
-        meant: nothing is to be changed: it is compiled for what the program does, as it has to be.
+        meant: nothing is to be changed: what the program does needs this compile.
     """
 
     change: str
@@ -63,8 +63,8 @@ class Break:
     """One line at which Dynamo ends a graph.
 
     Attributes:
-        reason: what Dynamo says of it.
-        skipped: the whole function runs eagerly, because Dynamo cannot go on behind the line.
+        reason: Dynamo's explanation.
+        skipped: the whole function runs eagerly, because Dynamo cannot go on after the line.
         count: how often it was compiled.
     """
 
@@ -107,7 +107,7 @@ class Recompile:
 
 
 def read_break(text: str) -> Break:
-    """Return what the text of a graph break says, as Dynamo writes it to torch's trace."""
+    """Parse the text of a graph break, as Dynamo writes it to torch's trace."""
     title, explanation, hints = _message(text)
     asked = f"{title}\n{explanation}"
     reason = printable(_ADDRESS.sub(r"\1", explanation or title)).rstrip(".")
@@ -118,20 +118,20 @@ def read_break(text: str) -> Break:
 
 
 def is_library(path: str) -> bool:
-    """Return True for a file of torch's, or of what Python starts programs with."""
+    """Return True for a file of torch's, or of Python's importlib and runpy."""
     return bool(_LIBRARY.search(path))
 
 
 def is_planned(text: str) -> bool:
-    """Return True for the break that torch has put around each optimizer's step: it costs nothing.
+    """Return True for the break that torch puts around each optimizer's step: it costs nothing.
 
-    The step itself is a function of its own behind it, and one graph.
+    The step itself is a separate function after the break, and one graph.
     """
     return bool(_OPTIMIZER.search(text))
 
 
 def merge_breaks(breaks: Iterable[Break]) -> tuple[Break, ...]:
-    """Return breaks of one line and reason as one, with their count; skipped functions first."""
+    """Merge breaks of the same line and reason, with their count; skipped functions first."""
     found: dict[object, Break] = {}
     for one in breaks:
         key = (one.place, one.reason)
@@ -162,7 +162,7 @@ def _message(text: str) -> tuple[str, str, list[str]]:
 
 
 def _place(text: str) -> Place:
-    """Return the last line of the user's in a break's stack."""
+    """Return the innermost line of the user's program in a break's stack."""
     stack = text.partition("Traceback (most recent call last)")[0]
     frames = [Place(p, int(n), where.strip()) for p, n, where in _FRAME.findall(stack)]
     named = _PLACE.search(text)
@@ -173,7 +173,7 @@ def _place(text: str) -> Place:
 
 
 def with_code(place: Place) -> Place:
-    """Return a place with the text of its line, and a function's own name."""
+    """Return a place with its line's text, and the function's name without Dynamo's prefix."""
     function, _ = unresumed(place.function)
     code = linecache.getline(place.path, place.line).strip() or NO_TEXT
     return replace(place, function=function, code=code)
@@ -230,10 +230,10 @@ _REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
 
 
 def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None:
-    """Return what the metrics of a compile say of why there was one again; None for a first one.
+    """Return the recompile that the metrics of a compile describe, or None for a first compile.
 
     Args:
-        place: what was compiled.
+        place: of the function that was compiled.
     """
     reason = metrics.get("recompile_reason")
     if not reason:
@@ -247,9 +247,9 @@ def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None
 
 
 def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
-    """Return recompiles of one function as one for each kind of reason, the longest first.
+    """Merge the recompiles of each function by kind of reason, the longest first.
 
-    What is behind a graph break is a function of its own, compiled again for what its front was.
+    The code after a graph break counts as its function: it is recompiled for the same reasons.
     """
     found: dict[object, Recompile] = {}
     for one in recompiles:
@@ -262,7 +262,7 @@ def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
 
 
 def place_of_compile(metrics: Mapping[str, Any]) -> Place:
-    """Return the function that a compile was of."""
+    """Return the place of the function that a compile was for."""
     name, behind = unresumed(str(metrics.get("co_name") or ""))
     path, first = str(metrics.get("co_filename") or ""), int(metrics.get("co_firstlineno") or 0)
     return Place(path, behind or first, name)
@@ -313,7 +313,7 @@ _RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] =
 
 
 def paragraph(mark: str, text: str) -> list[str]:
-    """Return a text as indented lines behind a mark; the setting of a remedy stays in one line."""
+    """Return a text as indented lines after a mark; the setting of a remedy stays in one line."""
     remedy = text.startswith("-> ")
     _, either, setting = text.rpartition("; or ")
     whole = setting if remedy and either else ""

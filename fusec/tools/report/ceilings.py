@@ -1,9 +1,9 @@
-"""What a machine does at most, measured once a process: the rates that a floor is made of.
+"""Measure a machine's peak rates, once a process: the rates that floors are computed from.
 
-*Copy*: PyTorch copies a tensor, and reads and writes count together. A copy that stays in a CPU's
-cache is faster than memory is, so there is one rate for each size: the next power of four bytes, 1
-MB at least. *Products*: one square product of PyTorch's, of each type that is asked for. Both are
-the best of several, on the threads that torch uses.
+Copies: PyTorch copies a tensor, and reads and writes count together. A copy that stays in a CPU's
+cache is faster than memory, so there is one rate for each size: the next power of four bytes, 1 MB
+at least. Products: one square product of PyTorch's, for each type that is needed. Both are the best
+of several, on the threads that torch uses.
 
 Worked example: of a kernel that moves 3 MB and multiplies nothing, the floor is the time in which
 ``copy_`` moves 3 MB at the rate of 4 MB.
@@ -22,13 +22,13 @@ _SIDE = {"cpu": 1024, "cuda": 8192}
 _TIMES = 15
 """Runs of which the best counts."""
 _BATCH = {"cpu": 1, "cuda": 10}
-"""Calls of one run: a GPU's are over before the host knows."""
+"""Calls of one run: a GPU's are asynchronous, and timed several at once."""
 _DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 
 
 @dataclass(slots=True)
 class Ceilings:
-    """The rates of one device; each is measured when it is first asked for.
+    """The rates of one device, each measured on first use.
 
     Attributes:
         copies: bytes -> bytes a second, reads and writes together.
@@ -45,7 +45,7 @@ class Ceilings:
         return max(copied, sum(n / self.product_rate(dtype) for dtype, n in multiplied.items()))
 
     def copy_rate(self, moved: int) -> float:
-        """Return the bytes a second of a copy that moves about as many."""
+        """Return the bytes a second of a copy of about that size."""
         size = _LEAST_BYTES
         while size < min(moved, _MOST_BYTES[self.device.type]):
             size *= 4

@@ -1,4 +1,4 @@
-"""The numeric verdict on a model: fusec's results beside eager's, both against fp64's.
+"""Compare a model's results by fusec with eager's, both against fp64's.
 
 The model runs three times on copies of the same random inputs, on this machine's GPU or else its
 CPU: eagerly, eagerly in fp64, and compiled, where a failure inside fusec is an error. Outputs,
@@ -12,8 +12,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}],
      "faults": [the name of each result with a problem]}
 
-Where the model draws random numbers (dropout), the compiled one draws eager's, for fusec's own are
-others. Objects that are no tensors, such as a cache of keys and values, are compared by the tensors
+Where the model draws random numbers (dropout), the compiled one draws eager's, as fusec's own
+differ. Objects other than tensors, such as a cache of keys and values, are compared by the tensors
 in them.
 
 Errors are the largest distance of an element from fp64's; null for results that are not floats.
@@ -45,12 +45,12 @@ from fusec.torch_interior import counters, pytree
 
 SCHEMA = 1
 _PLAIN = (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
-"""What is compared as it is; of other objects, the tensors in them are."""
+"""Types that are compared as they are; other objects are compared by their tensors."""
 _FEW = 12
-"""Tensors that have a line each; of more, kinds have."""
+"""The most tensors with a line each; more have a line for each kind."""
 _SEED = 7
 _FIRST = "output 0: "
-"""How ``disagreement`` calls the only tensor that it is given."""
+"""The prefix of ``disagreement`` for the first tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One tensor of a call; ``problem`` says how fusec's is wrong, or is empty."""
+    """One tensor of a call; ``problem`` is how fusec's is wrong, or empty."""
 
     name: str
     dtype: str
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What ``fusec check`` shows.
+    """The report of ``fusec check``.
 
     Attributes:
         compiled: how many graphs Dynamo made for all calls together.
@@ -104,7 +104,7 @@ class Comparison:
         return json.dumps(document, indent=indent)
 
     def text(self, *, whole: bool = False) -> str:
-        """Return what is shown: of many tensors kinds, and those that are off; or ``whole``."""
+        """Return the text: of many tensors, the kinds and those that disagree; all if ``whole``."""
         return "\n".join(_lines(self, whole=whole))
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def this_device() -> torch.device:
-    """Return where models are compared: this machine's GPU, or else its CPU."""
+    """Return the device that models are compared on: this machine's GPU, or else its CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -124,17 +124,17 @@ def compare(
     options: Mapping[str, Any] | None = None,
     backend: Callable[..., Any] | None = None,
 ) -> Comparison:
-    """Run a module or function eagerly, in fp64 and compiled, and return how they compare.
+    """Run a module or function eagerly, in fp64 and compiled, and compare the results.
 
-    The module is copied for each way to run it, so that its weights and state stay as they are.
+    The module is copied for each of these, so that its weights and state stay as they are.
 
     Args:
         calls: the inputs of each call; they come one after the other, so that state is carried on.
-        options: of the compile, beside ``strict``.
-        backend: what compiles, if not ``fusec``; it takes no options.
+        options: of the compile, in addition to ``strict``.
+        backend: in the place of ``fusec``; it gets no options.
     Raises:
         ModelError: if the model itself fails with these inputs.
-        FusecError: what went wrong inside fusec.
+        FusecError: for a failure inside fusec.
     """
     given = [Arguments.of(call) for call in calls]
     theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
@@ -200,12 +200,12 @@ def _run(
     call: Callable[..., Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Return what a call leaves behind, by name.
+    """Run a call; return its outputs, inputs and buffers after it, and gradients, by name.
 
     Args:
         fn: a function, or the module whose state counts.
         call: what to call, if not ``fn``: its compiled form.
-        dtype: what floating inputs become.
+        dtype: to which floating inputs are converted.
     """
     args = inputs.mapped(partial(_input, train=train, dtype=dtype))
     torch.manual_seed(_SEED)
@@ -228,7 +228,7 @@ def _run(
 
 
 def _parts(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield what an output is compared by: itself, or the tensors in an object, by their path."""
+    """Yield the parts that an output is compared by: itself, or an object's tensors by path."""
     if isinstance(value, _PLAIN) or not depth:
         yield name, value
         return
@@ -256,7 +256,7 @@ def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:
 
 
 def _gradients(outputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the gradients of random cotangents, the same in each run."""
+    """Return the gradients for random cotangents, the same in each run."""
     roots = [o for o in outputs.values() if isinstance(o, torch.Tensor) and o.requires_grad]
     leaves = {n: t for n, t in tensors.items() if t.requires_grad and t.is_leaf}
     if not roots or not leaves:
@@ -351,7 +351,7 @@ def _summary(results: Sequence[Result]) -> list[str]:
 
 
 def _off(results: Sequence[Result], calls: int) -> list[str]:
-    """Return what is wrong with each tensor that is."""
+    """Return the problem of each tensor that disagrees."""
     lines = []
     for result in results:
         if result.problem:

@@ -1,4 +1,4 @@
-"""What eager execution costs: the ATen operations it dispatches and the bytes they move.
+"""Count the cost of eager execution: the ATen operations it dispatches and the bytes they move.
 
 Counted on the graph that Dynamo captured, before any decomposition, while it runs on fake tensors:
 one launch for each operation that computes, its tensor inputs and outputs once each as traffic.
@@ -7,8 +7,8 @@ Views, metadata and uninitialised memory cost nothing.
 Worked example: ``layer_norm(x + r)`` is two launches, ``add`` and ``native_layer_norm``, that read
 x, r, the sum, weight and bias, and write the sum, the result, mean and rstd.
 
-Each call is known with its module and the user's line: in a forward those of the node that runs; in
-a backward those of the node that made the gradient's function, which keeps them.
+Each call has its module and the user's line: in a forward those of the node that runs; in a
+backward those of the node that made the gradient function, from that function's metadata.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _FREE = {
 _OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
 """Operations that write their first argument without reading it."""
 _ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
-"""Operations whose eager kernels refuse tensors of several types, which fake tensors let pass."""
+"""Operations whose eager kernels reject tensors of several types, which fake tensors accept."""
 
 
 _PLACE = "fusec_place"
-"""The key of a place in what a gradient's function keeps for its user."""
+"""The key of a place in the metadata of a gradient function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class EagerCost:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what is dispatched while it is active, but not inside higher-order operations.
+    """Counts the dispatched operations while active, except inside higher-order operations.
 
     Attributes:
-        place: (module, line) of what runs, where no gradient's function says its own.
+        place: (module, line) of the node that runs, where no gradient function has its own.
     """
 
     supports_higher_order_operators = True
@@ -107,7 +107,7 @@ class _Counter(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return _any_number(args[0])
-        if is_flex_attention(func):  # its eager kernel is Python: what that calls is counted
+        if is_flex_attention(func):  # its eager kernel is Python: count the calls in it
             with self:
                 return spelled_out(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
@@ -126,7 +126,7 @@ class _Counter(TorchDispatchMode):
 
 
 class _Walk(fx.Interpreter):
-    """Runs a graph node by node, and tells a counter and gradients' functions where each is."""
+    """Runs a graph, and sets each node's place in the counter and in its gradient functions."""
 
     def __init__(self, graph: fx.GraphModule, counter: _Counter) -> None:
         super().__init__(graph)
@@ -157,7 +157,7 @@ def _any_number(tensor: torch.Tensor) -> Any:
 
 
 def _check_types(func: Any, args: tuple[Any, ...]) -> None:
-    """Raise what an eager kernel of a product would for tensors of several types."""
+    """Raise the error that an eager matrix product raises for tensors of several types."""
     if func._schema.name.removeprefix("aten::") not in _ONE_TYPE:
         return
     dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in _tensors(args)))
@@ -202,13 +202,13 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def _seen(extent: Any) -> int:
-    """Return a size as it was traced, a guess for one that depends on data."""
+    """Return the hint of a size, or a guess for a size that depends on data."""
     symbolic = isinstance(extent, torch.SymInt)
     return UNSEEN if symbolic and not extent.node.has_hint() else int(extent)
 
 
 def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCost, EagerCost]:
-    """Return what a call of ``run`` costs eager execution, and what its backward costs.
+    """Return the eager cost of a call of ``run``, and that of its backward.
 
     Assumes that ``inputs`` are fake tensors and numbers. The backward is empty where nothing
     requires a gradient, and ends at the inputs, whatever graph made them.
@@ -228,18 +228,18 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor without what computed it; anything else as it is."""
+    """Return a tensor detached from its gradient function; any other value as it is."""
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return value
-    return value.detach().requires_grad_().clone()  # which may be written in place
+    return value.detach().requires_grad_().clone()  # no leaf: it may be written in place
 
 
 def graph_cost(graph: fx.GraphModule) -> EagerCost:
-    """Return what the program whose ATen graph this is costs eager execution.
+    """Return the eager cost of the program that an ATen graph comes from.
 
-    The nodes that one of its operations was taken apart into are one call, which reads what they
-    read from outside and writes what others read of them. In a backward, what no gradient is in is
-    computed again there: eager has it from the forward.
+    The nodes that an operation was decomposed into count as one call, which reads their inputs and
+    writes the results that other nodes read. In a backward, nodes that no tangent reaches are
+    recomputed and do not count: eager has saved them in the forward.
     """
     computing = [node for node, _ in node_costs(graph)]
     if any(map(_is_tangent, graph.graph.nodes)):
@@ -254,10 +254,10 @@ def graph_cost(graph: fx.GraphModule) -> EagerCost:
 
 
 def _wholes(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
-    """Return the first node of the program's operation that each node is a part of.
+    """Map each node to the first node of the program's operation that it is a part of.
 
-    Autograd numbers operations; without it, those of one line have one number, and where the same
-    nodes follow once more, they are of the operation's next call.
+    Autograd numbers operations; without it, those of one line share a number, and a repetition of
+    the same nodes is the operation's next call.
     """
     alike: dict[object, list[fx.Node]] = {}
     for node in graph.graph.nodes:
@@ -269,21 +269,21 @@ def _wholes(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
 
 
 def _whole_of(node: fx.Node) -> tuple[object, ...]:
-    """Return the program's operation of a node, by name: a copied graph has copies of them."""
+    """Return a key of a node's operation in the program, by name, as graphs may be copies."""
     meta = node.meta
     whole, number = str(meta.get("original_aten")), meta.get("seq_nr")
     return whole, number, meta.get("stack_trace"), module_path(node)
 
 
 def _period(nodes: Sequence[fx.Node]) -> int:
-    """Return after how many nodes the same ones begin again: all of them, if they never do."""
+    """Return the period of the nodes' targets: the number of nodes, if they do not repeat."""
     targets = [str(node.target) for node in nodes]
     steps = (n for n in range(2, len(targets)) if len(targets) % n == 0)
     return next((n for n in steps if targets == targets[:n] * (len(targets) // n)), len(targets))
 
 
 def _whole_call(first: fx.Node, members: set[fx.Node]) -> EagerCall:
-    """Return the call of eager's that some nodes were made of; ``first`` of them computes."""
+    """Return the eager call that nodes are parts of; ``first`` is the first that computes."""
     whole = first.meta.get("original_aten") if len(members) > 1 else None
     read = {source for node in members for source in node.all_input_nodes} - members
     written = {node for node in members if any(user not in members for user in node.users)}

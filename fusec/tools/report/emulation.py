@@ -1,10 +1,10 @@
-"""A model on a GPU that is not there: every kernel in the emulator, the results beside eager's.
+"""Emulate a model on a GPU: run every kernel in the emulator, and compare results with eager's.
 
 The model is compiled for a GPU and bound on the CPU: its wrapper runs as it is, eager kernels are
 PyTorch's on the CPU, and each launch is emulated (``fusec/tools/emulator``), so that what one
 kernel stores the next one reads. After each launch its results are compared with eager's, computed
-from what the program itself has stored (``verification.py``); in the end all results of the call
-are, by the rule of docs/numerics.md. The first fault ends the run.
+from the values that the program itself has stored (``verification.py``); in the end all results of
+the call are compared, by the rule of docs/numerics.md. The first fault ends the run.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -57,7 +57,7 @@ class KernelRow:
     Attributes:
         instructions: of warps, in all launches.
         fault: what the emulator found, or "".
-        problem: how its results are apart from eager's, or "".
+        problem: how its results differ from eager's, or "".
     """
 
     graph: str
@@ -70,11 +70,11 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What ``fusec check --emulate`` shows.
+    """The report of ``fusec check --emulate``.
 
     Attributes:
         comparison: of the results; None where a fault ended the run, and where the model draws
-            random numbers: fusec's are others than eager's, so its kernels alone are compared.
+            random numbers: fusec's differ from eager's, so its kernels alone are compared.
     """
 
     target: str
@@ -83,7 +83,7 @@ class Emulation:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong, as text: faults, kernels that are off, results that are."""
+        """All problems, as text: faults, kernels that disagree, results that disagree."""
         found = [text for row in self.kernels for text in (row.fault, row.problem) if text]
         wrong = () if self.comparison is None else self.comparison.faults
         return (*found, *(f"{result.name}: {result.problem}" for result in wrong))
@@ -101,7 +101,7 @@ class Emulation:
         return json.dumps(document, indent=indent)
 
     def text(self, *, whole: bool = False) -> str:
-        """Return what is shown; ``whole`` as of ``Comparison``."""
+        """Return the report as text; ``whole`` as in ``Comparison.text``."""
         return "\n".join(_lines(self, whole=whole))
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def emulate(
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Emulation:
-    """Run a module or function eagerly, in fp64 and emulated, and return what came of it.
+    """Run a module or function eagerly, in fp64 and emulated, and return the report.
 
     Args:
         calls: the inputs of each call, on the CPU; small, for a GPU is 10^5 times as fast.
@@ -134,7 +134,7 @@ def emulate(
         comparison = replace(comparison, device=f"{target}, emulated")
         if draws_numbers(fn, calls[0], train):
             comparison = None
-    except (EmulationError, WrongKernel):  # the row of its kernel has it
+    except (EmulationError, WrongKernel):  # the kernel's row has the message
         pass
     rows = tuple(one.row() for one in run.kernels)
     return Emulation(target, rows, comparison)
@@ -142,7 +142,7 @@ def emulate(
 
 @dataclass(slots=True)
 class _Watched:
-    """An emulated kernel in a graph: its launches, and what was wrong with one of them."""
+    """An emulated kernel in a graph: its launches, and the fault or problem of one of them."""
 
     graph: str
     name: str

@@ -1,4 +1,4 @@
-"""``fusec.expect``: what a test asks of a compile, and what it says where it is otherwise.
+"""``fusec.expect``: a test's expectations of a compile, and the message where they fail.
 
 Worked example, a test of a user's::
 
@@ -6,7 +6,7 @@ Worked example, a test of a user's::
         fusec.expect(Block(), torch.randn(8, 64), kernels=1, externs=["mm"])
 
 Nothing is computed. A number is exact; ``(low, high)`` allows what lies between, both included, and
-either may be None. Eager kernels are asked for by number or by name, in any order.
+either may be None. Eager kernels are expected by number or by name, in any order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusec.tools.report.watching import watch
 
 Limit: TypeAlias = float | tuple[float | None, float | None]
 SHOWN = 12
-"""Launches, and rejected merges, that a message names."""
+"""The most launches, and the most rejected merges, that a message names."""
 
 
 def expect(
@@ -78,7 +78,7 @@ def expect(
 
 
 def _off(what: str, limit: Limit, seen: int) -> Iterator[str]:
-    """Yield what is wrong with a number."""
+    """Yield a message if a number is off its limit."""
     low, high = _bounds(what, limit)
     if (low is not None and seen < low) or (high is not None and seen > high):
         shown = f"{seen:,} ({format_bytes(seen)})" if what == "bytes" else str(seen)
@@ -109,7 +109,7 @@ def _wanted(low: float | None, high: float | None) -> str:
 
 
 def _off_externs(expected: Limit | Sequence[str], ops: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the eager kernels."""
+    """Yield a message for each difference in the eager kernels."""
     if isinstance(expected, int | float) or (
         isinstance(expected, tuple) and not all(isinstance(e, str) for e in expected)
     ):
@@ -149,7 +149,7 @@ def _entry_lines(entry: LockedKernel | LockedCall) -> Iterator[str]:
 
 
 def _apart(graph: LockedGraph) -> Iterator[str]:
-    """Yield the pairs of kernels of which a rule or a price says that they stay apart."""
+    """Yield the pairs of kernels that a rule or the cost model keeps apart, with the reason."""
     for first, second in combinations(graph.kernels, 2):
         decision = decision_between(graph.decisions, first, second)
         if decision is not None:

@@ -1,25 +1,25 @@
-"""How long a kernel should take, by a model: no device is needed, and none has run it.
+"""Estimate a kernel's time by a model of its machine code; no device is needed.
 
-From counts in the machine code (``Section``), times how often each loop runs: the time that each
-part of a multiprocessor needs, what a block waits for, and how blocks share a multiprocessor. Parts
-that work side by side add up as the norm of their times of degree 4: the largest decides, and one
-nearly as large costs 19 % more. The *floor* is the time in which memory moves each byte once, or
-tensor cores do their products, whichever is longer; the *share* is the floor beside the expected
-time, and the *cause* is what the largest part of the rest is spent on.
+Counts in the machine code (``Section``), times the trip counts of loops, give the time that each
+unit of a multiprocessor needs, the waits of a block, and how blocks share a multiprocessor. Units
+that work in parallel combine by the norm of degree 4 of their times: the largest decides, and one
+nearly as large costs 19 % more. The floor is the time in which memory moves each byte once, or
+tensor cores do their products, whichever is longer; the share is the floor divided by the expected
+time, and the cause is the largest part of the rest.
 
-A kernel of memory has these parts: memory; the second cache; instructions, 4 a clock for a
-multiprocessor; functions by table (MUFU), 16 lanes a clock; and the wait of its blocks, Little's
-law: each stretch with loads waits once for memory, each barrier waits, instructions of one warp
-stand in line. As many blocks wait at once as are resident.
+A memory-bound kernel has these parts: memory; the L2 cache; instructions, 4 a clock and
+multiprocessor; special functions (MUFU), 16 lanes a clock; and the latency of its blocks, by
+Little's law: each section with loads waits once for memory, each barrier waits, and instructions of
+one warp are issued one after the other. All resident blocks wait at the same time.
 
-A product is one tile's clocks: tensor cores, or shared memory that feeds them; what the loop does
-beside them, which waits for their values (a softmax) or not; barriers; what stands before and
-behind the loop. With one block a multiprocessor nobody multiplies meanwhile.
+A product takes the clocks of its tiles: tensor cores, or the shared memory that feeds them; the
+loop's other instructions, which depend on the products (a softmax) or not; barriers; prologue and
+epilogue of the loop. With one block a multiprocessor, tensor cores are idle meanwhile.
 
-Its constants are of an H200 (docs/performance.md says where each is from). Calibrated with
-published measurements of eight kernels that are built alike, on which it is off by 6 % on the mean
-and by 19 % at worst: a fit, no test of what it says of others. It knows no clocks that sink under
-load, no partition camping, no ptxas that orders loads badly: a lead, not a measurement.
+Its constants are of an H200 (docs/performance.md has their sources). It is calibrated with
+published measurements of eight kernels of one design, on which its error is 6 % on the mean and
+19 % at worst: a fit, not a test of its estimates for others. It does not model clocks that sink
+under load, partition camping, or a bad order of loads by ptxas: a lead, not a measurement.
 
 Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps, one block a
 multiprocessor: products 1024 clocks, softmax 890, one after the other: a share of 0.53.
@@ -40,13 +40,13 @@ from fusec.tools.static_checks import DotTile, Section, StaticReport
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a GPU does at most.
+    """The rates and sizes of a GPU.
 
     Attributes:
-        bytes_us: that a copy moves, reads and writes together.
-        cache_bytes_us: that the second cache delivers.
+        bytes_us: bytes a microsecond of a copy, reads and writes together.
+        cache_bytes_us: bytes a microsecond from the L2 cache.
         clocks_us: of a multiprocessor; ``tensor_clocks_us`` under a load of tensor cores.
-        kept_bytes: of the second cache, that are there when they are read again.
+        kept_bytes: of the L2 cache, that stay until they are read again.
         start_us: until the first block runs, and after the last one.
     """
 
@@ -66,42 +66,42 @@ DEVICES = {"sm_90": H200}
 LATENCY = 1400
 """Clocks from a load to its value, while memory is busy: 0.8 us."""
 AHEAD = 3
-"""Iterations whose copies are under way at once."""
+"""Iterations whose copies are in flight at once."""
 BARRIER = 60
-"""Clocks from the last warp at a barrier to the first instruction behind it, waiting included."""
+"""Clocks from the last warp at a barrier to the first instruction after it, waiting included."""
 STEP = 2.5
-"""Clocks between two instructions of one warp that depend on one another, half of which do."""
+"""Clocks between two instructions of one warp, half of which depend on the one before."""
 START = 500
 """Clocks until a block's first load is issued."""
 FILL = 1500
-"""Clocks until a product's first tiles are there."""
+"""Clocks until a product's first tiles have arrived."""
 PRODUCT_BARRIER = 12
-"""Clocks that tensor cores stand still at a barrier: another product is under way meanwhile."""
+"""Clocks that tensor cores are idle at a barrier, while another product is in flight."""
 MULTIPLY_ADDS = 2048
-"""Of 16-bit values, a multiprocessor and clock."""
+"""Multiply-adds of 16-bit values, a multiprocessor and clock."""
 SHARED_BYTES = 128
-"""That shared memory moves, a multiprocessor and clock."""
+"""Bytes that shared memory moves, a multiprocessor and clock."""
 WARP_GROUP_ROWS = 64
 IN_FLIGHT = 32 * 1024
 FIRST_CACHE = 96 * 1024
-"""Bytes that a multiprocessor keeps, for all its blocks, beside what streams by."""
+"""Bytes that an L1 cache keeps, for all blocks of its multiprocessor, beside streamed data."""
 SMALL = 1 << 20
 """Bytes of a tensor that is likely to be read by all blocks: a weight, a bias."""
 SEVERAL = 1.2
-"""How often bytes are loaded, on the mean, from where the second cache counts."""
+"""The mean number of loads of a byte above which the L2 cache's rate counts."""
 _DEGREE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a launch does.
+    """The work of a launch.
 
     Attributes:
         programs: blocks.
         runs: how often one block runs each section of its code.
         bytes: that it reads and writes, each once; ``read`` of them are read.
-        small: bytes of those tensors that it reads which may stay in a first cache.
-        multiplied: multiply-adds of its products of matrices, without those that are masked.
+        small: bytes of the tensors it reads that may stay in an L1 cache.
+        multiplied: multiply-adds of its matrix products, without those that are masked.
     """
 
     programs: int
@@ -114,11 +114,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the model says of a kernel.
+    """The modelled time of a kernel.
 
     Attributes:
         floor_us: how long memory or tensor cores need at best.
-        cause: what most of the rest is spent on, as a sentence.
+        cause: the largest part of the rest, as a sentence.
     """
 
     us: float
@@ -138,8 +138,8 @@ def section_runs(
 ) -> tuple[float, ...]:
     """Return how often one block runs each section of its code.
 
-    By the program's loops, where the machine code has as many; else all loops run as often as
-    moves a block's bytes or does its products.
+    The program's loops tell, where the machine code has as many; else all loops have the trip count
+    that moves a block's bytes or does its products.
 
     Args:
         moved, multiplied: bytes and multiply-adds of one block.
@@ -157,7 +157,7 @@ def section_runs(
 
 
 def loop_runs(program: Program) -> list[tuple[For, float]]:
-    """Return the loops, outer ones before those in them, and how often one block runs each body."""
+    """Return the loops, outer before inner, and how often one block runs each body."""
     body = statements(program.body)
     return list(_loop_runs(program.body, 1.0, {s.var: s.value for s in body if isinstance(s, Let)}))
 
@@ -174,7 +174,7 @@ def _loop_runs(
 
 
 def _at_middle(value: Index, made: Mapping[Expr, Expr]) -> float:
-    """Return an index with sizes at their hints, each axis at its middle, what is read at 0."""
+    """Evaluate an index with sizes at their hints, axes at their middle, loaded values at 0."""
     total = float(value.const)
     for monomial, coefficient in value.terms:
         part = float(coefficient)
@@ -198,7 +198,7 @@ def _at_middle(value: Index, made: Mapping[Expr, Expr]) -> float:
 
 
 def _value_at_middle(value: Expr, made: Mapping[Expr, Expr]) -> float:
-    """Return what is computed of indices, such as where a mask lets a loop begin; else 0."""
+    """Evaluate a value that indices determine, such as a loop's start by a mask; else 0."""
     match made.get(value, value):
         case IndexValue(index=found):
             return _at_middle(found, made)
@@ -228,7 +228,7 @@ def floors(work: Work, device: Device) -> tuple[float, float]:
 def summed_up(
     parts: Mapping[str, float], floor: tuple[float, float], device: Device
 ) -> Expectation:
-    """Return what parts that work side by side come to; they are named by their causes."""
+    """Combine the times of parts that work in parallel, each named by its cause."""
     us = norm(parts.values()) + device.start_us
     found = {**parts, "the launch itself: it is short": device.start_us}
     causes = {cause: part for cause, part in found.items() if cause}
@@ -244,12 +244,12 @@ def _total(values: Iterable[float], runs: Sequence[float]) -> float:
 
 
 def _resident(static: StaticReport, work: Work, device: Device) -> int:
-    """Return the blocks that share a multiprocessor."""
+    """Return the number of blocks that share a multiprocessor."""
     return max(1, min(static.blocks, math.ceil(work.programs / device.units)))
 
 
 def _busy(work: Work, places: int) -> float:
-    """Return the share of waves of blocks that is not empty."""
+    """Return the share of places for blocks that are filled, over all waves."""
     waves = work.programs / places
     return waves / math.ceil(waves)
 
@@ -258,7 +258,7 @@ def _busy(work: Work, places: int) -> float:
 
 
 def _memory_parts(static: StaticReport, work: Work, device: Device) -> dict[str, float]:
-    """Return the times of a kernel's parts by what they would be the cause of; "": memory."""
+    """Return the times of a memory-bound kernel's parts by their causes; "": memory."""
     sections, runs, warps = static.sections, work.runs, static.threads / 32
     blocks = _resident(static, work, device)
     scale = work.programs / device.units / _busy(work, device.units * blocks) / device.clocks_us
@@ -289,7 +289,7 @@ def _read_again(static: StaticReport, work: Work, device: Device, blocks: int) -
 
 
 def _wait(static: StaticReport, runs: Sequence[float]) -> float:
-    """Return the clocks from a block's start to its end, if nobody is in its way."""
+    """Return the clocks from a block's start to its end, without contention."""
     return START + _total(map(_wait_of, static.sections), runs)
 
 
@@ -300,7 +300,7 @@ def _wait_of(section: Section) -> float:
 
 
 def _waits_for(static: StaticReport, work: Work, blocks: int) -> str:
-    """Return what blocks wait for, as a sentence."""
+    """Return the cause of the blocks' waits, as a sentence."""
     loops = [(s, n) for s, n in zip(static.sections, work.runs, strict=True) if s.inside >= 0]
     barriers = sum(BARRIER * s.barriers * n for s, n in loops)
     loads = sum(LATENCY * n for s, n in loops if s.loaded)
@@ -319,7 +319,7 @@ def _waits_for(static: StaticReport, work: Work, blocks: int) -> str:
 
 
 def _product_parts(static: StaticReport, work: Work, device: Device) -> dict[str, float]:
-    """Return the times of a product's parts: those beside its tile, and its tiles in a row."""
+    """Return the times of a product's parts: "" for memory, and its tiles by the largest cause."""
     blocks = _resident(static, work, device)
     busy = _busy(work, device.units * blocks)
     scale = work.programs / device.units / device.tensor_clocks_us
@@ -338,7 +338,7 @@ def executed(static: StaticReport, runs: Sequence[float]) -> float:
 
 
 def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, float]:
-    """Return a block's clocks: "" those that products take, and others by their cause."""
+    """Return a block's clocks by their causes; "": those that products take."""
     warps = static.threads / 32
     loops = [(s, n) for s, n in zip(static.sections, work.runs, strict=True) if s.products]
     products = executed(static, work.runs) / MULTIPLY_ADDS
@@ -366,10 +366,10 @@ def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, flo
 
 
 def shared_bytes(dots: Sequence[DotTile], softmax: bool) -> float:
-    """Return the bytes a clock that shared memory moves while tensor cores do an iteration.
+    """Return the bytes a clock that shared memory has to move to feed the tensor cores.
 
-    A warp group's product reads its 64 rows and all columns; tiles are written there first, but
-    for queries, which all iterations share.
+    A warp group's product reads its 64 rows and all columns; tiles are written there first, except
+    queries, which all iterations share.
     """
     moved = clocks = 0.0
     for dot in dots:

@@ -1,7 +1,7 @@
-"""An explanation as text: what ``fusec explain`` prints.
+"""Print an explanation as text, for ``fusec explain``.
 
-Kernels, eager kernels and merges of alike layers are one line with their number; a table by module
-comes first where there are many. Lines are as wide as the terminal at most.
+Kernels, eager kernels and merges of equal layers share one line with their number; a table by
+module comes first where there are many launches. Lines are at most as wide as the terminal.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from fusec.tools.report.terminal import (
 SHOWN = 12
 """Modules in the printed form; the JSON form has all."""
 _DECISIONS = 5
-"""Merges of each kind, and ways to run something, in the printed form."""
+"""The most merges of each kind, and choices of candidates, in the printed form."""
 _LINES = 3
-"""Lines of the user's of one kernel."""
+"""The most lines of the user's program for one kernel."""
 _MERGED = 48
-"""Characters of what parts of a kernel are called together."""
+"""The most characters of a name that joins the parts of a kernel."""
 _MANY = 16
-"""Launches from which a table by module is of use."""
+"""The number of launches from which there is a table by module."""
 _VALUES = "asks for the value of a tensor, which has none here; --run runs the model"
 _NARROW = 80
-"""Columns below which what goes on in the next line begins further left."""
+"""Columns below which continuation lines are indented less."""
 _NUMBER = re.compile(r"_v?\d+")
 
 
@@ -73,7 +73,7 @@ def explanation_text(explained: Explanation) -> str:
 
 
 def graph_text(graph: GraphReport) -> str:
-    """Return what is printed of one graph."""
+    """Return the text of one graph."""
     rows = [
         ("", "eager", "fusec", "floor"),
         ("launches", str(graph.launches_eager), str(graph.launches), ""),
@@ -163,7 +163,7 @@ def _loop_lines(loop: LoopReport) -> list[str]:
 
 
 def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
-    """Return each kernel with its lines; those of alike layers are one, with their number."""
+    """Return each kernel with its lines; kernels of equal layers are one, with their number."""
     alike: dict[object, list[KernelReport]] = {}
     for kernel in kernels:
         outputs = tuple(map(_without_number, kernel.outputs))
@@ -194,14 +194,14 @@ def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
 def _written(kernel: KernelReport, more: int, layers: Layers) -> str:
     alike = f"{kernel.members} alike: " if kernel.members > 1 else ""
     times = [f"{more + 1} times"] if more else []
-    if kernel.module and (more or not kernel.source):  # a line of the user's says where it is
+    if kernel.module and (more or not kernel.source):  # the user's lines show where it is
         times.append(f"in {layers.folded(kernel.module)}")
     counted = f"{' '.join(times)}: " if times else ""
     return counted + alike + ", ".join(kernel.outputs)
 
 
 def _without_number(name: str) -> str:
-    """Return a name without what tells it from alike ones: "var_mean" for "var_mean_12"."""
+    """Return a name without its numbers: "var_mean" for "var_mean_12"."""
     return _NUMBER.sub("", name)
 
 
@@ -212,7 +212,7 @@ def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
 
 
 def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
-    """Return merges, the dearest first; those of alike layers are one, with their number."""
+    """Return merges, the largest gain first; those of equal layers are one, with their number."""
     groups = _alike(decisions)
     rows = [
         (d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:_DECISIONS]
@@ -221,7 +221,7 @@ def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
 
 
 def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
-    """Return each reason, and below it the merges that it keeps apart."""
+    """Return each reason, and below it the merges that it rejects."""
     groups = _alike(decisions)
     pairs: dict[str, list[str]] = {}
     for d, *more in groups[:_DECISIONS]:
@@ -238,14 +238,14 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
 
 
 def _way_lines(ways: Sequence[Decision]) -> list[str]:
-    """Return what runs where, what it could run in, and what that choice gains."""
+    """Return each choice between two candidates: the chosen one, the other one, and the gain."""
     groups, rows = _alike(ways), []
     for way, *more in groups[:_DECISIONS]:
         chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
         gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
         judged, *rest = way.reason.split("; ")
         judge, _, times = judged.partition(": ")
-        told = judge if " us" in times else judged  # the times' difference stands before it
+        told = judge if " us" in times else judged  # the column before it has the times' difference
         said = f"{'; '.join([told, *rest])}{f', {len(more) + 1} times' if more else ''}"
         rows.append((way.a, "in", chosen, "not", other, _price(gain), said))
     return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
@@ -269,7 +269,7 @@ def _with_rest(lines: list[str], groups: Sequence[Sequence[Decision]]) -> list[s
 
 
 def _decision_kind(decision: Decision) -> object:
-    """Return what merges of alike layers have in common."""
+    """Return a key that is equal for merges of equal layers."""
     names = [_without_number(part) for part in f"{decision.a}+{decision.b}".split("+")]
     return tuple(names), _price(decision.saved_us), decision.reason, decision.against
 

@@ -1,4 +1,4 @@
-"""What fusec made of a model: its kernels, what stays eager and why, bytes and launches, decisions.
+"""Report on a compiled model: its kernels, what stays eager and why, bytes, launches, decisions.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -16,12 +16,12 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "called",
         "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
 
-Decisions are the merges taken and the rejected ones that still hold, and ways to run something, of
-which ``b`` stands against ``against``; ``saved_us`` is null where a merge was not legal. A loop
-runs its kernels and externs, which stand among the others, once for each chunk of rows; ``largest``
-is the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
-``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is what
-``expectation.py`` says of a kernel's machine code, if that was asked for.
+Decisions are the merges taken and the rejected ones that still hold, and choices between two
+candidates, ``b`` and ``against``; ``saved_us`` is null where a merge was not legal. A loop runs its
+kernels and externs, which are also among the others, once for each chunk of rows; ``largest`` is
+the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
+``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is the
+estimate of ``expectation.py`` from a kernel's machine code, if that was requested.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from fusec.tools.report.traffic import (
 
 SCHEMA = 1
 _LAUNCH_BOUND = 2.0
-"""How many times longer launches take than what they move, in a graph that they bound."""
+"""A graph is launch-bound if launching takes so many times as long as moving its bytes."""
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
 
 
@@ -67,10 +67,10 @@ class KernelReport:
     """One launch: the buffers it writes, the bytes it moves, the user's lines it computes.
 
     Attributes:
-        members: how many alike kernels it runs.
-        module: where it belongs, "h.3.mlp"; "" for the model itself.
-        expected: its time by its machine code; None if nobody asked, or the model knows nothing.
-        function: "the function of k3, with n = 5 for 3"; "" for a kernel with one of its own.
+        members: how many kernels of one form it runs.
+        module: that it belongs to, "h.3.mlp"; "" for the model itself.
+        expected: its time by its machine code; None if not requested, or not modelled.
+        function: "the function of k3, with n = 5 for 3"; "" for a kernel with its own function.
     """
 
     name: str
@@ -116,9 +116,9 @@ class GraphReport:
     """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say.
 
     Attributes:
-        remarks: what is worse than eager's, or bounded by launches.
-        modules: path -> class of what its nodes are in.
-        called: the module that it is of, where a graph break is before or in it: "h.3 (Block)".
+        remarks: where it is worse than eager, or bound by launches.
+        modules: path -> class of the modules that its nodes are in.
+        called: the module that it is a part of, with a graph break before or in it: "h.3 (Block)".
     """
 
     name: str
@@ -150,8 +150,8 @@ class Explanation:
     Attributes:
         breaks: where Dynamo ended graphs.
         recompiles: which functions the call has Dynamo compile more than once.
-        unseen: the line that asks for the value of a tensor that has none; what follows on it was
-            not followed.
+        unseen: the line that reads the value of a tensor without values; the rest of the call was
+            not traced.
     """
 
     target: str
@@ -243,16 +243,16 @@ def modules_of(schedule: Schedule, graph: fx.GraphModule) -> dict[str, str]:
 
 
 def on_target(target: Target, name: str) -> str:
-    """Return a name without the device on which the graph was traced, where it is another."""
+    """Return a name without the device that the graph was traced on, if the target is another."""
     return name.replace(_TRACED, "_attention") if target.assembly else name
 
 
 _TRACED = "_flash_attention_for_cpu"
-"""What attention is called where tensors are on CPUs."""
+"""The name of attention where tensors are on CPUs."""
 
 
 def _decision_on(target: Target, made: Decision) -> Decision:
-    """Return a decision that names nothing by the device on which the graph was traced."""
+    """Return a decision with names that do not have the device that the graph was traced on."""
     a, b, reason, against = (
         on_target(target, name) for name in (made.a, made.b, made.reason, made.against)
     )
@@ -260,7 +260,7 @@ def _decision_on(target: Target, made: Decision) -> Decision:
 
 
 def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
-    """Yield what is worse than eager's, and whether launches take longer than what they do."""
+    """Yield a remark for each measure that is worse than eager's, and if launches dominate."""
     if graph.launches > graph.launches_eager > 0:
         yield f"{graph.launches} launches, eager has {graph.launches_eager}"
     if graph.bytes_moved > graph.bytes_eager > 0:
@@ -291,9 +291,9 @@ def _report_loop(loop: RowLoop) -> LoopReport:
 
 
 def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decision, ...]:
-    """Return the merges taken, and those rejected that still hold: of two kernels the last reason.
+    """Return the merges taken, and for each two kernels the last rejected one.
 
-    What was rejected between parts that share a kernel in the end is no news.
+    Rejected merges of definitions that share a kernel in the end are left out.
     """
     kernel_of = {
         buffer.name: step.name
@@ -322,16 +322,16 @@ def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) 
 
 
 def _function(compiled: Compiled, kernel: str) -> str:
-    """Return which other kernel's function one runs, with which number of its own."""
+    """Describe the function of another kernel that one runs, and its parameter; "" if its own."""
     program = compiled.code[kernel]
     call = compiled.functions.calls[program]
     return "" if call.function == program else describe_call(compiled.functions, program)
 
 
 def _in_order(source: Sequence[str]) -> tuple[str, ...]:
-    """Return lines of the user's, those of one function together and by their number.
+    """Return the user's lines, grouped by function and sorted by number.
 
-    Definitions that are fused name them by their own order, an expression's innermost part first.
+    Fused definitions have them in their own order, an expression's innermost part first.
     """
     functions: dict[tuple[str, ...], list[tuple[int, str]]] = {}
     for line in source:

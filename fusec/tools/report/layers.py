@@ -1,8 +1,8 @@
-"""Which modules are alike layers, so that a report has each of them once: "h.*.mlp", 48 times.
+"""Find the repeated layers of a model, so that a report has each once: "h.*.mlp", 48 times.
 
-Children of one container are layers where they are of one class: of the one that is most frequent
-among them. Children of torch's containers are told apart by what is in them, and children without
-any parts (``nn.Linear``) are layers where no other stands between them: the first and the third of
+Children of one container are layers if they are of the class that is most frequent among them.
+Children that are torch's containers are distinguished by their content, and children without any
+parts (``nn.Linear``) are layers only if no other child is between them: the first and the third of
 ``nn.Sequential(nn.Linear(..), nn.GELU(), nn.Linear(..))`` are not.
 """
 
@@ -16,12 +16,12 @@ from itertools import accumulate
 from fusec.frontend.modules import BETWEEN, CONTAINERS
 
 ANY = "*"
-"""Stands for the number of a layer."""
+"""Replaces the number of a layer in a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The paths of modules that are one of several alike: "h.0", "h.1"."""
+    """The paths of modules that are repeated layers: "h.0", "h.1"."""
 
     paths: frozenset[str] = frozenset()
 
@@ -37,7 +37,7 @@ class Layers:
         return cls(frozenset(path for group in alike for path in group))
 
     def folded(self, module: str) -> str:
-        """Return a module's path with the numbers of layers left out: "h.*.mlp" of "h.3.mlp"."""
+        """Return a module's path with "*" for the numbers of layers: "h.*.mlp" for "h.3.mlp"."""
         return BETWEEN.join(dict.fromkeys(map(self._folded, module.split(BETWEEN))))
 
     def _folded(self, module: str) -> str:
@@ -46,7 +46,7 @@ class Layers:
     def layer_of(self, module: str) -> tuple[str, str]:
         """Return the frame and the number of a module's layer: ("h.*", "3") for "h.3.mlp".
 
-        Outside of layers, and for what reaches out of them, ("", "").
+        Outside of layers, and for a path from one frame to another, ("", "").
         """
         first, *more = (self._layer_of(path) for path in module.split(BETWEEN))
         return first if all(frame == first[0] for frame, _ in more) else ("", "")
@@ -66,7 +66,7 @@ def _prefixes(module: str) -> Iterable[str]:
 def _alike(
     children: Iterable[str], parts: Mapping[str, list[str]], kinds: Mapping[str, str]
 ) -> list[str]:
-    """Return those children of one module that are alike layers."""
+    """Return the children of one module that are repeated layers."""
     numbered = {path: int(n) for path in children if (n := path.rpartition(".")[2]).isdigit()}
     counts = Counter(_kind(path, parts, kinds) for path in numbered)
     if not counts:
@@ -79,7 +79,7 @@ def _alike(
 
 
 def _kind(path: str, parts: Mapping[str, list[str]], kinds: Mapping[str, str]) -> Hashable:
-    """Return what alike modules have in common."""
+    """Return a key that is equal for repeated modules."""
     kind = kinds[path]
     if kind not in CONTAINERS:
         return kind

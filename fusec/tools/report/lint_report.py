@@ -1,4 +1,4 @@
-"""What is wrong with a model's kernels: the facts of each, the rules that it breaks, as text.
+"""Check a model's kernels: the facts of each, and the rules that it breaks, as text and JSON.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -14,7 +14,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "warnings": [the same]}
 
 Facts are null where a kernel does not build; ``instructions_per_byte`` also where it loops, the
-last three where the model of ``expectation.py`` knows nothing of the GPU or the kernel.
+last three where the model of ``expectation.py`` does not cover the GPU or the kernel.
 ``code`` names the kernel whose code this one runs, itself or an equal one.
 
 Worked example::
@@ -92,7 +92,7 @@ class CheckedGraph:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What ``fusec check --static`` shows."""
+    """The report of ``fusec check --static``."""
 
     target: str
     graphs: tuple[CheckedGraph, ...]
@@ -129,7 +129,7 @@ class LintReport:
 
 
 def check_target(name: str) -> None:
-    """Raise UsageError for a target whose machine code is not known well enough to judge."""
+    """Raise UsageError for a target that the static checks do not cover."""
     if name not in PROCESSORS:
         raise UsageError(
             f"target {name!r} has no static checks. Use --target {'|'.join(PROCESSORS)}: "
@@ -146,11 +146,11 @@ def judge(
 
     Args:
         say: gets a line of progress for each graph.
-        assembled: compiles a kernel of a graph, by its name, if not ``assemble``; several are asked
-            for at a time.
+        assembled: compiles a kernel of a graph, by its name, in place of ``assemble``; it is called
+            from several threads.
     Raises:
         UsageError: for a target without static checks.
-        Exception: what stopped the compile of a graph.
+        Exception: the error that stopped the compile of a graph.
     """
     kernels: list[CheckedKernel] = []
     graphs = []
@@ -171,7 +171,7 @@ def judge(
 def _checked_kernels(
     staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
 ) -> list[CheckedKernel]:
-    """Compile and read each function once, several at a time: ptxas is a process."""
+    """Compile and inspect each function once, several at a time: ptxas is a process."""
     compiled = staged.compiled
     if compiled is None:
         return []
@@ -206,7 +206,7 @@ def _checked_kernels(
 def _expected(
     staged: Staged, step: Kernel | ForeachKernel, static: StaticReport | None
 ) -> Expectation | None:
-    """Return what the model says of a kernel; None for tables, and GPUs unknown to it."""
+    """Return the modelled time of a kernel; None for kernels of tables, and GPUs it lacks."""
     device, compiled = DEVICES.get(staged.target.name), staged.compiled
     if static is None or device is None or compiled is None:
         return None
@@ -221,7 +221,7 @@ def _expected(
 
 
 def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
-    """Return what a launch of a kernel does, at the hints of sizes."""
+    """Return the work of a kernel's launch, at the hints of sizes."""
     traffic, moved = kernel_traffic(step).values(), step_bytes(step)
     programs = product(a.extent for a in program.grid).hint()
     multiplied = kernel_products(step, staged.target.machine)
@@ -238,7 +238,7 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
 def _inspected(
     compiled: Compiled, name: str, make: Callable[[str], CompiledAsm]
 ) -> tuple[StaticReport | None, tuple[Access, ...], str]:
-    """Return the facts of a function and its accesses, or none and why it does not build."""
+    """Return a function's facts and accesses, and "", or none and why it does not build."""
     try:
         static = inspect_kernel(make(name))
     except BuildError as error:
@@ -248,7 +248,7 @@ def _inspected(
 
 
 def kind_of(program: Program) -> str:
-    """Return "contraction" for a program with products of tiles, "reduction", or "pointwise"."""
+    """Return "contraction" for a program with matrix products, "reduction", or "pointwise"."""
     body = tuple(statements(program.body))
     values = [s.value for s in body if isinstance(s, Let | Update)]
     if any(isinstance(value, Dot) for value in values):
@@ -258,7 +258,7 @@ def kind_of(program: Program) -> str:
 
 
 def with_expectations(explanation: Explanation, report: LintReport) -> Explanation:
-    """Return an explanation whose kernels have the times that their machine code lets expect."""
+    """Return an explanation with the times estimated from its kernels' machine code."""
     found = {(kernel.graph, kernel.name): kernel.expected for kernel in report.kernels}
     return replace(
         explanation,
@@ -380,7 +380,7 @@ def _row(kernel: CheckedKernel) -> tuple[str, ...]:
 
 
 def _notes(kernel: CheckedKernel) -> list[str]:
-    """Return what the table has no column for: tensor cores, copies, accesses left out."""
+    """Return lines without a column in the table: tensor cores, copies, accesses left out."""
     lines = []
     static, model = kernel.static, kernel.expected
     if model is not None and model.floor_us >= SHORT_US:

@@ -1,6 +1,6 @@
-"""What a notebook shows of an explanation, and of a list of kernels: HTML without scripts.
+"""Render an explanation, or a list of kernels, for a notebook: HTML without scripts.
 
-A cell has no room for a report (``fusec report``): tables, and texts that open at a click.
+A cell has no room for a report (``fusec report``): it has tables, and texts that open at a click.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _graph(graph: GraphReport) -> str:
 
 
 def _alike(graph: GraphReport) -> list[tuple[str, list[KernelReport]]]:
-    """Return kernels by their module, layers folded: those of alike layers together."""
+    """Group kernels by their module, layers folded: those of repeated layers are together."""
     layers = Layers.of(graph.modules)
     found: dict[tuple[str, object], list[KernelReport]] = {}
     for kernel in graph.kernels:

@@ -1,4 +1,4 @@
-"""The page that ``fusec run`` ends with: what to do first, and then what it follows from."""
+"""Print the page at the end of ``fusec run``: advice first, then the facts that it follows from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fusec.tools.report.terminal import (
 )
 
 LINES = 56
-"""Of a page: what one reads without scrolling far."""
+"""The most lines of a page, which need little scrolling."""
 _ROWS = range(12, 2, -1)
-"""Rows of a table, as many as the page has room for; the JSON form has all."""
+"""Rows of a table, from the most to the fewest that are tried; the JSON form has all."""
 _LEAST_PLACE = 32
-"""Columns of a line of the user's that are worth a column of a table."""
+"""The least width of a table's column for a line of the user's program."""
 
 
 def page(seen: Seen) -> str:
-    """Return what was seen, as text: the rows of each table that fit on a page."""
+    """Return a record as text, with as many rows of each table as fit on a page."""
     pages = (_page(seen, rows) for rows in _ROWS)
     shown: list[str] = []
     for shown in pages:
@@ -68,7 +68,7 @@ def _head(seen: Seen) -> str:
 
 
 def _advice(title: str, advice: Sequence[str], rows: int) -> list[str]:
-    """Return what costs time, the dearest first."""
+    """Return the texts of some advice as numbered paragraphs."""
     lines = [title] if advice else []
     for number, text in enumerate(advice[:rows], 1):
         first, *rest = text.splitlines()
@@ -79,7 +79,7 @@ def _advice(title: str, advice: Sequence[str], rows: int) -> list[str]:
 
 
 def _notes(notes: Sequence[str], rows: int) -> list[str]:
-    """Return what is as it has to be."""
+    """Return the recompiles that the program needs."""
     lines = ["compiled again, as it has to be"] if notes else []
     for text in notes[:rows]:
         lines += wrapped(text, "  ", "    ")
@@ -112,7 +112,7 @@ def _graphs(graphs: Sequence[SeenGraph], most: int) -> list[str]:
 
 
 def _graph_row(graph: SeenGraph, called: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a row; ``called`` are the modules that were compiled, by the number of the compile."""
+    """Return a graph's row; ``called`` maps a compile's number to the module that it compiled."""
     made, place = graph.summary, str(graph.place) if graph.place.path else ""
     counts = ("-", "all") if made.problem else (str(len(made.kernels)), str(len(made.externs)))
     times = (str(graph.calls), format_seconds(graph.run_seconds)) if graph.calls else ("-", "-")
@@ -122,7 +122,7 @@ def _graph_row(graph: SeenGraph, called: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _graph_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table whose last column stands below each row where there is no room beside it."""
+    """Return a table whose last column is below each row if there is no room beside it."""
     table = indented(format_table([row[:-1] for row in rows], right=(2, 3, 4, 5, 6)))
     if columns() - max(map(len, table)) > _LEAST_PLACE:
         return fitted_table(rows, right=(2, 3, 4, 5, 6), indent=2)
@@ -208,7 +208,7 @@ def _within(launches: Sequence[Launch]) -> str:
 
 
 def _compiles(seen: Seen) -> list[str]:
-    """Return the phases of compiles, fusec's own behind Dynamo's and AOTAutograd's."""
+    """Return the phases of compiles, fusec's own after Dynamo's and AOTAutograd's."""
     spent = {n: format_seconds(seconds) for n, seconds in seen.compile_seconds.items() if seconds}
     theirs = [f"{name} {time}" for name, time in spent.items() if not name.startswith(_OWN)]
     own = [f"{n.removeprefix(_OWN)} {time}" for n, time in spent.items() if n.startswith(_OWN)]
@@ -217,7 +217,7 @@ def _compiles(seen: Seen) -> list[str]:
 
 
 _OWN = "fusec: "
-"""How the names of fusec's own phases begin."""
+"""The prefix of the names of fusec's own phases."""
 
 
 def _more(count: int, shown: int) -> list[str]:

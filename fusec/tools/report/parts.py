@@ -1,8 +1,8 @@
-"""What a launch computes, as the program says it: operations, each with its module and its line.
+"""Describe what a launch computes: the program's operations, each with its module and its line.
 
-A kernel's parts are the nodes of the traced graph between what it stores and what it loads, also
-those that were substituted into others. Views are none: they are indices. A node's operation is the
-one that the program calls, so that what this is taken apart into is one part.
+A kernel's parts are the nodes of the traced graph between its loads and its stores, inlined ones
+included. Views are no parts: they are indices. A node's operation is the one that the program
+calls, so that all nodes of its decomposition are one part.
 
 Worked example: ``self.ln_2(x + r)`` in a layer is ``add`` and ``layer_norm of h.*.ln_2``, both
 ``at model.py:41 in forward: y = self.ln_2(x + r)``.
@@ -26,8 +26,8 @@ class Part:
     """One operation of the program.
 
     Attributes:
-        op: as people call it: "layer_norm".
-        module: where it belongs, without numbers: "h.*.ln_2"; "" for the model itself.
+        op: its usual name: "layer_norm".
+        module: that it belongs to, without numbers: "h.*.ln_2"; "" for the model itself.
         line: the user's, "model.py:41 in forward: ..."; "" where none is known.
     """
 
@@ -37,12 +37,12 @@ class Part:
 
     @property
     def code(self) -> str:
-        """The line without its number, which changes with what stands above it."""
+        """The line without its number, which changes with the lines above it."""
         return without_number(self.line)
 
     @property
     def place(self) -> tuple[str, str]:
-        """What stays where a line is written in another way."""
+        """The operation and the module, which stay when the line is rewritten."""
         return self.op, self.module
 
 
@@ -54,21 +54,21 @@ def without_number(line: str) -> str:
 
 
 class Program:
-    """The nodes of a traced graph, by the names that buffers have from them."""
+    """The nodes of a traced graph, by the names of their buffers."""
 
     def __init__(self, graph: fx.Graph, calls: Iterable[str]) -> None:
-        """Args: calls: the nodes that run as eager kernels, where a kernel ends."""
+        """Args: calls: the nodes that run as eager kernels, at which a kernel ends."""
         self._nodes: dict[str, fx.Node] = {identifier(n.name): n for n in graph.nodes}
         self._number = {node: k for k, node in enumerate(graph.nodes)}
         self._calls = frozenset(calls)
 
     def part(self, name: str, op: str) -> Part:
-        """Return a node that runs as an eager kernel; ``op`` where it is no node of the graph."""
+        """Return the part of an eager kernel's node; only ``op`` if the graph has no such node."""
         node = self._nodes.get(identifier(name))
         return Part(op) if node is None else _part_of(node, _word(node))
 
     def parts(self, launch: Kernel | ForeachKernel) -> tuple[Part, ...]:
-        """Return what a kernel computes, in the order of the program."""
+        """Return the parts of a kernel, in the order of the program."""
         words = operation_words(map(_plain, launch.origin.ops))
         reached = sorted(self._between(launch), key=self._number.__getitem__)
         parts = [_part_of(node, word) for node in reached if (word := _word(node)) in words]
@@ -76,7 +76,7 @@ class Program:
         return found or tuple(map(Part, words))
 
     def _between(self, launch: Kernel | ForeachKernel) -> set[fx.Node]:
-        """Return the nodes between what a launch stores and what it loads."""
+        """Return the nodes between the loads and the stores of a launch."""
         read = {b.name for b in launch.reads} - {b.name for b in launch.writes}
         ends = {self._of_part(name) for name in read}
         waiting = [node for b in launch.writes if (node := self._node(b.name)) is not None]
@@ -97,7 +97,7 @@ class Program:
         return self._nodes.get(name) or self._of_part(name)
 
     def _of_part(self, name: str) -> fx.Node | None:
-        """Return the node of which a buffer holds a part: ``sum_2_part`` is of ``sum_2``."""
+        """Return the node of a buffer with partial results: ``sum_2`` for ``sum_2_part``."""
         while "_" in name:
             name = name.rpartition("_")[0]
             if name in self._nodes:
@@ -125,5 +125,5 @@ def _plain(op: str) -> str:
 
 
 def title(parts: Iterable[Part]) -> str:
-    """Return what some parts are called together: "add + layer_norm"."""
+    """Return the joint name of some parts: "add + layer_norm"."""
     return " + ".join(dict.fromkeys(part.op for part in parts)) or "kernel"

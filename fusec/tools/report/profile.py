@@ -1,12 +1,12 @@
-"""Where a step's time goes: each launch's, what it moves, its floor and the price, and the rest.
+"""Divide a step's time: each launch with its time, bytes, floor and modelled time, and the rest.
 
-A launch is a kernel of fusec's or an eager kernel in a graph of fusec's. What no launch takes is in
-rows of its own: the Python between launches of a graph, the optimizer, and all else (Python,
-guards, autograd, what is not compiled). Seconds are means over the middle half of the steps, by the
-time that each took: so rows add up to the step, which medians of each row do not.
+A launch is a kernel of fusec's or an eager kernel in a graph of fusec's. The time outside of
+launches has rows of its own: the Python between launches of a graph, the optimizer, and all else
+(Python, guards, autograd, what is not compiled). Seconds are means over the middle half of the
+steps by duration, so that rows add up to the step, which medians of each row would not.
 
-*floor* is the least time by the machine's own rates (``ceilings.py``), *predicted* what fusion
-priced the kernel at; of eager kernels that are no products there is no price.
+The floor is the least time by the machine's measured rates (``ceilings.py``), the predicted time is
+that of fusion's cost model, which eager kernels other than products do not have.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -46,20 +46,20 @@ SCHEMA = 1
 ELSEWHERE = "Python, guards, autograd, and what is not compiled"
 _MODEL = "(the model itself)"
 _SPARE = 12
-"""Steps beside those that count: they compile, warm up, or are traced."""
+"""Further steps, which do not count: they compile, warm up, or are traced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One launch of a graph: what all of its calls in a step took.
+    """One launch of a graph, with the sums of all of its calls in a step.
 
     Attributes:
         name: of the launch in its graph: "k3", or the node of an eager kernel.
         where: the module, "h.3.ln_2", or "h.3.ln_2 backward"; "" for the model itself.
-        layers: the same with alike layers as one: "h.*.ln_2".
+        layers: the same with repeated layers as one: "h.*.ln_2".
         computes: "add + layer_norm"; "mm, eager" of an eager kernel.
         source: the user's lines.
-        predicted_seconds: None where there is no price.
+        predicted_seconds: None where the cost model has no time.
     """
 
     graph: str
@@ -79,7 +79,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A part of a step that no launch takes."""
+    """A part of a step outside of launches."""
 
     name: str
     seconds: float
@@ -87,7 +87,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of a table: launches that are alike in what it is sorted by, added up."""
+    """A row of a table: the sums of all launches of one kernel, module or line."""
 
     name: str
     seconds: float
@@ -99,11 +99,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What ``fusec profile`` shows.
+    """The report of ``fusec profile``.
 
     Attributes:
-        steps: of how many the middle half counts.
-        cold: nothing but a step that warms up was seen.
+        steps: their number, of which the middle half counts.
+        cold: only a step that warms up was seen.
     """
 
     what: str
@@ -118,15 +118,15 @@ class Profile:
     cold: bool = False
 
     def by_kernel(self) -> list[Entry]:
-        """Return launches of one place and content, those of alike layers together."""
+        """Return the sums by module and content, those of repeated layers together."""
         return _added((_title(one), one, 1.0) for one in self.launches)
 
     def by_module(self) -> list[Entry]:
-        """Return modules, those of alike layers together; the backward's are their own."""
+        """Return the sums by module, those of repeated layers together; a backward's are apart."""
         return _added((one.layers or _MODEL, one, 1.0) for one in self.launches)
 
     def by_line(self) -> list[Entry]:
-        """Return the user's lines; a launch that computes several is an equal part of each's."""
+        """Return the sums by the user's line; a launch of several counts in equal parts."""
         return _added(
             (line, one, 1 / len(one.source or ("",)))
             for one in self.launches
@@ -146,7 +146,7 @@ VIEWS: Mapping[str, Callable[[Profile], list[Entry]]] = {
     "module": Profile.by_module,
     "line": Profile.by_line,
 }
-"""What a table may be sorted by."""
+"""The views of a profile: what its rows are."""
 
 
 def _title(one: Launched) -> str:
@@ -154,7 +154,7 @@ def _title(one: Launched) -> str:
 
 
 def _added(rows: Iterable[tuple[str, Launched, float]]) -> list[Entry]:
-    """Return rows of one name as one, the slowest first; a share of each launch counts."""
+    """Return the sum of the rows of each name, weighted by their shares, the slowest first."""
     found: dict[str, list[tuple[Launched, float]]] = {}
     for name, one, share in rows:
         found.setdefault(name, []).append((one, share))
@@ -208,7 +208,7 @@ def profile_of(
 def _launches(
     graph: GraphSummary, layers: Layers, laps: Sequence[Lap], ceilings: Ceilings
 ) -> Iterator[Launched]:
-    """Yield what a graph launched in a step."""
+    """Yield the launches of a graph in a step."""
     again = " backward" * graph.name.startswith("backward")
     launches: tuple[KernelSummary | ExternSummary, ...] = (*graph.kernels, *graph.externs)
     for one in launches:
@@ -255,7 +255,7 @@ def _mean(key: tuple[str, str], laps: Sequence[Lap]) -> tuple[float, float]:
 def _rest(
     graphs: Sequence[GraphSummary], laps: Sequence[Lap], step: float, launched: float
 ) -> Iterator[Rest]:
-    """Yield what takes the rest of a step."""
+    """Yield the parts of a step outside of launches."""
     left = step - launched
     whole = sum(_mean((graph.id, ""), laps)[1] for graph in graphs)
     between = min(max(whole - launched, 0.0), max(left, 0.0))
@@ -289,7 +289,7 @@ def profile_model(
     (a loss) if there are some, otherwise from all of them with gradients of ones.
 
     Args:
-        found: makes what ends steps, from the clock.
+        found: makes the ``Steps``, which record the ends of steps, from the clock.
     Raises:
         UsageError: if nothing is compiled.
     """

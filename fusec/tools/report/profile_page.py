@@ -57,7 +57,7 @@ def _calls(calls: float) -> str:
 
 
 def _rates(profile: Profile) -> list[str]:
-    """Return by which rates the floor was computed."""
+    """Return the rates that the floor was computed from."""
     copies = [f"{format_bytes(size)} at {rate / 1e9:.3g} GB/s"
               for size, rate in profile.copies.items()]  # fmt: skip
     products = [f"{dtype} at {2 * rate / 1e9:.3g} GFLOP/s"

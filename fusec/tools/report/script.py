@@ -1,4 +1,4 @@
-"""A user's script, run as ``python script.py`` would, with what it compiles compiled by fusec.
+"""Run a user's script as ``python script.py`` would, but compile its models by fusec.
 
 ``torch.compile`` without a backend means Inductor; here it means fusec. Options and modes that
 fusec does not have are left out. With ``every``, a model that the script calls without compiling it
@@ -40,7 +40,7 @@ class Ran:
 
     Attributes:
         code: its exit code.
-        raised: an exception ended it, so that FAILED is no code of its own.
+        raised: an exception ended it, so that its code is FAILED.
         taken: how many compiles fusec took from another backend.
     """
 
@@ -50,14 +50,14 @@ class Ran:
 
 
 def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: Any = "fusec") -> Ran:
-    """Run a script; what ends it, an interrupt too, is shown as Python shows it.
+    """Run a script; an exception or interrupt that ends it is printed as Python does.
 
     Args:
-        every: compile the models that it does not, too.
-        backend: what compiles in fusec's place.
+        every: compile also the models that it does not compile.
+        backend: in the place of fusec.
     """
     taken = _Taken(backend)
-    file = os.path.abspath(path)  # as Python's __file__, which a change of directory leaves true
+    file = os.path.abspath(path)  # absolute, as Python's __file__: the script may change directory
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
     vars(main).update(__file__=file, __loader__=loader, __builtins__=builtins, __cached__=None)
@@ -109,7 +109,7 @@ def _run(main: ModuleType, file: str) -> tuple[int, bool]:
 
 
 def _print_as_python(error: BaseException, file: str) -> None:
-    """Print a traceback that begins in the script; a script that is no Python has none."""
+    """Print a traceback that begins in the script; there is none for a syntax error in it."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != file:
         frames = frames.tb_next
@@ -125,7 +125,7 @@ def _join(before: set[threading.Thread]) -> None:
 
 @contextmanager
 def _main_module(main: ModuleType) -> Iterator[None]:
-    """Let a module be what ``import __main__`` finds: pickle and multiprocessing look there."""
+    """Make a module ``__main__`` in a block, as pickle and multiprocessing look there."""
     own = sys.modules["__main__"]
     sys.modules["__main__"] = main
     try:
@@ -148,7 +148,7 @@ class _Taken:
         self.count = 0
 
     def compile(self, model: Any = None, **settings: Any) -> Any:
-        """Compile by fusec what names no backend; ``settings`` as of ``torch.compile``."""
+        """Compile by fusec if no backend is named; ``settings`` are those of ``torch.compile``."""
         asked = settings.get("backend", _DEFAULT)
         if asked == _DEFAULT:
             self.count += 1
@@ -159,7 +159,7 @@ class _Taken:
 
 
 def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options that fusec has, too; None if none is left."""
+    """Return the options that fusec has, too, or None if there are none."""
     names = Options.__dataclass_fields__
     return {name: value for name, value in (options or {}).items() if name in names} or None
 
@@ -186,5 +186,5 @@ def _compiling_all() -> Iterator[None]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return True for what ``torch.compile`` returned, and for what has no parameters (a loss)."""
+    """Return True for a result of ``torch.compile``, or a module without parameters (a loss)."""
     return hasattr(module, "_orig_mod") or next(module.parameters(), None) is None

@@ -1,4 +1,4 @@
-"""What was seen of a program that ran: one record, which ``run``, ``watch`` and ``explain`` read.
+"""The record of a program that ran, which ``run``, ``watch`` and ``explain`` read.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -14,7 +14,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
                  "place", "calls", "run_seconds"}],
      "launches": [{"graph", "name", "module", "eager", "calls", "seconds"}]}
 
-Seconds are of the wall. ``seconds`` of a launch are null where nobody measured.
+Seconds are of the wall clock. ``seconds`` of a launch are null where they were not measured.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one graph called, a kernel or an eager kernel, all of its calls together.
+    """A kernel or an eager kernel of one graph, with the sums of all of its calls.
 
     Attributes:
         name: what it computes, as "k3: add + layer_norm" or "mm.default".
-        module: where it belongs, layers folded: "h.*.mlp".
+        module: that it belongs to, layers folded: "h.*.mlp".
         reason: why an eager kernel is not lowered; "" for a kernel.
     """
 
@@ -53,7 +53,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SeenGraph:
-    """One graph, the function that it is of, and how often and how long it ran."""
+    """One graph, the function that it comes from, and how often and how long it ran."""
 
     summary: GraphSummary
     place: Place
@@ -70,8 +70,8 @@ class Seen:
         compile_seconds: phase -> seconds: Dynamo, AOTAutograd and stages of fusec.
         peak_bytes: the most memory that the process, or on a GPU its tensors, took.
         unseen: what could not be followed, and why: the rest of a call on tensors without values.
-        compared: small graphs beside eager; nothing where nobody asked.
-        collections, collection_seconds: of garbage, by Python: they are no launch's.
+        compared: times of small graphs beside eager's; empty if they were not compared.
+        collections, collection_seconds: of garbage, by Python, in no launch's time.
     """
 
     what: str
@@ -89,7 +89,7 @@ class Seen:
 
     @property
     def layers(self) -> Layers:
-        """Which modules are alike layers, in all graphs together."""
+        """The repeated layers among the modules of all graphs."""
         return Layers.of(*(graph.summary.modules for graph in self.graphs))
 
     @property

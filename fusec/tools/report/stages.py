@@ -1,4 +1,4 @@
-"""Every stage of a graph's compile as text, for a target that need not be here.
+"""Return every stage of a graph's compile as text, for a target that need not be present.
 
 The IR has no device, so that a graph traced on the CPU compiles for any row of
 ``codegen.targets``; Triton compiles down to machine code without a GPU.
@@ -26,7 +26,7 @@ from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
 from fusec.tools.report.observe import Observed
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
-"""The structures on the way, each as it leaves the last stage that changes it."""
+"""The structures of a compile, each after the last stage that changes it."""
 REWRITES = tuple(stage.name for stage in all_stages())
 TEXT_STAGES = tuple(dict.fromkeys((*LEVELS, *REWRITES)))
 ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
@@ -39,8 +39,8 @@ class Staged:
 
     Attributes:
         compiled: kernels, decisions and sources; None where the whole graph runs as eager kernels.
-        problem: why it does, or "".
-        failure: what stopped the compile, None if nothing did; earlier stages have texts.
+        problem: why the whole graph runs as eager kernels, or "".
+        failure: the error that stopped the compile, or None; earlier stages have texts.
     """
 
     observed: Observed
@@ -55,12 +55,12 @@ class Staged:
         return self.observed.name
 
     def text(self, stage: str) -> str:
-        """Return the text of a stage up to the wrapper, or that this compile does without it.
+        """Return the text of a stage up to the wrapper, or a note that this compile has none.
 
         Raises:
             UsageError: for an unknown stage.
             Unsupported: if the graph never reached the stage, because it runs as eager kernels.
-            Exception: what stopped the compile before the stage.
+            Exception: the error that stopped the compile before the stage.
         """
         if stage not in TEXT_STAGES:
             raise UsageError.unknown("stage", stage, TEXT_STAGES)
@@ -73,12 +73,12 @@ class Staged:
         raise Unsupported(f"graph {self.name} runs as eager kernels: {self.problem}")
 
     def made(self, stage: str) -> Record | None:
-        """Return what a stage made; None if this compile has no such stage, or never reached it."""
+        """Return a stage's record; None if this compile has no such stage, or never reached it."""
         records = (self.observed.rewrites if stage in BEFORE_CAPTURE else self.trace).records
         return records.get(stage)
 
     def check(self) -> None:
-        """Raise what stopped the compile, if something did."""
+        """Raise the error that stopped the compile, if there is one."""
         if self.failure is not None:
             raise self.failure
 
@@ -91,7 +91,7 @@ def this_machine() -> str:
 def choose_target(name: str | None) -> Target:
     """Return the row of a target; with no name, FUSEC_TARGET's, or else this machine's.
 
-    A CPU has the threads that torch has here: kernels of few long points depend on them.
+    A CPU has as many threads as torch: kernels with few, long iterations depend on their number.
 
     Raises:
         UsageError: if there is no such target.
@@ -116,17 +116,17 @@ def take_through(
     """Compile one graph to source text, keeping the text of each stage that it reaches.
 
     Args:
-        adapt: changes the context of the compile, its judges say.
+        adapt: changes the context of the compile, such as its judges.
     """
     trace = Trace(observed.name, texts=True)
     try:
-        # Nothing is timed for a report, but it shows what races here have measured.
+        # Nothing is timed for a report, but it shows the verdicts of earlier races.
         untimed = replace(options, race_budget_s=0.0)
         context = adapt(context_for(observed.graph, target, untimed, trace))
         compiled = compile_to_source(observed.graph, context)
     except Unsupported as problem:
         return Staged(observed, target, trace, None, problem.reason)
-    except Exception as error:  # a defect: the stages before it are what its finder needs
+    except Exception as error:  # a defect: the stages before it help to find it
         return Staged(observed, target, trace, None, str(error), error)
     return Staged(observed, target, trace, compiled)
 

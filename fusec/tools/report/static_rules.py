@@ -1,9 +1,8 @@
-"""The rules of ``fusec check --static``: what no kernel should do, read from its code.
+"""The rules of ``fusec check --static``, which apply to the code of kernels.
 
-``RULES`` is the whole of it: each has a name, a sentence, a function that says what it saw, and
-what to do about it. A function and its docstring make one (``_rule``). Faults fail the check,
-warnings do not. The limits come from compile sweeps and published measurements
-(docs/performance.md).
+``RULES`` has all of them: each has a name, a sentence, a function that describes a violation, and
+advice. ``_rule`` makes one of a function and its docstring. Faults fail the check, warnings do not.
+The limits come from compile sweeps and published measurements (docs/performance.md).
 
 Worked example: the rule "spills" sees "88 bytes are spilled at 255 registers a thread".
 """
@@ -19,14 +18,14 @@ from fusec.tools.static_checks import REGISTERS, StaticReport
 
 WIDE_SHARE = 0.95
 FEW_SPILLED = 16
-"""Bytes a thread that cost less than a smaller tile would: outside of a product's loop, and where
-ptxas takes fewer registers than it may so that more programs fit, or is short of a few."""
+"""Spilled bytes a thread that cost less than a smaller tile would: outside of a product's loop, and
+where ptxas limits registers for a higher occupancy, or lacks a few."""
 ISSUE_SHARE = 0.8
-"""Of the issue budget, above which a kernel waits for instructions rather than for memory."""
+"""The share of the issue budget above which a kernel is bound by instructions, not by memory."""
 SHORT_US = 1.0
-"""Time of the memory below which a kernel is a launch and little else."""
+"""The memory's time for a kernel below which the overhead of its launch dominates."""
 BYTES_IN_FLIGHT = 32 * 1024
-"""Loads that one multiprocessor needs under way: bandwidth times latency (H200: 23 to 33 KB)."""
+"""Loads that one multiprocessor needs in flight: bandwidth times latency (H200: 23 to 33 KB)."""
 _WGMMA_ROWS = 64
 _WGMMA_THREADS = 128
 _SIXTEEN_BITS = ("f16", "bf16")
@@ -34,19 +33,19 @@ _SIXTEEN_BITS = ("f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class CheckedKernel:
-    """One kernel of one graph, and what its code says.
+    """One kernel of one graph, and the facts of its code.
 
     Attributes:
         kind: "pointwise", "reduction" or "contraction".
         code: name of the kernel whose code it runs; its own, or that of an equal one before it.
         static: facts of the code; None where it does not build.
         problem: why it does not build, or "".
-        accesses: to global memory; empty where they could not be told apart.
+        accesses: to global memory; empty where they could not be matched with the source.
         programs: blocks of one launch.
         bytes: that the kernel reads and writes, each element once.
         floor_us: how long the memory needs for them.
-        expected: how long it should take, by the model of ``expectation.py``; None where that knows
-            nothing of it.
+        expected: how long it should take, by the model of ``expectation.py``; None if that does not
+            cover it.
     """
 
     graph: str
@@ -63,19 +62,19 @@ class CheckedKernel:
 
     @property
     def instructions_per_byte(self) -> float | None:
-        """Thread-instructions for each byte moved; None where loops hide how many run."""
+        """Thread-instructions for each byte moved; None with loops of unknown trip counts."""
         if self.static is None or self.static.loops or self.static.dots or not self.bytes:
             return None
         return self.static.instructions * self.static.threads * self.programs / self.bytes
 
     @property
     def is_transpose(self) -> bool:
-        """Whether accesses are contiguous along different axes: tiles turn in shared memory."""
+        """Whether accesses are contiguous along different axes: shared memory transposes tiles."""
         return len({a.demand.axis for a in self.accesses if a.demand.left_out != SCALAR}) > 1
 
     @property
     def is_mixed(self) -> bool:
-        """Whether tiles have elements of several sizes, which no one layout loads 16 bytes of."""
+        """Whether tiles have elements of several sizes: no single layout loads 16 bytes of each."""
         sizes = {a.demand.itemsize for a in self.accesses if a.demand.left_out != SCALAR}
         return len(sizes) > 1
 
@@ -95,12 +94,12 @@ class CheckedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What no kernel should do.
+    """A rule for kernels.
 
     Attributes:
         name: as the report prints it.
-        says: the rule as a sentence, with its exceptions.
-        seen: what a kernel does against it, or "".
+        says: the rule as a sentence, exceptions included.
+        seen: returns how a kernel violates it, or "".
         advice: what to do about it.
         fault: whether it fails the check; a warning does not.
     """
@@ -125,7 +124,7 @@ _Seen = Callable[[CheckedKernel, StaticReport], str]
 
 
 def _rule(advice: str, *, fault: bool = True) -> Callable[[_Seen], _Seen]:
-    """Make a rule of a function of kernels that build, which its docstring says."""
+    """Make a rule of a function on kernels that build; its docstring is the rule's sentence."""
 
     def register(seen: _Seen) -> _Seen:
         def of_built(kernel: CheckedKernel) -> str:

@@ -1,8 +1,8 @@
-"""Where one step of a program ends and the next begins, and what each took.
+"""Find the steps of a program, and record the time of each.
 
 A step of a script ends with ``Optimizer.step`` of its first optimizer; where none runs, it begins
-where the graph that was first called is called again. Each of the latest is one ``Lap`` of the
-clock, but those that warm up, those in which something was compiled, and those that are traced.
+when the graph that was called first is called again. The latest steps are kept, each as one ``Lap``
+of the clock, except those that warm up, compile something, or are traced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.profiler import profile
 from fusec.runtime.calls.clock import Clock, Lap, Spent
 
 WARMUP = 2
-"""Steps that count for nothing, once everything is compiled."""
+"""Steps that do not count, after everything is compiled."""
 _KEPT = 64
 _TRACED = 2
 OPTIMIZER = ("", "optimizer.step")
-"""The name of an optimizer's steps among what a lap has."""
+"""The key of an optimizer's steps in a lap."""
 
 
 class Steps:
@@ -35,7 +35,7 @@ class Steps:
 
     Attributes:
         laps: the latest of those that count.
-        cold: the latest of those that warm up: better than none.
+        cold: the latest warm-up step, in case no others follow.
         traced: whether a trace was written.
     """
 
@@ -61,7 +61,7 @@ class Steps:
             self.laps.append(lap)
 
     def _record(self, file: Path) -> None:
-        """Run a profiler for some steps; what it slows down does not count."""
+        """Run a profiler for some steps, which do not count."""
         if self._profiler is None:
             self._profiler = profile()
             self._profiler.start()
@@ -80,7 +80,7 @@ class Steps:
 
     @contextmanager
     def found_in_a_script(self) -> Iterator[None]:
-        """Find the steps of what runs in this block."""
+        """Find the steps of a script that runs in a block."""
         started = [0.0]
 
         def before(*_: object) -> None:
@@ -108,7 +108,7 @@ class Steps:
             self.close()
 
     def _begins(self, graph: str) -> None:
-        """Note that a graph is called; sizes that are compiled anew are of the same function."""
+        """End a step if the first graph is called; it includes recompiles for other sizes."""
         name = graph.partition("/")[0]
         self._first_graph = self._first_graph or name
         if name == self._first_graph and self._optimizer is None:

@@ -1,7 +1,7 @@
-"""Tensors of classes that override ``__torch_function__`` alone: plain ones below Python.
+"""Handle tensor subclasses that override only ``__torch_function__``: plain tensors below Python.
 
-Torch makes no fake tensor of such a class, and copies one only if the class says how. A report on a
-model needs both: an input counts as a plain tensor, a module's own tensors are copied as they are.
+Torch makes no fake tensor of such a class, and copies one only if the class defines how. A report
+needs both: an input counts as a plain tensor, a module's own tensors are copied with their class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without its class, if that overrides ``__torch_function__`` alone."""
+    """Return a tensor without its subclass, if that overrides only ``__torch_function__``."""
     if not _overrides_functions_alone(tensor):
         return tensor
     with DisableTorchFunctionSubclass():
@@ -40,7 +40,7 @@ def _overrides_functions_alone(tensor: torch.Tensor) -> bool:
 
 
 class _Copies(TorchFunctionMode):
-    """Copies such tensors as plain ones, and gives the copies the class again."""
+    """Copies such tensors as plain ones, and restores the class of the copies."""
 
     def __torch_function__(
         self,

@@ -1,7 +1,7 @@
-"""How reports are laid out for a terminal: its width, tables that fit it, paragraphs.
+"""Lay out reports for a terminal: its width, tables that fit it, paragraphs.
 
-The width is the terminal's, or what ``COLUMNS`` says; 100 where output goes to a file. Names are
-cut only where a table is wider than that, and the last column of one is wrapped, never cut.
+The width is the terminal's, or that of ``COLUMNS``; 100 where output goes to a file. Names are cut
+only where a table is wider than that, and the last column of a table is wrapped, never cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BELOW = " " * 6
 
 
 def columns() -> int:
-    """Return how wide a line may be."""
+    """Return the greatest width of a line."""
     return max(shutil.get_terminal_size((_DEFAULT, 24)).columns, _LEAST)
 
 
@@ -34,7 +34,7 @@ def fitted_table(
     names: Sequence[int] = (),
     indent: int = 0,
 ) -> list[str]:
-    """Return a table that is as wide as the terminal at most, behind an indent.
+    """Return an indented table that is at most as wide as the terminal.
 
     Args:
         names: columns whose cells may be cut; the last column is wrapped, below each row where
@@ -78,7 +78,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def in_units(value: float, units: Sequence[str]) -> str:
-    """Return three digits in the first of some units that leaves less than a thousand of it.
+    """Format a value with three digits, in the first unit in which it is less than a thousand.
 
     Args:
         units: each a thousand of the one before.
@@ -108,10 +108,10 @@ def tail(text: str, limit: int) -> str:
 
 
 def wrapped(text: str, first: str = "", following: str = "", *, whole: str = "") -> list[str]:
-    """Return a paragraph as lines behind prefixes.
+    """Return a paragraph as lines with prefixes.
 
     Args:
-        whole: a part of the text that stays in one line where it can: what one copies.
+        whole: a part of the text that stays in one line where it can, so that it can be copied.
     """
     kept = whole.replace(" ", _GLUE)
     lines = textwrap.wrap(
@@ -126,7 +126,7 @@ def wrapped(text: str, first: str = "", following: str = "", *, whole: str = "")
 
 
 _GLUE = "\x00"
-"""Stands for a space at which no line ends."""
+"""Replaces a space at which no line may break."""
 
 
 def _aligned(
@@ -143,7 +143,7 @@ def _aligned(
 
 
 def _shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Return how wide columns are that have some room together: the widest give first."""
+    """Return the widths of columns that share some room: the widest are reduced first."""
     most = max(wanted, default=0)
     while most > _LEAST_NAME and sum(min(width, most) for width in wanted) > room:
         most -= 1

@@ -1,16 +1,16 @@
 """Bytes that a schedule moves, and the least that any schedule with the same externs could.
 
-*Moved*: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for
+Moved: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for
 each extern its tensor inputs and outputs once.
 
-*Floor*: what externs move, plus each tensor once that crosses between kernels and the rest: inputs
+Floor: what externs move, plus each tensor once that crosses between kernels and the rest: inputs
 of the graph and results of externs that kernels read, outputs of the graph and arguments of externs
 that kernels write. Tensors between one kernel and the next count nothing. Without externs that is
 inputs once and outputs once. It is a lower bound: a residual that is needed before and after an
 extern counts once, though it has to be read twice.
 
 A loop over rows moves what its body moves, for each chunk: weights that it reads whole are read
-once a chunk. Its floor is what goes in and what comes out, once.
+once a chunk. Its floor is its inputs and its outputs, once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def step_bytes(step: Step) -> int:
 def row_loop_bytes(loop: RowLoop) -> int:
     """Return the bytes that a loop over rows moves: its body's for each chunk, and its results'.
 
-    Results are copied into their rows, sums added up: each is read and written beside the body.
+    Results are copied into their rows, sums added up: each is read and written outside the body.
     """
     copied = sum(buffer_bytes(b) for b in loop.results)
     added = sum(buffer_bytes(b) for b in loop.sums)

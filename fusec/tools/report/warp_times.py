@@ -1,17 +1,17 @@
-"""How long a kernel should take whose warps have roles: what each role needs, side by side.
+"""Estimate the time of a warp-specialized kernel from its roles' times, which overlap.
 
-Programs walk over the grid, and the warp that loads is at the next tiles while others multiply: the
-time is the norm of the roles' and of memory's (``expectation.py``: the largest decides). Who
-multiplies waits for no load but the first, and the time of a tile is
+Programs are persistent, and the producer warp loads the next tiles while consumer warps multiply:
+the time is the norm of the roles' times and of memory's (``expectation.py``: the largest decides).
+Consumers wait only for the first load, and the time of a tile is
 
-1. of two groups in turn (ping-pong), that of the products, or half of the products and what follows
-   them: one group multiplies while the other is at that;
-2. of one group, the products and then what follows them;
-3. where products multiply what others make (``codegen/triton/nested_specialization.py``), in each
-iteration its first
-   product, then side by side the other products and what is computed of the first.
+1. of two groups in turn (ping-pong), that of the products, or half of the products and the
+   epilogue: one group multiplies while the other runs its epilogue;
+2. of one group, the products and then the epilogue;
+3. where products multiply results of others (``codegen/triton/nested_specialization.py``), in each
+   iteration its first product, then in parallel the other products and what is computed from the
+   first.
 
-Constants are those of ``expectation.py``. Of kernels by others that are built alike it is off by
+Constants are those of ``expectation.py``. For published kernels of the same design its error is
 2 to 5 % (docs/performance.md); none of fusec's has been measured.
 
 Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps: an iteration
@@ -52,11 +52,11 @@ _FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """The machine code of each role, but for what it does once a launch.
+    """The machine code of each role, except what it does once a launch.
 
     Attributes:
-        walk, loops: of a group that multiplies, for each tile, and the loops in that.
-        copy_walk, copy_loops: of the warp that loads.
+        walk, loops: of a consumer group: the code for each tile, and the loops in it.
+        copy_walk, copy_loops: of the producer warp, likewise.
     """
 
     walk: Section
@@ -67,7 +67,7 @@ class _Roles:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """What one tile takes: clocks of products, and others by their cause."""
+    """The clocks of one tile: those of products, and others by their cause."""
 
     products: float
     lost: dict[str, float]
@@ -84,7 +84,7 @@ def multiplied_by_tiles(program: Program) -> float:
 def expect_roles(
     program: Program, static: StaticReport, work: Work, device: Device
 ) -> Expectation | None:
-    """Return how long a kernel should take, or None where its code is not what roles look like."""
+    """Return how long a kernel should take, or None if its code does not have the form of roles."""
     roles, loops = _roles(static.sections), _innermost(program)
     if roles is None or not len(loops) == len(roles.loops) == len(roles.copy_loops):
         return None
@@ -109,7 +109,7 @@ def expect_roles(
 
 
 def _innermost(program: Program) -> list[tuple[For, float]]:
-    """Return the loops without others in them, and how often they run for a point of the grid."""
+    """Return the innermost loops, and how often they run for a point of the grid."""
     return [
         (loop, n)
         for loop, n in loop_runs(program)
@@ -118,7 +118,7 @@ def _innermost(program: Program) -> list[tuple[For, float]]:
 
 
 def _dots(loop: For) -> list[DotTile]:
-    """Return the products of an iteration, those first that no other one is made of."""
+    """Return the products of an iteration, first those that do not depend on another one."""
     first = [s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Dot)]
     later = [s.value for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot)]
 
@@ -134,7 +134,7 @@ def _dots(loop: For) -> list[DotTile]:
 
 
 def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -> _Tile:
-    """Return what one tile takes the groups that multiply."""
+    """Return the clocks of one tile, for the consumer groups."""
     products = fed = lasting = 0.0
     nested = False
     for section, (loop, n) in zip(roles.loops, loops, strict=True):
@@ -160,10 +160,10 @@ def _is_product(statement: object) -> bool:
 
 
 def _roles(sections: Sequence[Section]) -> _Roles | None:
-    """Return the code of each role; of two groups, that of the second, which is the same.
+    """Return the code of each role; of two consumer groups, that of the second, which is equal.
 
-    Triton's other warps wait in a loop for what to do, the warp that loads among them; the first
-    ones run what is theirs beside that.
+    Triton's other warps, the producer among them, wait in a loop for work; the code of the first
+    ones is outside of that loop.
     """
     inside = [s.inside for s in sections]
     multiplying = [n for n, s in enumerate(sections) if s.products and n not in inside]
@@ -190,7 +190,7 @@ def _roles(sections: Sequence[Section]) -> _Roles | None:
 
 
 def _around(number: int, inside: Sequence[int]) -> list[int]:
-    """Return the sections around one, from the inside out; the last is what stands in no loop."""
+    """Return the sections around one, innermost first; the last is the code outside all loops."""
     found = []
     while (number := inside[number]) >= 0:
         found.append(number)
@@ -198,7 +198,7 @@ def _around(number: int, inside: Sequence[int]) -> list[int]:
 
 
 def _below(number: int, inside: Sequence[int], top: int) -> int:
-    """Return the section around one, or itself, that stands in another one."""
+    """Return the section around one, or itself, whose enclosing section is ``top``."""
     while inside[number] != top:
         number = inside[number]
     return number

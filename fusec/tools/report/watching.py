@@ -1,9 +1,9 @@
-"""``with fusec.watch() as seen:``: what torch and fusec compile and run in a block, as a ``Seen``.
+"""``with fusec.watch() as seen:`` records what torch and fusec compile and run in a block.
 
-Torch tells what it compiles to a logger, ``torch.__trace``, for ``tlparse``; each graph of fusec is
-told there, too (``fusec/driver/summary.py``). The watcher is one more handler of that logger, so
-that it sees what any tool would, and nothing is there when nobody watches. Times at run time are
-those of ``runtime/calls/clock.py``.
+Torch logs its compiles to ``torch.__trace``, for ``tlparse``; fusec logs each of its graphs there,
+too (``fusec/driver/summary.py``). The watcher is one more handler of that logger, so that it sees
+what any tool would, and costs nothing outside of a block. Times at run time are those of
+``runtime/calls/clock.py``.
 
 Worked example::
 
@@ -50,7 +50,7 @@ _BREAK = "dynamo_graph_break_reason"
 
 @dataclass(slots=True)
 class _Told:
-    """What torch's trace has said so far; ``callers`` are the user's lines that led to compiles."""
+    """The events of torch's trace so far; ``callers`` are the user's lines that led to compiles."""
 
     graphs: list[GraphSummary] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
@@ -60,14 +60,14 @@ class _Told:
 
 
 def _caller(stack: Sequence[Mapping[str, Any]]) -> Place:
-    """Return the last line of the user's in a stack of torch's trace."""
+    """Return the innermost line of the user's program in a stack of torch's trace."""
     frames = [Place(interned(f["filename"]), f["line"], f["name"]) for f in stack]
     own = [frame for frame in frames if not is_library(frame.path)] or frames
     return with_code(own[-1]) if own else Place("", 0, "")
 
 
 class _Listener(logging.Handler):
-    """Keeps what torch's trace says of breaks, graphs and compiles; never fails the program."""
+    """Keeps breaks, graphs and compiles from torch's trace; never fails the program."""
 
     summaries_only = True
 
@@ -98,7 +98,7 @@ class _Listener(logging.Handler):
 
 
 class Watch:
-    """What a block has seen so far: ``seen`` is the record of it, up to date; prints as it."""
+    """The observation of a block: ``seen`` is its record so far, which is what it prints."""
 
     def __init__(self, what: str, listener: _Listener, clock: Clock) -> None:
         self._what, self._told, self.clock = what, listener.told, clock
@@ -135,7 +135,7 @@ class Watch:
         )
 
     def _place(self, metrics: Mapping[str, Any]) -> Place:
-        """Return the function that a compile was of; of one of torch's own, the line it was for."""
+        """Return the place of a compiled function; of one of torch's own, the calling line."""
         place = place_of_compile(metrics)
         caller = self._told.callers.get(str(metrics.get("compile_id")))
         return caller if caller is not None and is_library(place.path) else place
@@ -174,7 +174,7 @@ def watch(what: str = "the block") -> Iterator[Watch]:
 def _launches(
     graph: GraphSummary, totals: Mapping[str, tuple[int, float]], layers: Layers
 ) -> Iterator[Launch]:
-    """Yield what a graph launched."""
+    """Yield the launches of a graph."""
     for kernel in graph.kernels:
         name, module = f"{kernel.code}: {kernel.computes}", layers.folded(kernel.module)
         spent = totals.get(kernel.name, (0, 0.0))

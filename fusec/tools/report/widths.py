@@ -1,12 +1,12 @@
-"""How wide each access of a GPU program could be, and how wide the compiled kernel made it.
+"""Compare how wide each access of a GPU program could be with its width in the compiled kernel.
 
 A thread loads at most 16 bytes at once. It can where the lanes walk memory in steps of one element,
 the tile has 16 bytes for each thread, and neither a row's address nor a mask's end falls between
-two multiples of 16 bytes. Where one of these fails, the access is *left out* with the reason.
+two multiples of 16 bytes. Where one of these fails, the access is left out, with the reason.
 
 The printer writes the accesses of ``sink(program)`` in order, one ``tl.load`` or ``tl.store`` a
-line, or that of a tensor descriptor, and the compiled code says which line an access belongs to. A
-copy by descriptor is no access of any thread.
+line, or that of a tensor descriptor, and the compiled code has the line of each access. A copy by
+descriptor is no access of any thread.
 
 Worked example: ``x[m*1024 + c]`` of bf16 with 1024 lanes c in 4 warps can be 16 bytes wide. With
 ``m*1023`` the rows begin between multiples of 16 bytes, with 512 lanes a thread has 8 bytes.
@@ -33,7 +33,7 @@ SMALL = "the tile has less than 16 bytes for each thread"
 UNALIGNED = "rows begin between multiples of 16 bytes"
 MASKED = "the mask ends between multiples of 16 bytes"
 BESIDE_WIDER = "a mask in the layout of the wider tile beside it"
-_PROMISED = 16  # what a launch promises of addresses and, where its hint is one, of a size
+_PROMISED = 16  # divides addresses and, if it divides their hints, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A demand, the line of the source that makes it, and what the compiled code does there."""
+    """A demand, its line of the source, and the accesses of the compiled code there."""
 
     demand: Demand
     line: int
@@ -106,9 +106,9 @@ def demands(program: Program) -> tuple[Demand, ...]:
 def match_accesses(
     program: Program, source: str, compiled: Sequence[GlobalAccess]
 ) -> tuple[Access, ...]:
-    """Return each access of a program with what became of it in the compiled kernel.
+    """Match each access of a program with those of the compiled kernel, by their lines.
 
-    Nothing where the compiled code has no line numbers, or the source other accesses.
+    () if the compiled code has no line numbers, or the source has other accesses.
     """
     lines = _printed_accesses(source, program.name)
     wanted = demands(program)
@@ -171,7 +171,7 @@ def _demand(
 
 
 def _divisor(value: Index, axis: Axis) -> int:
-    """Return what divides all of an index but the axis itself, up to what a launch promises."""
+    """Return a divisor of an index without its axis, up to the one that a launch guarantees."""
     found = math.gcd(_PROMISED, value.const)
     for monomial, coefficient in value.terms:
         if monomial == (axis,):
@@ -182,7 +182,7 @@ def _divisor(value: Index, axis: Axis) -> int:
 
 
 def _mask_divisor(guard: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
-    """Return a number such that a mask changes along an axis at its multiples only."""
+    """Return a number such that a mask changes along an axis only at its multiples."""
     node = values.get(guard, guard) if isinstance(guard, Var) else guard
     if axis not in node.axes:
         return _PROMISED
@@ -197,7 +197,7 @@ def _mask_divisor(guard: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
 
 
 def _bound(side: Expr, axis: Axis, values: Mapping[Var, Expr]) -> int:
-    """Return what divides one side of ``axis + a < b`` apart from the axis; 1 where unknown."""
+    """Return a divisor of one side of ``axis + a < b`` without the axis; 1 if unknown."""
     node = values.get(side, side) if isinstance(side, Var) else side
     match node:
         case Const(value=int(value)):

@@ -1,8 +1,8 @@
 """``fusec report``: one HTML file that needs nothing else, not even a network.
 
-``document.py`` says what is in it, ``render`` prints that with jinja2, which escapes all text. What
-a click shows, and the texts of all kernels, is one compressed block, which the page's own script
-unpacks; what that shows, it shows as text, never as markup.
+``document.py`` makes its content, ``render`` prints that with jinja2, which escapes all text. The
+details that a click shows, and the texts of all kernels, are one compressed block, which the page's
+own script unpacks and shows as text, never as markup.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def render(document: Document) -> str:
 
 
 def environment() -> Environment:
-    """Return what renders templates.
+    """Return the jinja2 environment of the templates.
 
     Raises:
         EnvironmentProblem: if jinja2 is not installed.
     """
     try:
-        import jinja2  # an extra of the package
+        import jinja2  # an optional dependency
     except ImportError as error:
         raise EnvironmentProblem(
             "a report wants jinja2, which is not installed: pip install 'fusec[cli]'"
@@ -71,7 +71,7 @@ def environment() -> Environment:
 
 
 def within(module: str, frame: str) -> str:
-    """Return a module's path from its frame on.
+    """Return a module's path relative to its frame.
 
     In the frame "h.*" that is "mlp" for "h.*.mlp", and "2: mlp" for the "h.2.mlp" of one layer.
     """

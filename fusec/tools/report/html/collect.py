@@ -1,8 +1,8 @@
-"""The graphs that a program compiles while it runs, for a report of them.
+"""Collect the graphs that a program compiles while it runs, for a report of them.
 
-The compiler tells of each graph (``compiler.LISTENERS``), those from the cache, too. Once the
+The compiler passes on each graph (``compiler.LISTENERS``), those from the cache, too. Once the
 program is done, they are taken through the pipeline once more, which times nothing and runs
-nothing: what comes out is what ran, for races tell what they measured before.
+nothing: the result is what ran, as races return their earlier verdicts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a click on a box shows, as JSON: strings alone, as the page prints them.
+"""The details of each box, shown by a click, as JSON: only strings, as the page prints them.
 
 ::
 
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def details_of(document: Document) -> dict[str, Any]:
-    """Return what the page's script shows of each box."""
+    """Return the details of each box, for the page's script."""
     return {
         "texts": list(document.texts),
         "boxes": {

@@ -1,8 +1,8 @@
-"""All that a report shows, as plain data: ``document_of`` makes it, ``render`` prints it.
+"""The content of a report, as plain data: ``document_of`` makes it, ``render`` prints it.
 
-Sizes are bytes, times microseconds, rates per microsecond; what a time is (modelled, expected of
-the machine code, measured) stands beside it. Texts that many boxes share, such as the source of
-alike kernels, are stored once: a box has their numbers.
+Sizes are bytes, times microseconds, rates per microsecond; each time has its origin (modelled,
+expected from the machine code, measured). Texts that many boxes share, such as the source of
+equal kernels, are stored once: a box has their numbers.
 
 Worked example::
 
@@ -45,7 +45,7 @@ LANGUAGES = {"cpp": "C++", "triton": "Triton"}
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A text of a box: what it is, and its number among the document's texts."""
+    """A text of a box: its label, and its number among the document's texts."""
 
     label: str
     text: int
@@ -62,7 +62,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one launch, and whose word that is: "modelled", "expected", "measured"."""
+    """Microseconds of one launch, and their origin: "modelled", "expected", "measured"."""
 
     us: float
     word: str
@@ -70,18 +70,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Alike launches of fusec's, drawn as one.
+    """Equal launches of repeated layers, drawn as one.
 
     Attributes:
         kind: "kernel", "foreach", or "library" for an eager kernel.
         names: of all of them.
         module: layers folded.
         bytes, operations: of one launch; ``floor_us`` is the time that memory needs for the bytes.
-        share: of the bytes that the graph moves, all of them together.
-        facts: what the machine code says, as (name, value).
+        share: of all its launches, in the bytes that the graph moves.
+        facts: of the machine code, as (name, value).
         faults, warnings: rules of ``check --static`` that it breaks.
         feeds, fed_by: positions of boxes.
-        calls: positions of the eager launches on whose lines it computes.
+        calls: positions of the eager launches that come from its lines.
     """
 
     kind: str
@@ -118,13 +118,13 @@ class Box:
 
     @property
     def name(self) -> str:
-        """What it is called where there is little room."""
+        """Its short name."""
         return "eager" if self.kind == "library" else self.names[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What eager execution launches of one operation in alike modules; bytes are of all."""
+    """The eager launches of one operation in repeated modules; bytes are of all of them."""
 
     op: str
     count: int
@@ -163,7 +163,7 @@ class Drawing:
 
     @property
     def heading(self) -> str:
-        """The module whose graph it is, beside what the graph is called: "forward, h.3 (Block)"."""
+        """The graph's name, and the module that it belongs to: "forward, h.3 (Block)"."""
         return (
             f"{self.report.name}, {self.report.called}" if self.report.called else self.report.name
         )
@@ -175,7 +175,7 @@ class Document:
 
     Attributes:
         title: the model or the script.
-        phases: of compiles -> their seconds.
+        phases: phase of compiles -> seconds.
         advice: what to do, costliest first.
         seconds, run_seconds: of the program, where one ran, and of them in graphs.
     """
@@ -200,13 +200,13 @@ class Document:
 
     @property
     def words(self) -> str:
-        """Whose word the times of launches are: "measured", "measured or modelled"."""
+        """The origins of the launches' times: "measured", "measured or modelled"."""
         found = {box.timing.word for graph in self.graphs for box in graph.boxes}
         return " or ".join(sorted(found))
 
 
 Measured = Callable[[Staged, DrawnStep], "Timing | None"]
-"""What is known of a launch's time from a run."""
+"""Returns the time of a launch that a run has measured, or None."""
 
 
 def document_of(
@@ -218,11 +218,11 @@ def document_of(
     judged: Judged | None = None,
     measured: Measured = lambda staged, step: None,
 ) -> Document:
-    """Return all that a report shows of some graphs.
+    """Return the report of some graphs.
 
     Args:
-        judged: their machine code.
-        measured: their launches' times.
+        judged: the facts of their machine code.
+        measured: returns the measured time of a launch, if any.
     """
     texts = _Texts()
     layers = Layers.of(*(module_kinds(one.observed.graph) for one in staged))
@@ -231,7 +231,7 @@ def document_of(
     for one in staged:
         for stage, seconds in one.trace.wall_seconds.items():
             name = f"fusec: {stage}"
-            if not seen.graphs:  # of a run, they are in what was seen
+            if not seen.graphs:  # after a run, ``seen`` has them
                 phases[name] = phases.get(name, 0.0) + seconds
     return Document(
         title,
@@ -260,7 +260,7 @@ class _Texts:
 
 
 class _Drawer:
-    """What it takes to draw one graph."""
+    """Draws one graph."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ def _shortened(ops: Sequence[str]) -> str:
 
 
 def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:
-    """Return which box feeds which: (producer, reader)."""
+    """Return the edges between boxes: (producer, consumer)."""
     maker: dict[Buffer, int] = {}
     found = set()
     box_of = {id(step): k for k, alike in enumerate(steps) for step in alike.members}
@@ -416,7 +416,7 @@ def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:
 
 
 def _about(step: DrawnStep, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """Return the decisions about a kernel: merges in it, the dearest first, and rejected ones."""
+    """Return the decisions about a kernel: merges in it, largest gain first, and rejected ones."""
     own = step.buffers
     found = [
         d for d in decisions if own.intersection(d.a.split("+")) or own.intersection(d.b.split("+"))
@@ -428,10 +428,10 @@ def _about(step: DrawnStep, decisions: Sequence[Decision]) -> tuple[Decision, ..
 def _calls_of(
     alike: Alike[DrawnStep], calls: Sequence[Alike[EagerCall]], layers: Layers
 ) -> tuple[int, ...]:
-    """Return the eager launches on whose lines a step computes.
+    """Return the eager launches that come from the lines of a step.
 
-    Of those of one line, they are the ones in the step's modules; where none is, because another
-    kernel stores what is made there, the ones in its layer.
+    Of a line's launches, these are the ones in the step's modules; if there are none, because
+    another kernel stores their result, the ones in its layer.
     """
     modules = set(alike.first.modules)
     own_layers = set(map(layers.layer_of, modules))

@@ -1,11 +1,11 @@
-"""Alike layers drawn once: launches that differ in the layer alone become one box with a count.
+"""Draw repeated layers once: launches that differ only in the layer become one box with a count.
 
-A *frame* is what a model repeats (``tools/report/layers.py``): ``h.*`` for the modules ``h.0`` to
-``h.47``. Boxes of alike launches stand where the first of them does, so that a frame shows one
-layer; what is launched outside of the layers stands before or behind them.
+A frame is a repeated part of a model (``tools/report/layers.py``): ``h.*`` for the modules ``h.0``
+to ``h.47``. A box is drawn where the first of its launches is, so that a frame shows one layer;
+launches outside of the layers are before or after the frame.
 
 Worked example: two blocks of ``ln`` and ``mlp`` launch ``a b a b c``; drawn are the frame ``h.*``
-(2 layers) with the boxes ``2 x a`` and ``2 x b``, and ``c`` behind it.
+(2 layers) with the boxes ``2 x a`` and ``2 x b``, and ``c`` after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Placed = TypeVar("_Placed", DrawnStep, EagerCall)
 
 @dataclass(frozen=True, slots=True)
 class Alike(Generic[_T]):
-    """Launches that are alike, in order, and the path of their modules: folded if they differ."""
+    """Launches that differ only in the layer, and their module's path, folded if it differs."""
 
     members: tuple[_T, ...]
     module: str
@@ -42,13 +42,13 @@ class Alike(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the drawing, from top to bottom.
+    """A section of the drawing, which has them from top to bottom.
 
     Attributes:
-        frame: what is repeated, "transformer.h.*"; a loop over rows; or "".
-        layers: how often; 1 outside of frames.
-        steps: positions of what fusec launches, among all of the graph's boxes.
-        calls: the same of what eager execution launches.
+        frame: the repeated part, "transformer.h.*"; a loop over rows; or "".
+        layers: the number of repetitions; 1 outside of frames.
+        steps: positions of fusec's launches, among all of the graph's boxes.
+        calls: positions of the eager launches.
     """
 
     frame: str
@@ -58,12 +58,12 @@ class Segment:
 
 
 def fold_steps(steps: Iterable[DrawnStep], layers: Layers) -> list[Alike[DrawnStep]]:
-    """Return alike launches of fusec's as one."""
+    """Group fusec's launches that differ only in the layer."""
     return _fold(steps, partial(_step_kind, layers), layers)
 
 
 def fold_calls(calls: Iterable[EagerCall], layers: Layers) -> list[Alike[EagerCall]]:
-    """Return what eager execution launches of one operation in one kind of module as one."""
+    """Group the eager launches of one operation in repeated modules."""
     return _fold(calls, partial(_call_kind, layers), layers)
 
 
@@ -81,7 +81,7 @@ def _fold(
 
 
 def _step_kind(layers: Layers, step: DrawnStep) -> Hashable:
-    """Return what launches of alike layers have in common."""
+    """Return a key that is equal for the launches of repeated layers."""
     shapes = tuple((b.shape, b.dtype) for b in step.writes)
     modules = frozenset(map(layers.folded, step.modules))
     what = (step.code or step.computes, step.reason, step.step.origin.source)
@@ -98,7 +98,7 @@ def _call_kind(layers: Layers, call: EagerCall) -> Hashable:
 def segments(
     steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]], layers: Layers
 ) -> tuple[Segment, ...]:
-    """Return the stretches of a drawing: frames in order, and what stands between them."""
+    """Return the segments of a drawing: frames in order, and the launches between them."""
     numbers = _numbers(steps, calls, layers)
 
     def frame_of(module: str) -> str:
@@ -131,7 +131,7 @@ def _loop(alike: Alike[DrawnStep]) -> str:
 def _numbers(
     steps: Sequence[Alike[DrawnStep]], calls: Sequence[Alike[EagerCall]], layers: Layers
 ) -> dict[str, set[str]]:
-    """Return frame -> the numbers of its layers, for what repeats at all."""
+    """Map each frame that repeats to the numbers of its layers."""
     found: dict[str, set[str]] = {}
     repeated: set[str] = set()
     paths = [(step.module, alike.count) for alike in steps for step in alike.members]
@@ -146,7 +146,7 @@ def _numbers(
 
 
 def _with_neighbours(frames: list[str], counts: list[int]) -> list[str]:
-    """Return frames with one for what is launched often and has no module: the last one before."""
+    """Return frames, where repeated launches without a module get the frame before them."""
     found: list[str] = []
     last = ""
     for frame, count in zip(frames, counts, strict=True):
@@ -156,10 +156,10 @@ def _with_neighbours(frames: list[str], counts: list[int]) -> list[str]:
 
 
 def _slots(frames: Sequence[str], order: Sequence[str]) -> list[int]:
-    """Return where each box stands: slot 2k + 1 is the k-th frame, 2k is what stands before it.
+    """Return the slot of each box: 2k + 1 is the k-th frame, 2k is the space before it.
 
-    What is launched among the parts of a frame stands before or behind it: where most of these
-    are on the other side.
+    A launch among the boxes of a frame goes after the frame if most of them come before it, else
+    before the frame.
     """
     places: dict[str, list[int]] = {}
     for position, frame in enumerate(frames):

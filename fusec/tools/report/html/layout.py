@@ -1,13 +1,13 @@
-"""Where boxes and edges of a drawing are, in pixels.
+"""Lay out the boxes and edges of a drawing, in pixels.
 
-From top to bottom: the segments of ``folding.py``, each with what eager execution launches on the
-left and what fusec launches on the right. There, boxes stand in rows, one for each generation of
-the graph (``networkx.topological_generations``). An edge goes down to the next row directly; any
-other leaves through the gap below its box, runs in a lane beside all boxes, and comes back through
-the gap above its target, so that no edge crosses a box. One box has one lane, and no two lanes that
-overlap are one: a colouring of the graph of their overlaps.
+From top to bottom: the segments of ``folding.py``, each with eager launches on the left and fusec's
+launches on the right. There, boxes are in rows, one for each generation of the graph
+(``networkx.topological_generations``). An edge goes down to the next row directly; any other leaves
+through the gap below its box, runs in a lane beside all boxes, and comes back through the gap above
+its target, so that no edge crosses a box. A box has one lane, and boxes whose lanes would overlap
+have different ones: a colouring of the graph of their overlaps.
 
-An edge *back* leads from a layer to the next one, which the same boxes stand for.
+A back edge leads from a layer to the next one, which is drawn as the same boxes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fusec.tools.report.html.folding import Segment
 
 CALL_WIDTH, CALL_HEIGHT, CALL_GAP = 236, 22, 4
 BOX_WIDTHS, BOX_HEIGHT, BOX_GAP = (360, 273, 178), 62, 12
-"""Widths of a box that stands alone, with one beside it, with two."""
+"""Widths of a box in a row of one, two and three."""
 COLUMNS = len(BOX_WIDTHS)
 ROW_GAP = 34
 HEAD, PADDING = 34, 14
 LEFT = PADDING + CALL_WIDTH + 34
 LANE, LANES = 7, 14
-"""Pixels between two lanes, and how many there is room for: more lie over one another."""
+"""Pixels between two lanes, and the number that fits: further ones overlap."""
 FIELD = COLUMNS * BOX_WIDTHS[-1] + (COLUMNS - 1) * BOX_GAP
 """The width of a row of boxes."""
 WIDTH = LEFT + FIELD + LANE * LANES + 3 * PADDING
@@ -36,7 +36,7 @@ WIDTH = LEFT + FIELD + LANE * LANES + 3 * PADDING
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is: the upper left corner, and its width."""
+    """The position of an item: its upper left corner, and its width."""
 
     x: int
     y: int
@@ -76,10 +76,10 @@ class Layout:
 
 
 def lay_out(segments: Sequence[Segment], edges: Iterable[tuple[int, int]]) -> Layout:
-    """Return where everything is.
+    """Return the layout of a drawing.
 
     Args:
-        edges: (position of a box, position of one that reads what it makes).
+        edges: (position of a producer's box, position of its consumer's).
     """
     edges = sorted(set(edges))
     boxes: dict[int, Place] = {}
@@ -112,7 +112,7 @@ def lay_out(segments: Sequence[Segment], edges: Iterable[tuple[int, int]]) -> La
 
 
 def _rows(steps: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Return boxes by generation, so many in a row as there are columns."""
+    """Return boxes by generation, at most ``COLUMNS`` in a row."""
     graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.add_nodes_from(steps)
     # Edges that lead up are from one layer to the next.
@@ -191,7 +191,7 @@ def _around(start: Place, end: Place, lane: int) -> str:
 
 
 def _towards(corner: Place, other: Place, radius: int = 5) -> Place:
-    """Return the point so many pixels from a corner, on the way to another one."""
+    """Return the point ``radius`` pixels from a corner, towards another one."""
 
     def step(here: int, there: int) -> int:
         distance = there - here

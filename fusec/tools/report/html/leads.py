@@ -1,4 +1,4 @@
-"""Which launches a report shows first: those that take most of the time, and what to do about each.
+"""Choose the launches that a report shows first: the slowest, with a hint for each.
 
 Worked example::
 
@@ -15,7 +15,7 @@ from fusec.tools.report.html.document import Box, Drawing
 
 SHOWN_LEADS = 5
 LEAST_SHARE = 0.03
-"""Of the time of all launches: what takes less is not worth a look."""
+"""The share of the time of all launches below which one is left out."""
 AT_THE_FLOOR = 0.8
 
 
@@ -26,7 +26,7 @@ class Lead:
     Attributes:
         box: its id in the page.
         share: of the time of all graphs' launches, in 0..1.
-        us: microseconds of all of its launches in one call, and whose word that is.
+        us, word: microseconds of all of its launches in one call, and their origin.
     """
 
     box: str
@@ -61,7 +61,7 @@ def leads_of(graphs: Sequence[Drawing]) -> tuple[Lead, ...]:
 
 
 def hint(box: Box) -> str:
-    """Return what is known of a launch that decides what to do about it."""
+    """Return a hint for a launch: advice on its code, why it is eager, or its floor."""
     for finding in (*box.faults, *box.warnings):
         return f"{finding.rule}: {finding.advice}"
     if box.kind == "library":

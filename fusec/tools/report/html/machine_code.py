@@ -13,12 +13,12 @@ from fusec.tools.report.static_rules import CheckedKernel, Finding
 from fusec.tools.static_checks import PROCESSORS
 
 STAGES = {"ptx": "PTX", "sass": "SASS", "amdgcn": "assembly"}
-"""What is shown of a kernel below its source, and how it is called."""
+"""The stages below the source that are shown -> their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What machine code says of kernels.
+    """The machine code of kernels: its facts, texts and verdicts.
 
     Attributes:
         kernels: (graph, kernel) -> its facts.
@@ -34,7 +34,7 @@ class Judged:
 
 
 def judge_code(staged: Sequence[Staged], say: Callable[[str], None]) -> Judged | None:
-    """Compile the kernels of some graphs down to machine code; None where none is known.
+    """Compile the kernels of some graphs to machine code; None if no target has static checks.
 
     Args:
         say: gets a line of progress for each graph.

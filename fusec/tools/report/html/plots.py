@@ -1,8 +1,8 @@
 """The plots of a report: where lines, points and ticks are, in pixels of an SVG.
 
 The roofline's axes are logarithms: operations a byte, operations a second. A launch is a point at
-its time, under the roof of its machine; what does no arithmetic has no place there. Memory has the
-steps of a call along it, and bytes upwards.
+the rate of its time, under the roof of its machine; launches without arithmetic are left out. The
+memory plot has the steps of a call across, and bytes upwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusec.tools.report.terminal import format_bytes, in_units
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
 LABELLED = 5
-"""Points with their names beside them: those that move most bytes."""
+"""The number of points with a label: the launches that move the most bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RooflinePlot:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlot:
-    """Memory over a call: two areas, one on the other, and the place of the peak."""
+    """Memory over a call: two stacked areas, and the position of the peak."""
 
     rows: tuple[Tick, ...]
     given: str
@@ -156,7 +156,7 @@ def _power(power: int) -> str:
 
 
 def _rate(per_us: float) -> str:
-    """Return operations a second: ``4.2 Gop/s`` of so many a microsecond."""
+    """Format operations a microsecond as operations a second: ``4.2 Gop/s``."""
     return in_units(per_us * 1e6, ("op/s", "kop/s", "Mop/s", "Gop/s", "Top/s", "Pop/s"))
 
 

@@ -1,9 +1,9 @@
-"""What a launch costs a machine, by the model that fusion ranks by, and the machine's roof over it.
+"""The cost of a launch, by fusion's cost model, and the roofline of a machine.
 
-The *operations* of a kernel are those that ``passes/fusion/cost.py`` prices, a dear function as
-several, and two for each multiply-add of a product of matrices; of a library's kernel its products
-alone are known. The *roof* is what the machine could do at most at so many operations a byte: its
-memory's rate times these, or the rate of its lanes or products.
+The operations of a kernel are those that ``passes/fusion/cost.py`` counts, an expensive function as
+several, and two for each multiply-add of a matrix product; of a library's kernel only its products
+are known. The roof is the machine's highest rate at so many operations a byte: its memory's rate
+times these, or the rate of its vector lanes or of its matrix products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusec.tools.report.html.steps import Launched
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a machine does at most: operations a microsecond, of one kind."""
+    """The peak rate of a machine for one kind of operation, a microsecond."""
 
     name: str
     rate: float
@@ -38,7 +38,7 @@ class Roof:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a launch does: operations, and microseconds by the model."""
+    """The operations of a launch, and its modelled microseconds."""
 
     operations: float
     us: float
@@ -58,7 +58,7 @@ def roof_of(machine: Machine) -> Roof:
 
 
 def cost_of(step: Launched, machine: Machine) -> Cost:
-    """Return what a launch costs."""
+    """Return the cost of a launch."""
     match step:
         case Kernel():
             products = multiply_adds(store.expr for store in step.stores)
@@ -73,7 +73,7 @@ def cost_of(step: Launched, machine: Machine) -> Cost:
 
 
 def multiply_adds(roots: Iterable[Expr]) -> float:
-    """Return the multiply-adds of the products of matrices in some values."""
+    """Return the multiply-adds of the matrix products in expressions."""
     return float(
         sum(
             count(node.axes | frozenset(node.over))

@@ -1,7 +1,7 @@
-"""What a graph launches, step by step, as a report draws it: where it belongs, what feeds it.
+"""List the launches of a graph, as a report draws them: the module and the buffers of each.
 
-Loops over rows are taken apart: what they launch stands in their place, and reads and writes the
-buffers around the loop. Views and sizes launch nothing; what reads a view reads what it is of.
+Loops over rows are flattened: their launches take their place, and read and write the buffers
+around the loop. Views and sizes launch nothing; a launch that reads a view reads its base.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class DrawnStep:
     """One launch.
 
     Attributes:
-        module: where it belongs, "h.3.mlp"; "" for the model itself.
-        modules: those of all that it computes.
-        code: of kernels, which code they run; of others, "".
+        module: that it belongs to, "h.3.mlp"; "" for the model itself.
+        modules: of all definitions that it computes.
+        code: the code that a kernel runs; "" for other steps.
         bytes: of one launch.
         reads, writes: buffers of the whole graph.
         loop: the loop over rows that launches it, or None.
@@ -74,7 +74,7 @@ class DrawnStep:
 
     @property
     def computes(self) -> tuple[str, ...]:
-        """The operations of the program's in it, each once: of an eager kernel its full name."""
+        """The program's operations in it, each once; of an eager kernel, its full name."""
         match self.step:
             case Extern():
                 return (self.step.title,)
@@ -83,7 +83,7 @@ class DrawnStep:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The names of all that it defines, also of what is never stored: decisions name these."""
+        """The names of all buffers that it defines, stored or not, as decisions name them."""
         match self.step:
             case Extern():
                 return frozenset(b.name for b in self.step.writes)
@@ -93,7 +93,7 @@ class DrawnStep:
 
 
 def drawn_steps(staged: Staged) -> list[DrawnStep]:
-    """Return what a graph launches, in order; nothing of one that runs as eager kernels."""
+    """Return the launches of a graph, in order; [] if it runs as eager kernels."""
     if staged.compiled is None:
         return []
     graph, schedule = staged.observed.graph, staged.compiled.schedule
@@ -103,7 +103,7 @@ def drawn_steps(staged: Staged) -> list[DrawnStep]:
 
 
 class _Walk:
-    """Goes through a schedule, and knows which buffer around it stands for one of its own."""
+    """Walks through a schedule, and maps buffers of a loop's body to those around the loop."""
 
     def __init__(
         self, modules: Mapping[str, str], kernels: Mapping[str, str], code: Mapping[str, str]
@@ -125,7 +125,7 @@ class _Walk:
                     self.outside.update(dict.fromkeys(step.writes, self.whole(step.reads[0])))
 
     def enter(self, loop: RowLoop) -> None:
-        """Let the buffers of a loop's body stand for what they are slices of."""
+        """Map the buffers of a loop's body to the buffers that they are slices of."""
         inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
         outer = [*(view.buffer.base for view in loop.views), *loop.added]
         self.outside.update(zip(inner, map(self.whole, outer), strict=False))
@@ -149,7 +149,7 @@ class _Walk:
         )
 
     def places(self, step: Launched) -> tuple[str, str, tuple[str, ...]]:
-        """Return a step's code, the module it belongs to, and those of all that it computes."""
+        """Return a step's code, its module, and the modules of all that it computes."""
         match step:
             case Extern():
                 own = self.modules.get(step.node, "")

@@ -1,8 +1,8 @@
 """The memory that a graph holds over its call, from the plan of memory (``ir/memory.py``).
 
-What the caller hands over (weights, inputs, what a forward saved) counts until it is let go of;
-what the call makes counts from its allocation on. A loop over rows adds the most that its body
-holds, for as long as it runs.
+The caller's buffers (weights, inputs, what a forward saved) count until they are freed; the call's
+own count from their allocation on. A loop over rows adds the peak of its body for as long as it
+runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusec.tools.report.stages import Staged
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is held while one step runs: bytes of the caller's, and of what the call made."""
+    """The bytes that are held while one step runs: the caller's, and the call's own."""
 
     step: str
     given: int
@@ -35,8 +35,8 @@ class Usage:
     """Memory over a call.
 
     Attributes:
-        largest: the largest buffers at the moment when most is held, (name, bytes): inputs by the
-            program's names, those of alike layers together.
+        largest: the largest buffers at the peak, (name, bytes): inputs by the program's names,
+            those of repeated layers together.
     """
 
     moments: tuple[Moment, ...]
@@ -44,7 +44,7 @@ class Usage:
 
     @property
     def peak(self) -> Moment:
-        """The moment when most is held."""
+        """The moment at which the most bytes are held."""
         return max(self.moments, key=lambda moment: moment.bytes)
 
 
@@ -63,7 +63,7 @@ def usage_of(staged: Staged, layers: Layers) -> Usage | None:
 
 
 def _usage(schedule: Schedule, memory: Memory) -> tuple[tuple[Moment, ...], Mapping[Buffer, int]]:
-    """Return what is held at each step, and the buffers when it is most, with their bytes."""
+    """Return the bytes held at each step, and the buffers at the peak, with their bytes."""
     given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     given -= set(memory.unread)
     given |= {constant.buffer for constant in schedule.constants}
@@ -89,7 +89,7 @@ def _usage(schedule: Schedule, memory: Memory) -> tuple[tuple[Moment, ...], Mapp
 
 
 def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str, int], ...]:
-    """Return the largest of some buffers, those of alike layers together."""
+    """Return the largest of some buffers, those of repeated layers together."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in sizes:
         alike.setdefault(layers.folded(name), []).append((name, size))
@@ -101,7 +101,7 @@ def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str
 
 
 def _made(step: Step) -> tuple[Buffer, ...]:
-    """Return what is new in memory: not what a view is of, nor an input that is written."""
+    """Return the buffers that a step allocates itself: the results of an eager kernel."""
     match step:
         case Extern() if step.is_launch:
             return step.writes
