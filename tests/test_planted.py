@@ -426,7 +426,10 @@ FAULTS = (
         "whole_gradients", "upsample", "another mode",
         in_fx(argument("interpolate", "mode", "bicubic")),
     ),
-    Fault("flex_attention", "flex", "keys for queries", in_fx(exchanged("spelled_out", 0, 1))),
+    Fault(
+        "flex_attention", "flex", "keys for queries",
+        in_fx(exchanged("decomposed_flex_attention", 0, 1)),
+    ),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),
     Fault("share_cat_prefixes", "dense", "parts in another order", in_fx(turned)),
     Fault("freeze", "scaled", "the bias left out", in_fx(argument("convolution", 2, None))),

@@ -228,7 +228,7 @@ def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[s
     for names in rough.values():
         alike: dict[object, dict[str, _Numbers]] = {}
         for name in names if len(names) >= LEAST else ():
-            form, numbers = _opened(programs[name], multiple)
+            form, numbers = _with_holes(programs[name], multiple)
             alike.setdefault(form, {})[name] = numbers
         for group in alike.values():
             yield from (f for f in _aligned(group) if len(f) >= LEAST)
@@ -237,7 +237,7 @@ def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[s
 _BLANK = index(Size("_", 1, None))
 
 
-def _opened(program: Program, multiple: int) -> tuple[object, _Numbers]:
+def _with_holes(program: Program, multiple: int) -> tuple[object, _Numbers]:
     """Return the program with its varying constants replaced by holes, and the hole values.
 
     Constants of a memory offset share a hole only if they share the same gcd with ``multiple``.
@@ -287,7 +287,7 @@ def _common_form(
     name = Names(size.name for size in first.sizes).new("n")
     # The hint is the gcd: a GPU launch declares a size divisible by 16 if its hint is.
     n = Size(name, math.gcd(*passed), min(passed), max(passed))
-    given = iter([_restated(column, passed, index(n)) for column in columns])
+    given = iter([_affine_in_n(column, passed, index(n)) for column in columns])
     ask = lambda number: next(given)  # noqa: E731
     alike = [program.buffers for program in members if program.sizes == first.sizes]
     longest = map(_longest, zip(*alike, strict=True))
@@ -325,7 +325,7 @@ def _passed(columns: Sequence[_Numbers]) -> tuple[int, ...]:
     return max(found, key=found.__getitem__)
 
 
-def _restated(column: _Numbers, passed: tuple[int, ...], n: Index) -> Index:
+def _affine_in_n(column: _Numbers, passed: tuple[int, ...], n: Index) -> Index:
     """Return the expression ``k*n + c`` that gives one hole's value in every member."""
     step = (column[1] - column[0]) // (passed[1] - passed[0])
     return n * step + (column[0] - passed[0] * step)

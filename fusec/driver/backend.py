@@ -195,10 +195,12 @@ def compile_with(
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
     apart = () if metadata is None else views_without_gradient(metadata)
-    return _leading_nowhere(call, apart) if apart else call
+    return _views_without_gradient(call, apart) if apart else call
 
 
-def _leading_nowhere(call: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
+def _views_without_gradient(
+    call: Callable[..., Any], positions: Sequence[int]
+) -> Callable[..., Any]:
     """Return ``call`` with some results made views under ``no_grad``, as in the program."""
 
     def run(*args: Any) -> list[Any]:

@@ -28,24 +28,24 @@ from fusec.driver.structures import Placed, Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
-from fusec.frontend.fx_passes.cat_prefixes import lengthen_cats
+from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_pixels
 from fusec.frontend.fx_passes.draws import replace_draws
-from fusec.frontend.fx_passes.equal_sizes import unite_sizes
+from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.freezing import freeze
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
-from fusec.frontend.fx_passes.softmax_gradients import sum_gradients_of_outputs
+from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
 from fusec.passes.fusion.contract import cut_with_products
-from fusec.passes.fusion.fuse import Judged, fuse, separate
+from fusec.passes.fusion.fuse import EstimateMemo, fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import choose_libraries
 from fusec.passes.fusion.library_bias import library_bias
@@ -58,7 +58,7 @@ from fusec.passes.graph.eager_rounding import round_as_eager
 from fusec.passes.graph.inline import inline
 from fusec.passes.graph.recompute import recompute_wide
 from fusec.passes.graph.row_parts import sum_rows_by_parts
-from fusec.passes.graph.share import share
+from fusec.passes.graph.share import merge_equal
 from fusec.passes.graph.simplify import simplify
 from fusec.passes.graph.split_reduction import split_reduction
 from fusec.passes.kernel.coalesce import coalesce
@@ -85,7 +85,7 @@ class CompileContext:
     options: Options
     trace: Trace
     judge: Judge = judge_by_rule
-    judged: Judged = field(default_factory=Judged, compare=False)
+    judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Run a stage on a structure; verify and record the output as the options say.
@@ -189,7 +189,7 @@ DYNAMO = (
     _on_dynamo(
         "equal_sizes",
         "unify the symbolic lengths of an attention's keys and values",
-        _changing(unite_sizes),
+        _changing(unify_sizes),
     ),
     _on_dynamo(
         "whole_gradients",
@@ -209,7 +209,7 @@ DYNAMO = (
     _on_dynamo(
         "share_cat_prefixes",
         "let a `cat` whose first parts are another `cat`'s read that one",
-        _changing(lengthen_cats),
+        _changing(share_cat_prefixes),
     ),
 )
 """Rewrites of what Dynamo captured, before AOTAutograd."""
@@ -290,7 +290,7 @@ JOINT = (
     _on_fx(
         "softmax_gradients",
         "take the row sums of a softmax's gradient from the attention's output",
-        _changing(sum_gradients_of_outputs),
+        _changing(rewrite_softmax_row_sums),
         needs=("draws",),
     ),
     _on_fx(
@@ -347,7 +347,7 @@ FUSE = (
         "drop definitions without readers, so that counts of readers are right",
         _alone(dead_code),
     ),
-    _on_graph("share", "merge equal definitions", _alone(share), needs=("simplify",)),
+    _on_graph("share", "merge equal definitions", _alone(merge_equal), needs=("simplify",)),
     _on_graph(
         "row_parts",
         "sum rows of a product per tile, then the partial sums",

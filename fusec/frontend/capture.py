@@ -334,7 +334,7 @@ class _Capture:
         """
         known = EagerCall.of(node)
         for written in known.written:
-            self.operands.settle(written, node)
+            self.operands.copy_before_write(written, node)
         args = tuple(
             self.operands.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
         )

@@ -201,7 +201,7 @@ class Operands:
 
     # -- aliasing ---------------------------------------------------------------------------------
 
-    def settle(self, target: fx.Node, write: fx.Node) -> None:
+    def copy_before_write(self, target: fx.Node, write: fx.Node) -> None:
         """Copy the values that are loaded from ``target``'s buffer after ``write`` overwrites it.
 
         Views that share its traced storage are not copied: they see the write, as in eager mode.

@@ -202,7 +202,7 @@ def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_elemen
     return False
 
 
-def all_apart(schedule: Schedule) -> Memory:
+def trivial_plan(schedule: Schedule) -> Memory:
     """Return the plan that gives each buffer memory of its own, and frees nothing."""
     present = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
     steps: list[StepMemory] = []
@@ -211,7 +211,7 @@ def all_apart(schedule: Schedule) -> Memory:
         present.update(new)
         steps.append(StepMemory(tuple(Allocation(buffer, None) for buffer in new)))
     fused = [loop.body for loop in schedule.loops if isinstance(loop.body, Schedule)]
-    return Memory((), tuple(steps), tuple(map(all_apart, fused)))
+    return Memory((), tuple(steps), tuple(map(trivial_plan, fused)))
 
 
 def footprint(buffer: Buffer) -> tuple[object, ...]:
@@ -273,7 +273,7 @@ def verify_memory(schedule: Schedule, memory: Memory) -> None:
     """
     if len(memory.steps) != len(schedule.steps) or len(memory.bodies) != len(schedule.loops):
         raise InvalidIR("the memory of another schedule")
-    walk = _Residents(schedule)
+    walk = _MemoryState(schedule)
     for buffer in memory.unread:
         walk.free(buffer, "the first step")
     for position, (step, plan) in enumerate(zip(schedule.steps, memory.steps, strict=True)):
@@ -296,7 +296,7 @@ def _check_runs(schedule: Schedule, memory: Memory) -> None:
         behind = run.last + 1
 
 
-class _Residents:
+class _MemoryState:
     """The state of memory between two steps.
 
     Attributes:

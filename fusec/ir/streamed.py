@@ -26,7 +26,7 @@ WIDEST_PANEL = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class SkinnyProduct:
     """A skinny product.
 
     Attributes:
@@ -46,7 +46,7 @@ class Streamed:
     panel: int = 0
 
 
-def streamed(node: Expr, most: int) -> Streamed | None:
+def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
     """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
 
     Both operands are contiguous along the summed axis, or the weights are in panels.
@@ -69,9 +69,9 @@ def streamed(node: Expr, most: int) -> Streamed | None:
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
-            return Streamed(ordered, columns, few, over.extent, _itemsize(many))
+            return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many))
         if panel := _panel(many, over, columns):
-            return Streamed(ordered, columns, few, over.extent, _itemsize(many), panel)
+            return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
 
 

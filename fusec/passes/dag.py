@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class BufferReaders:
+class UseDef:
     """Def-use chains of a graph, by the positions of its lines.
 
     Attributes:
@@ -32,7 +32,7 @@ class BufferReaders:
     live_out: frozenset[Buffer]
 
 
-def find_uses(graph: Graph) -> BufferReaders:
+def find_uses(graph: Graph) -> UseDef:
     """Return producers, consumers and live-out buffers of a graph."""
     producer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
@@ -44,7 +44,7 @@ def find_uses(graph: Graph) -> BufferReaders:
                 readers.setdefault(buffer, []).append(position)
         else:
             live_out.update(node.reads)
-    return BufferReaders(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
+    return UseDef(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
 
 
 class Overwrites:
@@ -203,7 +203,7 @@ def joined(dag: Dag, place: Mapping[int, int]) -> Dag:
     return found
 
 
-def in_order(items: Iterable[_T], before: Mapping[_T, set[_T]]) -> list[_T] | None:
+def stable_topological_sort(items: Iterable[_T], before: Mapping[_T, set[_T]]) -> list[_T] | None:
     """Return the items in a stable topological order, or None if ``before`` has a cycle."""
     left, order = list(items), []
     while left:

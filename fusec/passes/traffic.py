@@ -14,7 +14,7 @@ from fusec.ir.expr import Buffer, Reduce
 from fusec.ir.extern import WriteInto
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, View, kernel_nodes
 from fusec.ir.index import index
-from fusec.passes.fusion.cost import count, kernel_traffic, numel, price, price_call
+from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_traffic, numel
 from fusec.passes.machine import Machine
 
 ZERO = index(0)
@@ -42,14 +42,14 @@ def work_of(launch: Kernel | ForeachKernel | Extern, machine: Machine) -> Launch
     """Return the traffic, arithmetic and modelled time of a launch."""
     match launch:
         case Extern():
-            us = price_call(launch, machine).us if launch.decomposition else None
+            us = call_cost(launch, machine).us if launch.decomposition else None
             return LaunchCost(extern_bytes(launch), {}, us)
         case Kernel() | ForeachKernel():
             kernels = launch.kernels
             multiplied: Counter[str] = Counter()
             for kernel in kernels:
                 multiplied.update(_multiplied(kernel))
-            us = sum(price(kernel, machine).us for kernel in kernels)
+            us = sum(kernel_cost(kernel, machine).us for kernel in kernels)
             once = us - (len(kernels) - 1) * machine.launch_us
             return LaunchCost(sum(map(kernel_bytes, kernels)), dict(multiplied), once)
         case _:

@@ -13,7 +13,7 @@ from fusec.driver.compiler import salt_of, target_for
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
-from fusec.passes.fusion.cost import price
+from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.processors import PROCESSORS
 from fusec.runtime.kernels import cpp_kernel, processor
@@ -68,7 +68,7 @@ def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
     kernels += [attention(32, queries, 4096, 128, dtype) for queries in (1, 16, 100)]
     for kernel in kernels:
         if target.accepts(kernel):
-            spread = price(kernel, target.machine).spread
+            spread = kernel_cost(kernel, target.machine).spread
             assert spread is not None
             assert spread.programs == launched(target.plans(kernel)[0]), kernel
 

@@ -8,7 +8,7 @@ from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
 from fusec.ir.index import Axis, IntoIndex, Size, floordiv, index, mod
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.streamed import streamed
+from fusec.ir.streamed import match_skinny
 from tests.ir.graphs import axes, buffer, load
 
 MOST = 8
@@ -29,7 +29,7 @@ def test_the_factor_with_few_rows_may_stand_on_either_side(swapped: bool) -> Non
     if swapped:
         a, b = node.body.args  # type: ignore[attr-defined]
         node = Reduce(SUM, (k,), Op("mul", (b, a)))
-    found = streamed(node, MOST)
+    found = match_skinny(node, MOST)
     assert found is not None
     assert (found.rows, found.columns) == ((m,), (n,))
     assert found.few.axes == {m, k}
@@ -39,7 +39,7 @@ def test_a_vector_is_no_rows() -> None:
     n, k = axes("n k", 64, 32)
     x, w = buffer("x", 32, dtype=BF16), buffer("w", 64, 32, dtype=BF16)
     wide: list[Expr] = [Cast(load(x, k), F32), Cast(load(w, n, k), F32)]
-    found = streamed(Reduce(SUM, (k,), Op("mul", tuple(wide))), MOST)
+    found = match_skinny(Reduce(SUM, (k,), Op("mul", tuple(wide))), MOST)
     assert found is not None
     assert (found.rows, found.columns) == ((), (n,))
 
@@ -50,7 +50,7 @@ def test_a_vector_is_no_rows() -> None:
     ids=["many rows", "weights along columns", "no more columns than rows", "rows of any number"],
 )
 def test_other_products_stream_nothing(rows: IntoIndex, columns: IntoIndex, along: str) -> None:
-    assert streamed(product(rows, columns, along=along)[0], MOST) is None
+    assert match_skinny(product(rows, columns, along=along)[0], MOST) is None
 
 
 def panels(columns: int, width: int, dtype: DType = F32) -> tuple[Reduce, list[Axis]]:
@@ -73,7 +73,7 @@ def test_weights_may_lie_in_panels(dtype: DType, size: int, cut: bool) -> None:
         made = node.substitute({n: index(columns[0]) * 32 + index(columns[1])})
         assert isinstance(made, Reduce)
         node = made
-    found = streamed(node, MOST)
+    found = match_skinny(node, MOST)
     assert found is not None
     assert (found.rows, found.columns) == ((m,), columns)
     assert (found.panel, found.itemsize) == (32, size)
@@ -81,19 +81,19 @@ def test_weights_may_lie_in_panels(dtype: DType, size: int, cut: bool) -> None:
 
 @pytest.mark.parametrize(("columns", "width"), [(32, 32), (512, 256)])
 def test_one_panel_or_a_wide_one_is_a_matrix_by_rows(columns: int, width: int) -> None:
-    assert streamed(panels(columns, width)[0], MOST) is None
+    assert match_skinny(panels(columns, width)[0], MOST) is None
 
 
 def test_few_rows_that_are_a_step_apart_would_be_gathered() -> None:
     m, n, k = axes("m n k", 4, 64, 32)
     x, w = buffer("x", 32, 4), buffer("w", 64, 32)
     body = Op("mul", (load(x, k, m), load(w, n, k)))
-    assert streamed(Reduce(SUM, (k,), body), MOST) is None
+    assert match_skinny(Reduce(SUM, (k,), body), MOST) is None
 
 
 def test_a_batch_of_products_has_weights_of_its_own_for_each() -> None:
     b, m, n, k = axes("b m n k", 3, 4, 64, 32)
     x, w = buffer("x", 3, 4, 32), buffer("w", 3, 64, 32)
     body = Op("mul", (load(x, b, m, k), load(w, b, n, k)))
-    assert streamed(Reduce(SUM, (k,), body), MOST) is None
-    assert streamed(Reduce(MAX, (k,), product(4, 64)[0].body), MOST) is None
+    assert match_skinny(Reduce(SUM, (k,), body), MOST) is None
+    assert match_skinny(Reduce(MAX, (k,), product(4, 64)[0].body), MOST) is None

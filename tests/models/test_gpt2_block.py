@@ -19,7 +19,7 @@ import fusec
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import Def, Extern, Kernel
 from fusec.passes.dag import find_uses
-from fusec.passes.fusion.cost import price
+from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.fusion.fuse import DETOUR
 from fusec.passes.fusion.unify import Rejection, unify
 from fusec.tools.report.stages import Staged
@@ -110,7 +110,9 @@ def why_apart(one: Staged, a: Kernel, b: Kernel) -> str | None:
     if not target.accepts(merged):
         return "no schedule of the target runs both as one kernel"
     machine = target.machine
-    saved = price(a, machine).us + price(b, machine).us - price(merged, machine).us
+    saved = (
+        kernel_cost(a, machine).us + kernel_cost(b, machine).us - kernel_cost(merged, machine).us
+    )
     return "modelled slower than two kernels" if saved <= 0 else None
 
 

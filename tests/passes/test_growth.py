@@ -27,7 +27,7 @@ from fusec.ir.index import index
 from fusec.ir.monoid import SUM
 from fusec.passes.dag import TopologicalOrder
 from fusec.passes.fusion import fuse as fusion
-from fusec.passes.fusion.fuse import TOO_LARGE, Judged, fuse
+from fusec.passes.fusion.fuse import TOO_LARGE, EstimateMemo, fuse
 from fusec.passes.graph.inline import inline
 from fusec.passes.graph.simplify import simplify
 from fusec.passes.machine import Tuning
@@ -164,7 +164,7 @@ def test_layers_that_are_alike_are_judged_once() -> None:
 
 def test_a_graph_that_is_cut_again_is_judged_once() -> None:
     """``contract`` opens calls and closes them: most groups of the next graph are known."""
-    target, known, example = find_target("cpu"), Judged(), layers(4)
+    target, known, example = find_target("cpu"), EstimateMemo(), layers(4)
     cuts = []
     for unifications in (False, True):
         with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:

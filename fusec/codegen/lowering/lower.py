@@ -128,7 +128,7 @@ class _Lowering(Values):
         done: list[tuple[Reduce, Accumulate]] = []
         cascade: list[tuple[Var, Var]] = []
         kept: list[Keep] = []
-        self._start_running(items)
+        self._record_running_maxima(items)
         for item in items:
             left = self._loops_left(item)
             first = self.nest[self.layout.first(left)] if left else None
@@ -153,7 +153,7 @@ class _Lowering(Values):
             self._emit(task)
         for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
             if loop in self.layout.transposed:
-                self._turn(loop, groups[loop])
+                self._copy_transposed(loop, groups[loop])
             self._run(loop, groups[loop])
         for outer, inner in cascade:
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
@@ -181,7 +181,7 @@ class _Lowering(Values):
             zero = self._once(self.here, Cast(zero, reduction.dtype))
         self._let(self.here, reduction, Op("add", (total, zero)))
 
-    def _start_running(self, items: list[Task | Reduce]) -> None:
+    def _record_running_maxima(self, items: list[Task | Reduce]) -> None:
         """Record the maxima that sums of this sweep depend on: in its loop they are not final."""
         inside = len(self.scopes)
         for item in items:
@@ -487,7 +487,7 @@ class _Lowering(Values):
             self.growth[maximum, scale] = self._let(here, factor, factor)
         return chosen
 
-    def _turn(self, loop: Axis, tasks: list[Task]) -> None:
+    def _copy_transposed(self, loop: Axis, tasks: list[Task]) -> None:
         """Copy loads that are contiguous along a loop, not along the lanes, to private arrays."""
         (lane,) = self.lanes
         for node in self._computed(tasks):

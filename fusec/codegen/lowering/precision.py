@@ -66,15 +66,15 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     picked = (
         child
         for s in body
-        if isinstance(s, Let | Update) and s.var in seen and _picks(s.value)
+        if isinstance(s, Let | Update) and s.var in seen and _is_extremum(s.value)
         for child in children(s.value)
     )
     weights = _weights(body) - exact - _sources(picked, feeds)
     found = (v for v in values if v.dtype is F32 and (v not in seen or v in weights))
-    return frozenset(found) - _small(body)
+    return frozenset(found) - _erf_near_zero(body)
 
 
-def _small(body: list[Statement]) -> frozenset[Var]:
+def _erf_near_zero(body: list[Statement]) -> frozenset[Var]:
     """Return erf values used other than in a sum with a constant: near 0 they must be exact."""
     named = [s for s in body if isinstance(s, Let | Update)]
     erfs = {s.var for s in named if isinstance(s.value, Op) and s.value.name == "erf"}
@@ -91,7 +91,7 @@ def _sources(values: Iterable[Expr], feeds: Mapping[Expr, list[Expr]]) -> set[Ex
     return set(reach(values, lambda value: feeds.get(value, ())))
 
 
-def _picks(value: Expr) -> bool:
+def _is_extremum(value: Expr) -> bool:
     """Return True for a maximum or minimum: its result may be compared for exact equality."""
     if isinstance(value, Reduce):
         return value.monoid in (MAX, MIN)

@@ -36,7 +36,7 @@ def loses_gradients(gm: fx.GraphModule) -> bool:
     results = _tensors(gm.graph.output_node().all_input_nodes)
     returned = Counter(map(memory_of, results))
     shared = {one for one, count in returned.items() if one in given or count > 1}
-    if any(map(_leads_nowhere, results)) or _writes_views_of_one(gm, given, returned):
+    if any(map(_history_ends_before_base, results)) or _writes_views_of_one(gm, given, returned):
         return True
     return bool(shared) and any(memory_of(t) in shared for t in _changed_histories(gm))
 
@@ -77,7 +77,7 @@ def _tensors(nodes: Iterable[Any]) -> list[torch.Tensor]:
     return [t for t in map(tensor_of, nodes) if t is not None]
 
 
-def _leads_nowhere(tensor: torch.Tensor) -> bool:
+def _history_ends_before_base(tensor: torch.Tensor) -> bool:
     """Return True for a view whose autograd history ends before its base.
 
     Also for one that autograd refuses: a part of a ``split`` whose base was written since.

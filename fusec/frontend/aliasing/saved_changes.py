@@ -32,7 +32,7 @@ REFUSED = "modified by an inplace operation"
 """Part of the message of torch's error for such a gradient."""
 
 
-def changes_what_is_saved(gm: fx.GraphModule) -> bool:
+def modifies_saved_tensor(gm: fx.GraphModule) -> bool:
     """Return True if eager refuses a graph's gradients, for a write that AOTAutograd overlooks."""
     if not _writes_beside(gm):
         return False
@@ -45,7 +45,7 @@ def changes_what_is_saved(gm: fx.GraphModule) -> bool:
     return False
 
 
-def changes_what_functions_save(gm: fx.GraphModule) -> bool:
+def modifies_function_saved_tensor(gm: fx.GraphModule) -> bool:
     """Return True if a graph writes memory that an earlier ``autograd.Function`` saved."""
     saved: set[int] = set()
     for node in gm.graph.nodes:

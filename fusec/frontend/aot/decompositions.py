@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusec.frontend.aot.eager_strides import laid_out_as_eager
+from fusec.frontend.aot.eager_strides import with_eager_strides
 from fusec.frontend.aot.foreach import foreach_decompositions
 from fusec.frontend.aot.refusals import keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
@@ -206,6 +206,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
     return {
-        target: laid_out_as_eager(target, keeping_refused(target, rule))
+        target: with_eager_strides(target, keeping_refused(target, rule))
         for target, rule in table.items()
     }

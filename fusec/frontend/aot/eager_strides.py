@@ -81,7 +81,7 @@ def tracing_as_eager(mode: FakeTensorMode | None) -> Iterator[None]:
         del mode.dispatch
 
 
-def laid_out_as_eager(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+def with_eager_strides(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a decomposition so that its results have the strides of the eager operation."""
     if not may_be_tried(target):
         return rule

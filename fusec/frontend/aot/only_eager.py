@@ -9,12 +9,15 @@ from torch import fx
 
 from fusec.frontend.aliasing.made_again import hooks_what_it_writes, loses_gradients
 from fusec.frontend.aliasing.overlap import reaches_beyond_memory
-from fusec.frontend.aliasing.saved_changes import changes_what_functions_save, changes_what_is_saved
+from fusec.frontend.aliasing.saved_changes import (
+    modifies_function_saved_tensor,
+    modifies_saved_tensor,
+)
 
 _REASONS = (
     (reaches_beyond_memory, "it has a window into memory that reaches beyond it"),
     (loses_gradients, "AOTAutograd loses what it does to gradients"),
-    (changes_what_is_saved, "its backward raises, as it does in eager"),
+    (modifies_saved_tensor, "its backward raises, as it does in eager"),
 )
 
 
@@ -25,7 +28,7 @@ def only_for_eager(gm: fx.GraphModule) -> str | None:
 
 def only_for_python(gm: fx.GraphModule) -> str | None:
     """Return why a frame that Dynamo has captured must run in plain Python, or None."""
-    if changes_what_functions_save(gm):
+    if modifies_function_saved_tensor(gm):
         return "it changes what an autograd.Function has saved: eager's backward raises"
     if hooks_what_it_writes():
         return "it puts a hook on an input that it writes: the hook would see another gradient"

@@ -27,7 +27,7 @@ _CATS = (torch.cat, torch.concat, torch.concatenate)
 _Key = tuple[int, tuple[fx.Node, ...]]
 
 
-def lengthen_cats(gm: fx.GraphModule) -> None:
+def share_cat_prefixes(gm: fx.GraphModule) -> None:
     """Replace the leading operands of a Dynamo graph's ``cat`` calls by shorter ones, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.

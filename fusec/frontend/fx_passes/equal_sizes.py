@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 
 
-def unite_sizes(gm: fx.GraphModule) -> None:
+def unify_sizes(gm: fx.GraphModule) -> None:
     """Compare the sizes of a Dynamo graph that must be equal, except those without a traced value.
 
     Assumes: nodes carry ``meta["example_value"]``.

@@ -43,12 +43,12 @@ def spell_out_attention(gm: fx.GraphModule) -> None:
             continue
         opened = [node for node in _calls(part) if _runs(part, node)]
         for node in opened:
-            node.target = spelled_out
+            node.target = decomposed_flex_attention
         if opened:
             part.recompile()
 
 
-def spelled_out(
+def decomposed_flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -150,7 +150,7 @@ def _runs(part: fx.GraphModule, node: fx.Node) -> bool:
         kwargs: Any = fx.node.map_arg(node.kwargs, given)
         mode = next(value.fake_mode for value in found if isinstance(value, FakeTensor))
         with unset_fake_temporarily(), mode, torch.no_grad():
-            spelled_out(*args, **kwargs)
+            decomposed_flex_attention(*args, **kwargs)
     except Exception as error:
         logger.info("flex_attention runs as eager kernels: %s: %s", type(error).__name__, error)
         return False

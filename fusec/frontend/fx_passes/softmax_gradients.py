@@ -61,7 +61,7 @@ class _Scaled:
     factors: Counter[tuple[fx.Node, float]]
 
 
-def sum_gradients_of_outputs(gm: fx.GraphModule) -> None:
+def rewrite_softmax_row_sums(gm: fx.GraphModule) -> None:
     """Replace row sums of softmax gradients in place; nodes carry ``meta["val"]``."""
     changed = False
     for total in list(gm.graph.nodes):

@@ -129,7 +129,7 @@ class Adaptive:
 
 
 Windows: TypeAlias = "Affine | Adaptive"
-_Way: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
+_AxisWindow: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
 
 
 def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
@@ -142,7 +142,7 @@ def over_windows(windows: Sequence[Windows], at: Indices) -> Domain:
     return _domain([(w.around, w.window) for w in windows], [w.outputs for w in windows], at)
 
 
-def _domain(ways: Sequence[_Way], extents: Sequence[Index], at: Indices) -> Domain:
+def _domain(ways: Sequence[_AxisWindow], extents: Sequence[Index], at: Indices) -> Domain:
     axes = tuple(Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways))
     first = len(at) - len(ways)
     where, guard = list(at), None

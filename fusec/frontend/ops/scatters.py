@@ -278,7 +278,7 @@ def index_reduce(
 def updates_of_slices(call: AtenCall, x: Value, dim: int, indices: Value, source: Value) -> Updates:
     line = as_line(x)
     names: list[Value | None] = [None] * wrap(dim, len(line.shape))
-    return senders_of_places(call, line, [*names, as_line(indices)], as_line(source))
+    return updates_at_indices(call, line, [*names, as_line(indices)], as_line(source))
 
 
 @lowers(aten.index_add.default)
@@ -311,7 +311,7 @@ def index_put(
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype is BOOL:
         return put_masked(call, x, first, source, accumulate)
-    updates = senders_of_places(call, x, indices, source, wraps=True)
+    updates = updates_at_indices(call, x, indices, source, wraps=True)
     return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
 
 
@@ -353,7 +353,7 @@ def put(call: AtenCall, x: Value, indices: Value, source: Value, accumulate: boo
     return combine(call, x, updates, SUM) if accumulate else replace_last(call, x, updates)
 
 
-def senders_of_places(
+def updates_at_indices(
     call: AtenCall, x: Value, indices: Sequence[Value | None], source: Value, *, wraps: bool = False
 ) -> Updates:
     """Return the updates to ``x[indices]``: one for each element of the broadcast index tensors.

@@ -59,7 +59,7 @@ from fusec.ir.interp.expression import (
     store,
 )
 from fusec.ir.interp.scalar import Array, convert, fill_value
-from fusec.ir.memory import Allocation, Memory, StepMemory, all_apart, made_by
+from fusec.ir.memory import Allocation, Memory, StepMemory, made_by, trivial_plan
 
 ExternCall: TypeAlias = Callable[
     [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]
@@ -195,7 +195,7 @@ def run_schedule(
         InternalError: if a step writes a buffer that has no memory.
     """
     env = _bind_inputs(schedule.graph, inputs)
-    _run_steps(schedule, env, extern, kernel, memory or all_apart(schedule))
+    _run_steps(schedule, env, extern, kernel, memory or trivial_plan(schedule))
     return _collect_outputs(schedule.graph, env)
 
 

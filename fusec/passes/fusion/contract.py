@@ -39,8 +39,8 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Size, index
 from fusec.ir.names import operation_words
-from fusec.ir.streamed import streamed
-from fusec.passes.fusion.cost import price, price_call
+from fusec.ir.streamed import match_skinny
+from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.unroll_rows import worthwhile
 from fusec.passes.machine import Machine
@@ -168,7 +168,7 @@ def _choice(group: Group, machine: Machine) -> Choice:
 
 
 def _by_model(group: Group, machine: Machine) -> Decided:
-    fused = sum(price(k, machine).us for k in group.kernels)
+    fused = sum(kernel_cost(k, machine).us for k in group.kernels)
     separate = modelled_us(group.separate(), machine)
     reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
     winner = f"{FUSED}0" if fused < separate else LIBRARY
@@ -181,9 +181,9 @@ def modelled_us(schedule: Schedule, machine: Machine) -> float:
     for step in schedule.steps:
         match step:
             case Kernel():
-                total += price(step, machine).us
+                total += kernel_cost(step, machine).us
             case Extern():
-                total += price_call(step, machine).us
+                total += call_cost(step, machine).us
             case RowLoop():
                 total += step.rounds * modelled_us(step.schedule, machine)
     return total
@@ -267,7 +267,7 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
     """Return the calls of products with so few rows that streaming their weights pays."""
 
     def streams(line: Def) -> bool:
-        products = (streamed(n, machine.skinny_rows) for n in postorder((line.expr,)))
+        products = (match_skinny(n, machine.skinny_rows) for n in postorder((line.expr,)))
         return any(p is not None and worthwhile(p, machine) for p in products)
 
     return {

@@ -30,7 +30,7 @@ ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Cost:
     """Traffic (bytes), arithmetic (multiply-adds) and modelled time (us) of one kernel.
 
     Attributes:
@@ -120,7 +120,7 @@ def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
     return total
 
 
-def price(kernel: Kernel, machine: Machine) -> Price:
+def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
     """Return the modelled cost; a grid too small for the machine gets a fraction of its rates.
 
     If splitting the loop (``split_loop``) is faster, the time is that of both kernels.
@@ -143,14 +143,14 @@ def price(kernel: Kernel, machine: Machine) -> Price:
         work = work + multiplied if machine.cache_bytes else max(work, multiplied)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
-        return Price(moved, operations, work / busy + machine.launch_us)
+        return Cost(moved, operations, work / busy + machine.launch_us)
     us = work / found.busy(machine.units) + machine.launch_us
     if found.axis is not None:
         busy = found.busy(machine.units, found.parts)
         split = work / busy + 2 * machine.launch_us + _parts_us(kernel, found, machine)
         found = found if split < us else replace(found, axis=None, parts=1)
         us = min(us, split)
-    return Price(moved, operations, us, found)
+    return Cost(moved, operations, us, found)
 
 
 def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
@@ -170,7 +170,7 @@ def _nests_products(kernel: Kernel) -> bool:
     )
 
 
-def price_call(call: Extern, machine: Machine) -> Price:
+def call_cost(call: Extern, machine: Machine) -> Cost:
     """Return the modelled cost of a library call, by the products in its decomposition."""
     moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
     moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
@@ -183,7 +183,7 @@ def price_call(call: Extern, machine: Machine) -> Price:
     copied = moved / machine.bytes_per_us
     work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)
     launches = 2 if _is_split(call, machine) else 1
-    return Price(moved, 0, work + launches * machine.launch_us)
+    return Cost(moved, 0, work + launches * machine.launch_us)
 
 
 def _is_split(call: Extern, machine: Machine) -> bool:

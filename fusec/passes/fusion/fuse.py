@@ -29,7 +29,7 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
 from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
-from fusec.passes.fusion.cost import numel, price
+from fusec.passes.fusion.cost import kernel_cost, numel
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
 from fusec.passes.machine import Machine
@@ -82,7 +82,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EstimateMemo:
     """Memo of estimates and rejections of groups, by canonical form.
 
     It is valid for one machine and any graph: ``contract`` fuses many variants of one graph.
@@ -98,7 +98,11 @@ class Judged:
 
 class _Fuser:
     def __init__(
-        self, graph: Graph, machine: Machine, accepts: Callable[[Kernel], bool], judged: Judged
+        self,
+        graph: Graph,
+        machine: Machine,
+        accepts: Callable[[Kernel], bool],
+        judged: EstimateMemo,
     ) -> None:
         self.graph = graph
         self.machine = machine
@@ -170,7 +174,7 @@ class _Fuser:
             return tuple(buffers.index(p) if isinstance(p, Buffer) else p for p in parts)
         if self.has_own_axes(kernel, members):
             self.made[members] = kernel
-        us = price(kernel, self.machine).us
+        us = kernel_cost(kernel, self.machine).us
         return _Estimate(us, tuple(a.extent for a in kernel.grid), bool(kernel.inside))
 
     def has_own_axes(self, kernel: Kernel, members: tuple[int, ...]) -> bool:
@@ -413,7 +417,7 @@ def fuse(
     machine: Machine,
     accepts: Callable[[Kernel], bool],
     limit: int = 1 << 30,
-    judged: Judged | None = None,
+    judged: EstimateMemo | None = None,
 ) -> Schedule:
     """Return the graph cut into kernels, with every merge that was considered.
 
@@ -422,7 +426,7 @@ def fuse(
         limit: most merges to take, the best first.
         judged: memo of estimates, which is extended.
     """
-    fuser = _Fuser(graph, machine, accepts, Judged() if judged is None else judged)
+    fuser = _Fuser(graph, machine, accepts, EstimateMemo() if judged is None else judged)
     fuser.run(limit)
     return fuser.schedule()
 

@@ -27,7 +27,7 @@ from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
 from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
-from fusec.passes.fusion.cost import price
+from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.graph.rfactor import AxisSplit, cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.machine import Machine
@@ -44,7 +44,7 @@ def split_loops(schedule: Schedule, split: SplitKernel) -> Schedule:
 def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None:
     """Return the kernel as a partial and a final one, or None where one kernel is faster."""
     kernel = online_softmax(kernel)
-    spread = price(kernel, machine).spread
+    spread = kernel_cost(kernel, machine).spread
     if spread is None or spread.axis is None:
         return None
     beside = _beside(kernel, spread.axis)

@@ -19,7 +19,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.ir.streamed import streamed
+from fusec.ir.streamed import match_skinny
 from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.simplify import simplifier
@@ -115,7 +115,7 @@ class _Inliner:
         """
         match self.graph.nodes[reader]:
             case Def(expr=expr) if self.skinny_rows:
-                products = (streamed(n, self.skinny_rows) for n in reductions(expr))
+                products = (match_skinny(n, self.skinny_rows) for n in reductions(expr))
                 found = [p.few for p in products if p and (computed or p.panel)]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:

@@ -17,7 +17,7 @@ from fusec.ir.index import Axis
 from fusec.ir.rewrite import reading, rewrite
 
 
-def share(graph: Graph) -> Graph:
+def merge_equal(graph: Graph) -> Graph:
     """Return the graph with equal definitions merged into the first."""
     fixed = set(graph.returned)
     fixed.update(buffer for line in graph.nodes if line.impure for buffer in line.reads)

@@ -25,7 +25,7 @@ from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
-from fusec.ir.streamed import Streamed, streamed
+from fusec.ir.streamed import SkinnyProduct, match_skinny
 from fusec.passes.machine import Machine
 
 COLUMNS = (4, 2, 1)
@@ -44,7 +44,7 @@ MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
 """
 
 
-def worthwhile(product: Streamed, machine: Machine) -> bool:
+def worthwhile(product: SkinnyProduct, machine: Machine) -> bool:
     """Return True if a product has few enough rows for the layout and type of its weights."""
     rows = product_of(a.extent for a in product.rows).const
     if rows <= ALWAYS:
@@ -85,7 +85,7 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
 
 
 def _points(
-    product: Streamed, columns: int, vector: int
+    product: SkinnyProduct, columns: int, vector: int
 ) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
     """Return the new grid axes, and for each unrolled column a substitution of the column axes.
 
@@ -134,7 +134,7 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
     return next(fitting, 0)
 
 
-def _loaded(product: Streamed) -> Expr | None:
+def _loaded(product: SkinnyProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened or not, or None."""
     few = product.few
     inner = few.arg if isinstance(few, Cast) and not product.panel else few
@@ -145,10 +145,10 @@ def _divides(columns: int, extent: Index) -> bool:
     return columns == 1 or (extent.is_constant and extent.const % columns == 0)
 
 
-def _products(kernel: Kernel, machine: Machine) -> list[Streamed]:
+def _products(kernel: Kernel, machine: Machine) -> list[SkinnyProduct]:
     """Return a kernel's skinny products; empty if it has other reductions or ragged axes."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
-    found = [streamed(n, machine.skinny_rows) for n in sums]
+    found = [match_skinny(n, machine.skinny_rows) for n in sums]
     ragged = any(a.limit is not None for a in kernel.axes)
     if (
         ragged

@@ -19,7 +19,7 @@ from fusec.ir.expr import Buffer, loads
 from fusec.ir.extern import Window
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import index, is_in_range
-from fusec.passes.dag import in_order
+from fusec.passes.dag import stable_topological_sort
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def in_reading_order(kernel: Kernel) -> Kernel | None:
                 if load.indices != at or load.guard is not None or swept:
                     return None
                 before.setdefault(writer, set()).update({k} - {writer})
-    order = in_order(range(len(kernel.stores)), before)
+    order = stable_topological_sort(range(len(kernel.stores)), before)
     if order is None:
         return None
     return replace(kernel, stores=tuple(kernel.stores[k] for k in order))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
-from fusec.passes.dag import in_order
+from fusec.passes.dag import stable_topological_sort
 
 ARRAY_ELEMENTS = 1 << 16
 """The longest private array: 256 KB of f32, which a core's second-level cache holds."""
@@ -36,7 +36,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
     for axis in inside:  # the limit of a ragged axis depends on its outer axes
         if axis.limit is not None:
             before[axis].update(a for a in inside if a in axis.limit.axes)
-    order = in_order(inside, before)
+    order = stable_topological_sort(inside, before)
     if order is None:
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)

@@ -15,7 +15,7 @@ from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
-from fusec.ir.streamed import Streamed, streamed
+from fusec.ir.streamed import SkinnyProduct, match_skinny
 from fusec.passes.machine import Machine, Tuning
 from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
@@ -45,9 +45,9 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     return (plan,)
 
 
-def _streams(kernel: Kernel) -> list[Streamed]:
+def _streams(kernel: Kernel) -> list[SkinnyProduct]:
     """Return the sums of a kernel that stream weights, each for a single row."""
-    found = (streamed(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+    found = (match_skinny(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
     return [product for product in found if product is not None]
 
 

@@ -41,7 +41,7 @@ from fusec.runtime.cache.entry import decode
 from fusec.runtime.cache.memory_file import as_file
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import DTYPES, BoxedCall, bind
-from fusec.runtime.calls.outside import Outside, described
+from fusec.runtime.calls.outside import GraphReferences, described
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.kernels import cpp_kernel
 from fusec.runtime.kernels.processor import missing_features, needed_features
@@ -65,7 +65,7 @@ class BadArchive(UsageError):
     """Bytes are no archive, or one that does not run here: the message says what is missing."""
 
 
-class NotHere(BadArchive):
+class WrongMachine(BadArchive):
     """The archive was built for another machine, or for other releases."""
 
 
@@ -84,7 +84,7 @@ class Stored:
     key: str
     device: torch.device
     titles: Mapping[str, str]
-    outside: Outside
+    outside: GraphReferences
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
     Args:
         device: torch's name of the device type that is wanted; None: any.
     Raises:
-        NotHere: saying what this machine lacks.
+        WrongMachine: saying what this machine lacks.
         BadArchive: saying what is wrong with the bytes.
     """
     blobs = decode(KEY, content)
@@ -126,7 +126,9 @@ def unpack(content: bytes, device: str | None = None) -> Unpacked:
         made_for = about["machine"]
         check_machine(about["format"], made_for)
         if device not in (None, made_for["device"]):
-            raise NotHere(f"The archive's kernels are for {made_for['target']}, not for {device}.")
+            raise WrongMachine(
+                f"The archive's kernels are for {made_for['target']}, not for {device}."
+            )
         convention = Convention.from_json(blobs["convention.json"])
         parts = read_parts(about["parts"], convention)
         calls, taken = zip(*(_bind(part, blobs) for part in parts), strict=True)
@@ -396,21 +398,21 @@ def machine(target: str, device: str) -> dict[str, str]:
 
 
 def check_machine(version: Any, made_for: Mapping[str, str]) -> None:
-    """Raise NotHere if an archive was built for another machine or other releases."""
+    """Raise WrongMachine if an archive was built for another machine or other releases."""
     if version != FORMAT:
-        raise NotHere(f"The archive has format {version!r}, this fusec reads {FORMAT}.")
+        raise WrongMachine(f"The archive has format {version!r}, this fusec reads {FORMAT}.")
     target, device = made_for["target"], made_for["device"]
     here = machine(target, device)
     for name in ("fusec", "torch"):
         if made_for[name] != here[name]:
-            raise NotHere(
+            raise WrongMachine(
                 f"The archive was made with {name} {made_for[name]}, and {here[name]} is installed."
             )
     if device != "cpu":
         _check_device(target)
     missing = missing_features(made_for["processor"])
     if missing:
-        raise NotHere(
+        raise WrongMachine(
             "The archive's kernels use features of a processor that this one lacks: "
             f"{missing}. Build it for this one, too: --target cpu:avx2, say."
         )
@@ -418,8 +420,8 @@ def check_machine(version: Any, made_for: Mapping[str, str]) -> None:
 
 def _check_device(target: str) -> None:
     if not torch.cuda.is_available():
-        raise NotHere(f"The archive's kernels are for {target}, and there is no CUDA device.")
+        raise WrongMachine(f"The archive's kernels are for {target}, and there is no CUDA device.")
     major, minor = torch.cuda.get_device_capability()
     here = f"sm_{major}{minor}"
     if target != here:
-        raise NotHere(f"The archive's kernels are for {target}; this device is {here}.")
+        raise WrongMachine(f"The archive's kernels are for {target}; this device is {here}.")

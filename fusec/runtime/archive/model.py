@@ -28,9 +28,9 @@ from fusec.runtime.archive import trees
 from fusec.runtime.archive.loading import (
     UNKNOWN,
     BadArchive,
-    NotHere,
     Spec,
     Unpacked,
+    WrongMachine,
     formulas_in,
     has_names,
     read_spec,
@@ -370,7 +370,7 @@ def _choose(content: bytes, device: str | None) -> tuple[Model, dict[str, torch.
     for name, variant in variants.items():
         try:
             unpacked = unpack(variant, device)
-        except NotHere as reason:
+        except WrongMachine as reason:
             reasons.append(f"{name}: {reason}")
             continue
         return _read(unpacked)

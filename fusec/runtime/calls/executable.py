@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.runtime.calls.clock import GraphClock
-from fusec.runtime.calls.outside import Outside
+from fusec.runtime.calls.outside import GraphReferences
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 
@@ -77,7 +77,7 @@ _PYTHON = {
 def bind(
     source: str,
     kernels: Mapping[str, Callable[..., None]],
-    outside: Outside,
+    outside: GraphReferences,
     device: torch.device,
     watch: Callable[..., None] | None = None,
     clock: GraphClock | None = None,

@@ -33,7 +33,7 @@ _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class GraphReferences:
     """The operators and constants that a wrapper takes from its graph.
 
     Attributes:
@@ -54,11 +54,13 @@ def _no_constant(name: str, path: Path) -> Any:
     raise KeyError(f"the wrapper has no constant {name} {path}")
 
 
-NOTHING = Outside({}, _no_constant)
+NOTHING = GraphReferences({}, _no_constant)
 """For a wrapper that takes nothing."""
 
 
-def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None = None) -> Outside:
+def of_graph(
+    gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None = None
+) -> GraphReferences:
     """Return the operators and constants of a graph.
 
     Args:
@@ -75,7 +77,7 @@ def of_graph(gm: fx.GraphModule, parts: Mapping[str, Callable[..., Any]] | None 
         return operator.attrgetter(str(value.target))(gm) if own is None else own
 
     calls = {n.name: _callee(n) for n in nodes.values() if n.op == "call_function"}
-    return Outside(calls, constant)
+    return GraphReferences(calls, constant)
 
 
 def describe(taken: Mapping[str, Any], gm: fx.GraphModule) -> dict[str, Any] | None:
@@ -114,7 +116,7 @@ def _is_named(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.namespace in _NAMESPACES
 
 
-def described(found: Any) -> Outside:
+def described(found: Any) -> GraphReferences:
     """Return the operators and constants that ``describe`` serialized.
 
     Raises:
@@ -126,7 +128,7 @@ def described(found: Any) -> Outside:
                   for name, path, kind, text in found["constants"]}  # fmt: skip
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"nothing that a wrapper takes: {error!r}") from error
-    return Outside(calls, lambda name, path: values[name, tuple(path)])
+    return GraphReferences(calls, lambda name, path: values[name, tuple(path)])
 
 
 def _argument(node: fx.Node, path: Path) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fusec.errors import ModelError
-from fusec.frontend.fx_passes.flex_attention import is_flex_attention, spelled_out
+from fusec.frontend.fx_passes.flex_attention import decomposed_flex_attention, is_flex_attention
 from fusec.frontend.origin import module_path, op_name, origin_of
 from fusec.frontend.size_facts import UNSEEN
 from fusec.passes.traffic import GATHERS
@@ -109,7 +109,7 @@ class _Counter(TorchDispatchMode):
             return _any_number(args[0])
         if is_flex_attention(func):  # its eager kernel is Python: count the calls in it
             with self:
-                return spelled_out(*args, **(kwargs or {}))
+                return decomposed_flex_attention(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
             return result

@@ -20,7 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import run_eagerly
-from fusec.frontend.aliasing.saved_changes import changes_what_functions_save, changes_what_is_saved
+from fusec.frontend.aliasing.saved_changes import (
+    modifies_function_saved_tensor,
+    modifies_saved_tensor,
+)
 from fusec.options import Options
 from fusec.runtime.calls.fake import with_memory_only
 from fusec.torch_interior import SkipFrame
@@ -40,9 +43,9 @@ def cut_alone(gm: Any, inputs: Any) -> Any:
         return with_memory_only(call, call)
 
     options = Options(strict=True, fallback_random=True)
-    if changes_what_functions_save(gm):
+    if modifies_function_saved_tensor(gm):
         raise SkipFrame(REFUSED)
-    if changes_what_is_saved(gm):
+    if modifies_saved_tensor(gm):
         return gm.forward
     return compile_with(gm, inputs, compile_one, context_of(inputs, options))
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.workloads.vision import DenseBlock
-from fusec.frontend.fx_passes.cat_prefixes import lengthen_cats
+from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from tests.support import check, values
 
 
@@ -20,7 +20,7 @@ def widths(fn: Callable[..., object], *inputs: Tensor, train: bool = True) -> li
     found: list[int] = []
 
     def note(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
-        lengthen_cats(gm)
+        share_cat_prefixes(gm)
         gm.graph.lint()
         found.extend(len(n.args[0]) for n in gm.graph.nodes if "cat" in str(n.target))
         return gm.forward
@@ -55,7 +55,7 @@ def test_in_a_dense_block_no_bit_of_values_and_gradients_differs(dtype: torch.dt
         return [torch.cat(parts, 1).exp()]
 
     def longer(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
-        lengthen_cats(gm)
+        share_cat_prefixes(gm)
         return gm.forward
 
     def bits(fn: Callable[..., list[Tensor]]) -> list[Tensor]:

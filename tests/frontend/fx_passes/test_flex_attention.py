@@ -189,7 +189,7 @@ def test_a_call_whose_functions_do_not_run_without_memory_stays_eagers(
 
     inputs = qkv()
     expected = attend(*inputs)
-    monkeypatch.setattr("fusec.frontend.fx_passes.flex_attention.spelled_out", fail)
+    monkeypatch.setattr("fusec.frontend.fx_passes.flex_attention.decomposed_flex_attention", fail)
     torch._dynamo.reset()
     compiled = torch.compile(attend, backend="fusec", options={"strict": True})
     torch.testing.assert_close(compiled(*inputs), expected)

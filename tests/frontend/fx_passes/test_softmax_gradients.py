@@ -17,7 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.fx_passes import softmax_gradients
 from fusec.frontend.fx_passes.draws import replace_draws
-from fusec.frontend.fx_passes.softmax_gradients import sum_gradients_of_outputs
+from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from tests.support import FUSED, check, values
 
 aten = torch.ops.aten
@@ -126,7 +126,7 @@ KEPT = (masked_weights, with_weights, wider_values, in_8_bits, over_rows)
 def test_a_row_sum_over_keys_becomes_one_over_the_output_with_equal_gradients(function):
     before = joint_of(function, inputs(torch.float64))
     after = copy.deepcopy(before)
-    sum_gradients_of_outputs(after)
+    rewrite_softmax_row_sums(after)
     assert row_sums(before) == [KEYS, KEYS] and row_sums(after) == [COLUMNS, KEYS]
     for a, b in zip(called(before), called(after), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)  # one has weights in f32
@@ -136,7 +136,7 @@ def test_a_row_sum_over_keys_becomes_one_over_the_output_with_equal_gradients(fu
 def test_other_weights_than_those_of_the_product_keep_their_sums(function):
     joint = joint_of(function, inputs())
     before = row_sums(joint)
-    sum_gradients_of_outputs(joint)
+    rewrite_softmax_row_sums(joint)
     assert row_sums(joint) == before
 
 
@@ -176,7 +176,7 @@ def test_sums_of_small_scores_and_of_16_bits_stay(real_sizes, rows, dtype, excha
     given = [values(1, n, COLUMNS, seed=i, dtype=dtype) for i, n in enumerate((rows, 512, 512))]
     joint = joint_of(plain, given)
     before = row_sums(joint)
-    sum_gradients_of_outputs(joint)
+    rewrite_softmax_row_sums(joint)
     assert (row_sums(joint) != before) is exchanged
 
 
@@ -208,5 +208,5 @@ def test_a_sum_over_all_axes_is_no_row_sum() -> None:
     total.meta["val"] = torch.empty(())
     graph.output((total,))
     module = fx.GraphModule(torch.nn.Module(), graph)
-    sum_gradients_of_outputs(module)
+    rewrite_softmax_row_sums(module)
     assert [node.target for node in module.graph.nodes][1] is aten.sum.dim_IntList

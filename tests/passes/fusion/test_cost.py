@@ -12,7 +12,7 @@ from fusec.ir.index import Runtime, Size, index
 from fusec.ir.monoid import SUM
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.dag import find_uses
-from fusec.passes.fusion.cost import kernel_operations, kernel_traffic, numel, price, programs
+from fusec.passes.fusion.cost import kernel_cost, kernel_operations, kernel_traffic, numel, programs
 from fusec.passes.fusion.unify import unify
 from fusec.passes.machine import Machine
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
@@ -91,7 +91,7 @@ def pointwise(rows: int) -> Kernel:
 
 
 def test_a_busy_grid_costs_a_launch_and_the_slower_of_memory_and_arithmetic() -> None:
-    found = price(pointwise(10), SIMPLE)
+    found = kernel_cost(pointwise(10), SIMPLE)
     assert (found.bytes, found.operations) == (2 * 320 * 4, 2 * 320)
     assert found.us == pytest.approx(max(2560 / 100, 640 / 10) + 5)
 
@@ -103,9 +103,9 @@ def row_sum(rows: int) -> Kernel:
 
 
 def test_a_grid_too_small_for_the_machine_uses_a_part_of_it() -> None:
-    busy, idle = price(row_sum(4), SIMPLE), price(row_sum(1), SIMPLE)
+    busy, idle = kernel_cost(row_sum(4), SIMPLE), kernel_cost(row_sum(1), SIMPLE)
     assert idle.us - 5 == pytest.approx(busy.us - 5)  # a fourth of the work, on a fourth
-    assert price(row_sum(8), SIMPLE).us - 5 == pytest.approx(2 * (busy.us - 5))
+    assert kernel_cost(row_sum(8), SIMPLE).us - 5 == pytest.approx(2 * (busy.us - 5))
 
 
 def test_columns_count_as_the_tiles_that_lanes_take() -> None:
@@ -122,8 +122,8 @@ def test_columns_count_as_the_tiles_that_lanes_take() -> None:
 def test_one_kernel_is_cheaper_than_its_definitions_apart(machine: Machine, rows: int) -> None:
     whole = layer_norm(rows, 768)
     parts = [n for n in whole.nodes if isinstance(n, Def)]
-    apart = sum(price(unify((d,), frozenset((d.buffer,))), machine).us for d in parts)
-    assert price(unified(whole), machine).us < apart - 2 * machine.launch_us * 0.99
+    apart = sum(kernel_cost(unify((d,), frozenset((d.buffer,))), machine).us for d in parts)
+    assert kernel_cost(unified(whole), machine).us < apart - 2 * machine.launch_us * 0.99
 
 
 def test_what_is_multiplied_is_computed_again_for_each_tile_of_columns() -> None:
@@ -133,9 +133,9 @@ def test_what_is_multiplied_is_computed_again_for_each_tile_of_columns() -> None
     m, n, k = axes("m n k", 4096, 1024, 64)
     weighed = Op("mul", (Op("exp", (f32_of(load(x, m, k)),)), f32_of(load(w, k, n))))
     kernel = unified(graph((x, w), (Def(y, (m, n), total(SUM, k, weighed)),), y))
-    again = price(kernel, H200_MACHINE).operations - kernel_operations(kernel)
+    again = kernel_cost(kernel, H200_MACHINE).operations - kernel_operations(kernel)
     assert again == SCALAR_OPS["exp"].cost * 4096 * 64 * 15
-    assert price(kernel, CPU_MACHINE).operations == kernel_operations(kernel)
+    assert kernel_cost(kernel, CPU_MACHINE).operations == kernel_operations(kernel)
 
 
 def test_positions_read_from_memory_are_traffic_too() -> None:

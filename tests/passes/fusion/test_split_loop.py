@@ -16,7 +16,7 @@ from fusec.ir.index import IntoIndex, Size, index
 from fusec.ir.interp.graph import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.verify import verify_schedule
-from fusec.passes.fusion.cost import price
+from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.fusion.split_loop import split_loop, split_loops
 from fusec.passes.fusion.unify import unify
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
@@ -195,5 +195,5 @@ def test_a_kernel_that_also_stores_the_scores_stays_whole_and_is_priced_so() -> 
     schedule = _as_kernel(both)[1]
     (kernel,) = schedule.steps
     assert isinstance(kernel, Kernel) and not is_split(schedule)
-    found = price(kernel, MACHINE).spread
+    found = kernel_cost(kernel, MACHINE).spread
     assert found is not None and found.axis is None

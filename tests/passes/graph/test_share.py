@@ -12,7 +12,7 @@ from fusec.ir.graph import Def, Extern, Graph, argument_views
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import rewrite
-from fusec.passes.graph.share import share
+from fusec.passes.graph.share import merge_equal
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position, total, whole
 from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
@@ -33,7 +33,7 @@ def test_equal_definitions_are_one_whatever_their_axes_are_called() -> None:
     a, b = row_sum("a", x), row_sum("b", x, "i k")
     y, z = scaled("y", a.buffer, 2), scaled("z", b.buffer, 3)
     before = graph((x,), (a, b, y, z), y.buffer, z.buffer)
-    after = share(before)
+    after = merge_equal(before)
     assert names(after) == ["a", "y", "z"]
     assert after.nodes[2].reads == (a.buffer,)
     check_same(before, after, (numbers(3, 4),))
@@ -45,7 +45,7 @@ def test_readers_of_what_became_one_are_one_in_turn() -> None:
     c, d = scaled("c", a.buffer, 2), scaled("d", b.buffer, 2)
     y, z = scaled("y", c.buffer, 5), scaled("z", d.buffer, 7)
     before = graph((x,), (a, b, c, d, y, z), y.buffer, z.buffer)
-    after = share(before)
+    after = merge_equal(before)
     assert names(after) == ["a", "c", "y", "z"]
     check_same(before, after, (numbers(3, 4),))
 
@@ -54,7 +54,7 @@ def test_outputs_stay_apart_for_a_caller_may_write_to_one() -> None:
     x = buffer("x", 3, 4)
     a, b = row_sum("a", x), row_sum("b", x)
     before = graph((x,), (a, b), a.buffer, b.buffer)
-    assert share(before) is before
+    assert merge_equal(before) is before
 
 
 def test_a_definition_that_an_extern_may_write_stays_apart() -> None:
@@ -63,9 +63,9 @@ def test_a_definition_that_an_extern_may_write_stays_apart() -> None:
     y = scaled("y", b.buffer, 2)
     copy = Extern("e", "copy", (whole(a.buffer),), (), (e,), "a copy")
     impure = graph((x,), (a, b, replace(copy, impure=True), y), e, y.buffer)
-    assert share(impure) is impure
+    assert merge_equal(impure) is impure
     pure = graph((x,), (a, b, copy, y), e, y.buffer)
-    assert names(share(pure)) == ["a", "y"]
+    assert names(merge_equal(pure)) == ["a", "y"]
 
 
 def test_externs_read_the_first_of_equal_buffers() -> None:
@@ -74,7 +74,7 @@ def test_externs_read_the_first_of_equal_buffers() -> None:
     copy = Extern("e", "copy", (whole(b.buffer),), (), (e,), "a copy")
     y = scaled("y", a.buffer, 2)
     before = graph((x,), (a, b, copy, y), e, y.buffer)
-    after = share(before)
+    after = merge_equal(before)
     assert after.nodes[1].reads == (a.buffer,)
     check_same(before, after, (numbers(3, 4),))
 
@@ -89,7 +89,7 @@ def test_another_type_or_layout_is_another_buffer() -> None:
         made.append(Def(out, (m, c), Cast(load(x, m, c), dtype)))
     nodes = [Extern(f"e{d.buffer}", "copy", (whole(d.buffer),), (), (None,), "") for d in made]
     before = Graph("g", (x,), (*made, *nodes), ())
-    assert share(before) is before
+    assert merge_equal(before) is before
 
 
 def test_rows_and_columns_of_a_square_matrix_are_not_the_same_sums() -> None:
@@ -103,7 +103,7 @@ def test_rows_and_columns_of_a_square_matrix_are_not_the_same_sums() -> None:
     (i,) = axes("i", 4)
     y = Def(buffer("y", 4), (i,), Op("sub", (load(a.buffer, i), load(b.buffer, i))))
     before = graph((x,), (a, b, y), y.buffer)
-    assert share(before) is before
+    assert merge_equal(before) is before
 
 
 def test_nested_reductions_are_told_apart_by_which_axis_each_binds() -> None:
@@ -119,8 +119,8 @@ def test_nested_reductions_are_told_apart_by_which_axis_each_binds() -> None:
     (z,) = axes("z", 1)
     y = Def(buffer("y", 1), (z,), Op("sub", (load(a.buffer, z), load(b.buffer, z))))
     before = graph((x,), (a, b, y), y.buffer)
-    assert share(before) is before
-    check_same(before, share(before), (numbers(3, 3),))
+    assert merge_equal(before) is before
+    check_same(before, merge_equal(before), (numbers(3, 3),))
 
 
 def test_masks_that_two_layers_build_are_one() -> None:
@@ -139,7 +139,7 @@ def test_masks_that_two_layers_build_are_one() -> None:
         nodes += [mask, y]
         outputs.append(y.buffer)
     before = graph((x,), tuple(nodes), *outputs)
-    after = share(before)
+    after = merge_equal(before)
     assert names(after) == ["mask0", "y0", "y1"]
     check_same(before, after, (numbers(4, 4),))
 
@@ -173,7 +173,7 @@ def said_twice(before: Graph) -> Graph:
 @given(drawn=random_graphs())
 def test_random_graphs_that_say_all_twice_compute_the_same(drawn: Example) -> None:
     before = said_twice(drawn.graph)
-    after = share(before)
+    after = merge_equal(before)
     check_same(before, after, drawn.inputs)
     returned = {v.buffer.name for v in argument_views(before.outputs)}
     left = [n for n in names(after) if n.endswith("_twin")]

@@ -25,12 +25,12 @@ from fusec.ir.memory import (
     Allocation,
     Memory,
     NativeRun,
-    all_apart,
     bytes_of,
     footprint,
     overwritable,
     peak_bytes,
     print_memory,
+    trivial_plan,
     verify_memory,
 )
 from fusec.ir.monoid import MAX, SUM
@@ -83,7 +83,7 @@ def test_a_peak_counts_what_is_in_memory_at_once() -> None:
     four, over = chain_of(4), reading(lambda t, m, c: load(t, m, c))
     size = bytes_of(four.kernels[0].writes[0])
     assert peak_bytes(four, plan_memory(four)) == 2 * size
-    assert peak_bytes(four, all_apart(four)) == 4 * size
+    assert peak_bytes(four, trivial_plan(four)) == 4 * size
     assert peak_bytes(over, plan_memory(over)) == 2 * 4 * 8 * 8
     assert peak_bytes(over, plan_memory(over, overwritable)) == 4 * 8 * 8
 
@@ -103,7 +103,7 @@ def test_small_kernels_between_calls_are_runs() -> None:
 
 def test_what_a_run_allocates_is_there_from_its_beginning_to_its_end() -> None:
     schedule = chain_of(5)
-    memory = all_apart(schedule)
+    memory = trivial_plan(schedule)
     size = bytes_of(buffers_of(schedule)["t0"])
     freeing = replace(
         memory,

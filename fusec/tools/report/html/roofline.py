@@ -15,7 +15,7 @@ from fusec.ir.contraction import factors
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Expr, Reduce, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
-from fusec.passes.fusion.cost import count, kernel_operations, price, price_call
+from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_operations
 from fusec.passes.machine import Machine
 from fusec.tools.report.html.steps import Launched
 
@@ -62,14 +62,14 @@ def cost_of(step: Launched, machine: Machine) -> Cost:
     match step:
         case Kernel():
             products = multiply_adds(store.expr for store in step.stores)
-            return Cost(kernel_operations(step) + 2 * products, price(step, machine).us)
+            return Cost(kernel_operations(step) + 2 * products, kernel_cost(step, machine).us)
         case ForeachKernel():
             costs = [cost_of(kernel, machine) for kernel in step.kernels]
             spared = (len(costs) - 1) * machine.launch_us
             return Cost(sum(c.operations for c in costs), sum(c.us for c in costs) - spared)
         case Extern():
             products = multiply_adds(line.expr for line in step.decomposition)
-            return Cost(2 * products, price_call(step, machine).us)
+            return Cost(2 * products, call_cost(step, machine).us)
 
 
 def multiply_adds(roots: Iterable[Expr]) -> float:
