@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -70,6 +70,8 @@ from fusec.passes.memory.in_place import in_place
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
 
+Observe: TypeAlias = Callable[[Stage, Any], Callable[[Any], None]]
+
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
@@ -78,6 +80,7 @@ class CompileContext:
     Attributes:
         trace: records the output of stages.
         judge: decides each choice among candidates; by default the cost model and rules do.
+        observe: is called before each run of a stage, and what it returns with the output.
         judged: fusion's memo of groups, shared by the graphs that are tried.
     """
 
@@ -85,6 +88,7 @@ class CompileContext:
     options: Options
     trace: Trace
     judge: Judge = judge_by_rule
+    observe: Observe | None = None
     judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
 
     def apply(self, stage: Stage, structure: Any) -> Any:
@@ -94,6 +98,7 @@ class CompileContext:
             InvalidIR: naming the stage.
         """
         before = printed(structure) if self.trace.texts else None
+        observed = self.observe(stage, structure) if self.observe is not None else None
         try:
             made = stage.run(structure, self)
         except Exception as error:
@@ -108,6 +113,8 @@ class CompileContext:
         if self.trace.texts:
             same = stage.takes == stage.gives
             self.trace.keep(stage.name, made, printed(made), before if same else None)
+        if observed is not None:
+            observed(made)
         return made
 
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,7 +132,7 @@ class CompileContext:
 
     def quiet(self) -> CompileContext:
         """Return the context of a trial run, which leaves no record."""
-        return replace(self, trace=Trace(self.trace.name))
+        return replace(self, trace=Trace(self.trace.name), observe=None)
 
 
 # -- which compiles have a stage, and how its function is called -----------------------------------

@@ -7,14 +7,14 @@ share) are lowered, so that graphs small enough to interpret go through all that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.pipeline import flat_kernels
-from fusec.driver.stages import FUSE, LOWER, CompileContext
+from fusec.driver.stages import FUSE, LOWER, CompileContext, Observe
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.interp.expression import Env
@@ -57,26 +57,21 @@ def context(target: Target, **chosen: Any) -> CompileContext:
     return CompileContext(target, options, Trace("fuzz"))
 
 
-@dataclass(frozen=True)
-class _Comparing:
-    """Runs stages as a context does, and compares what each makes with what a graph computes.
+def comparing(expected: list[Any], run: Callable[[Any], list[Any]]) -> Observe:
+    """Return an observer that compares the output of each stage with what a graph computes.
 
-    Attributes:
+    Args:
         run: returns what a structure computes.
     """
 
-    context: CompileContext
-    expected: list[Any]
-    run: Callable[[Any], list[Any]]
+    def observe(stage: Stage, structure: Any) -> Callable[[Any], None]:
+        def done(made: Any) -> None:
+            if made is not structure:
+                _compare(stage.name, expected, run(made))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.context, name)
+        return done
 
-    def apply(self, stage: Stage, structure: Any) -> Any:
-        made = self.context.apply(stage, structure)
-        if made is not structure:
-            _compare(stage.name, self.expected, self.run(made))
-        return made
+    return observe
 
 
 def check_pipeline(
@@ -93,7 +88,8 @@ def check_pipeline(
     def run(made: Graph | Schedule) -> list[Any]:
         return (run_graph if isinstance(made, Graph) else run_schedule)(made, inputs, extern)
 
-    schedule = fold(FUSE, graph, _Comparing(context(target), expected, run))
+    compared = replace(context(target), observe=comparing(expected, run))
+    schedule = fold(FUSE, graph, compared)
     programs = lower_all(schedule, target)
     memory = plan_memory(schedule, target.codegen.overwritable)
     verify_memory(schedule, memory)

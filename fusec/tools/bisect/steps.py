@@ -1,12 +1,12 @@
 """Record each stage's input and output during a compile, to find the first stage that is wrong.
 
-A ``Recorder`` replaces the context. It keeps each run of a stage that changed something.
+An observer of the context (``CompileContext.observe``) keeps each run that changed something.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from fusec.driver.backend import compile_with
 from fusec.driver.partition import Joint
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CAPTURE, CompileContext
+from fusec.driver.stages import CAPTURE, CompileContext, Observe
 from fusec.driver.structures import printed
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.dynamo_graph import copied
@@ -42,40 +42,25 @@ class Step:
     inputs: list[Any]
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """Runs stages as a context does, and keeps those that changed something."""
+def recording(
+    steps: list[Step], graph: str, captured: fx.GraphModule | None, inputs: list[Any]
+) -> Observe:
+    """Return an observer that appends each run of a stage that changed something to ``steps``."""
 
-    context: CompileContext
-    steps: list[Step]
-    captured: fx.GraphModule | None = None
-    inputs: list[Any] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.context, name)
-
-    apply_each = CompileContext.apply_each
-
-    def quiet(self) -> CompileContext:
-        return self.context.quiet()
-
-    def apply(self, stage: Stage, structure: Any) -> Any:
+    def observe(stage: Stage, structure: Any) -> Callable[[Any], None]:
         before, text = structure, printed(structure)()
         if isinstance(structure, fx.GraphModule):  # stages change it in place
             before = copied(structure)
         elif isinstance(structure, Joint):
             before = copied(structure.module)
-        name = self.context.trace.name
-        inner = replace(self, context=replace(self.context, trace=Trace(name)))
-        trace = Trace(name, texts=True)
-        made = replace(self.context, trace=trace).apply(
-            replace(stage, run=lambda given, _: stage.run(given, inner)), structure
-        )
-        if trace.records[stage.name].changed:
-            self.steps.append(
-                Step(stage.name, name, before, made, text, self.captured, self.inputs)
-            )
-        return made
+
+        def done(made: Any) -> None:
+            if stage.takes != stage.gives or printed(made)() != text:
+                steps.append(Step(stage.name, graph, before, made, text, captured, inputs))
+
+        return done
+
+    return observe
 
 
 def record_steps(
@@ -92,16 +77,17 @@ def record_steps(
         train: a backward runs, too.
     """
     found: list[Step] = []
-    joint = Recorder(context, found)
+    joint = replace(context, observe=recording(found, context.trace.name, None, []))
 
     def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
-        recorder = Recorder(replace(joint.context, trace=Trace(name)), found, gm)
-        captured, _ = CAPTURE.run(gm, recorder.context)
-        found.append(Step("capture", name, gm, captured, printed(gm)(), gm, recorder.inputs))
-        compile_to_source(gm, recorder)  # type: ignore[arg-type]
+        given: list[Any] = []
+        alone = replace(context, trace=Trace(name))
+        captured, _ = CAPTURE.run(gm, alone)
+        found.append(Step("capture", name, gm, captured, printed(gm)(), gm, given))
+        compile_to_source(gm, replace(alone, observe=recording(found, name, gm, given)))
 
         def call(args: list[Any]) -> Any:
-            recorder.inputs[:] = [a.clone() if isinstance(a, Tensor) else a for a in args]
+            given[:] = [a.clone() if isinstance(a, Tensor) else a for a in args]
             return gm(*args)
 
         call._boxed_call = True  # type: ignore[attr-defined]
@@ -110,7 +96,7 @@ def record_steps(
     torch.compiler.reset()
     compiled = torch.compile(
         fn,
-        backend=lambda gm, given: compile_with(gm, given, compile_one, joint),  # type: ignore
+        backend=lambda gm, inputs: compile_with(gm, inputs, compile_one, joint),
         dynamic=dynamic,
     )
     with torch.set_grad_enabled(train):
