@@ -160,6 +160,11 @@ class Machine:
     tuning: Tuning = Tuning()
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether products keep their tiles in a core's cache; else in registers, as on a GPU."""
+        return self.cache_bytes > 0
+
+    @property
     def multiplies(self) -> bool:
         """Whether kernels may compute matrix products; else all products are library calls."""
         return self.products_per_us > 0

@@ -128,7 +128,7 @@ def cut_with_products(
     """
     few = _skinny_products(graph, machine)
     # A window's gradient by one core is the library's: it stores once for each window.
-    decomposed = _decomposable(graph, others=not machine.cache_bytes)
+    decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
         decomposed &= _attending(graph) | few
     known: dict[str, Decided] = {}

@@ -140,7 +140,7 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
         rate = rates.nested if _nests_products(kernel) else rates.tiled
         multiplied = products / (rate * machine.products_per_us)
         # A core's vector units do both; tensor cores overlap with the rest.
-        work = work + multiplied if machine.cache_bytes else max(work, multiplied)
+        work = work + multiplied if machine.is_cpu else max(work, multiplied)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
         return Cost(moved, operations, work / busy + machine.launch_us)
@@ -181,7 +181,7 @@ def call_cost(call: Extern, machine: Machine) -> Cost:
     multiplied = sum(products) / rate if machine.multiplies else 0.0
     # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
-    work = copied + multiplied if machine.cache_bytes else max(copied, multiplied)
+    work = copied + multiplied if machine.is_cpu else max(copied, multiplied)
     launches = 2 if _is_split(call, machine) else 1
     return Cost(moved, 0, work + launches * machine.launch_us)
 

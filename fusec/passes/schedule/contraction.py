@@ -203,14 +203,14 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -
 def accepts(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel with products whose axes have consistent roles and tiles fit."""
     products = contractions(kernel)
-    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
+    use = find_axis_use(kernel, arrays=machine.is_cpu) if products else None
     if use is None:
         return False
     work = _work(kernel, products, machine)
     (tiling, *_) = _tilings(kernel, use, work, machine)
     if _cuts_rows(kernel, products, use):
         return False
-    if machine.cache_bytes:
+    if machine.is_cpu:
         by_lanes = any(not (p.left_axes and p.right_axes) for p in products.values())
         return not by_lanes and tile_bytes(work, tiling) <= machine.cache_bytes
     return bool(use.tiled) or work.registers(tiling) <= machine.sm.tile_registers
@@ -219,7 +219,7 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
 def _tilings(
     kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
 ) -> tuple[Tiling, ...]:
-    if machine.cache_bytes:
+    if machine.is_cpu:
         return cached_tilings(use, work, machine)
     return tilings(kernel, use, work, machine)
 
@@ -255,13 +255,13 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     None if this schedule cannot run the kernel.
     """
     products = contractions(kernel)
-    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes)) if products else None
+    use = find_axis_use(kernel, arrays=machine.is_cpu) if products else None
     if use is None:
         return None
     work = _work(kernel, products, machine)
     (tiling, *_) = _tilings(kernel, use, work, machine)
     count, axis = programs(kernel, tiling), use.looped
-    if machine.cache_bytes:
+    if machine.is_cpu:
         return ProcessorShare(count, machine.threads / machine.units if use.crossed else FULL_CORES)
     few = is_skinny(use)
     full = FULL_FEW_ROWS if few else 1.0
@@ -306,12 +306,12 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) ->
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
-    use = find_axis_use(kernel, arrays=bool(machine.cache_bytes))
+    use = find_axis_use(kernel, arrays=machine.is_cpu)
     if use is None:
         raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
     work = _work(kernel, contractions(kernel), machine)
     found = _tilings(kernel, use, work, machine)
-    if machine.cache_bytes:
+    if machine.is_cpu:
         return tuple(_cached_plan(kernel, use, tiling) for tiling in found)
     most = SPARE * machine.sm.tile_registers
     plain = _has_plain_operands(kernel, use)
