@@ -394,6 +394,29 @@ def operation_violations(root: Path) -> list[str]:
     ]
 
 
+def name_violations(root: Path) -> list[str]:
+    """Classes and type aliases of the core that share their name with another one."""
+    homes: dict[str, list[str]] = {}
+    for module in modules_of(root):
+        if module.name.split(".")[1:2] and module.name.split(".")[1] in CORE:
+            for name in _type_names(module.tree):
+                homes.setdefault(name, []).append(module.path)
+    return [f"{name}: {' and '.join(paths)}" for name, paths in homes.items() if len(paths) > 1]
+
+
+def _type_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of a module's classes, and of its aliases, which are spelled like classes."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp()):
+                if name[:1].isupper() and not name.isupper():
+                    yield name
+
+
 def docstrings(tree: ast.AST) -> list[ast.expr]:
     """Return the strings that stand as statements: of modules, classes, functions, attributes."""
     return [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
@@ -409,6 +432,7 @@ CHECKS = (
     target_violations,
     step_violations,
     operation_violations,
+    name_violations,
 )
 
 
@@ -460,6 +484,9 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         (circle_violations, {"ir/a.py": "import fusec.ir.b", "ir/b.py": "from fusec.ir import a"}),
         (circle_violations, {"ir/__init__.py": "import fusec.ir.a", "ir/a.py": "import fusec.ir"}),
         (circle_violations, {"a.py": "if 1:\n  import fusec.b", "b.py": "import fusec.a"}),
+        (name_violations, {"ir/a.py": "class Call: ...", "passes/b.py": "class Call: ..."}),
+        (name_violations, {"ir/a.py": "class Cut: ...", "ir/b.py": "Cut: TypeAlias = int"}),
+        (name_violations, {"ir/a.py": "Rule = Callable[[int], int]", "ir/b.py": "class Rule: ..."}),
         (ceiling_violations, {"ir/a.py": LONG_FILE}),
         (ceiling_violations, {"ir/a.py": LONG_FUNCTION}),
         (target_violations, {"passes/a.py": "def f(target): return target == 'sm_90'"}),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import fx
 
@@ -68,9 +68,7 @@ from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_memory
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.stage import Stage, fold
-
-Observe: TypeAlias = Callable[[Stage, Any], Callable[[Any], None]]
+from fusec.passes.stage import Observe, Stage, fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +233,8 @@ def _freezes(context: CompileContext) -> bool:
 
 
 def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-    target = context.target
-    skinny_rows = target.machine.skinny_rows if _fuses_products(context) else 0
-    freeze(gm, packs=target.libraries, skinny_rows=skinny_rows)
+    rows = context.target.machine.skinny_rows if _fuses_products(context) else 0
+    freeze(gm, packs=context.target.libraries, skinny_rows=rows)
     return gm
 
 
@@ -437,21 +434,18 @@ def _chunk(graph: Graph, context: CompileContext) -> Graph:
 
 
 def _libraries(schedule: Schedule, context: CompileContext) -> Schedule:
-    target = context.target
-    small = target.machine.tuning.raced_product
+    small = context.target.machine.tuning.raced_product
     return choose_libraries(schedule, small, context.judge)
 
 
 def _contract(graph: Graph, context: CompileContext) -> Schedule:
-    cut = partial(fold, FUSE, context=context)
+    cut: Callable[[Graph], Schedule] = partial(fold, FUSE, context=context)
     if not _fuses_products(context):
-        schedule: Schedule = cut(graph)
-        return schedule
-    if context.options.native:
-        return cut_with_products(graph, cut, None, context.target.machine, alone=True)
+        return cut(graph)
+    options, machine = context.options, context.target.machine
+    judge = None if options.native or options.race == "fused" else context.judge
     tried = partial(fold, FUSE, context=context.quiet())
-    judge = None if context.options.race == "fused" else context.judge
-    return cut_with_products(graph, cut, judge, context.target.machine, tried=tried)
+    return cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.native)
 
 
 PASSES = (

@@ -20,13 +20,13 @@ MKL = "mkl._mkl_linear.default"
 _PLAIN = ("none", (), "")
 """oneDNN's arguments for a product without an activation."""
 
-Candidate: TypeAlias = Callable[[View, View, Mapping[str, Constant]], Linear | None]
+NewLinear: TypeAlias = Callable[[View, View, Mapping[str, Constant]], Linear | None]
 """From ``a[m, k]``, ``w[k, n]`` of one dtype, and the weights packed by library, to a call."""
 
-_CANDIDATES: list[Candidate] = []
+_CANDIDATES: list[NewLinear] = []
 
 
-def linear(candidate: Candidate) -> Candidate:
+def linear(candidate: NewLinear) -> NewLinear:
     """Register a candidate for products of two matrices on CPUs."""
     _CANDIDATES.append(candidate)
     return candidate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Stage:
     needs: tuple[str, ...] = ()
     inner: tuple[Stage, ...] = ()
     check: Callable[[Any], None] = lambda made: None
+
+
+Observe: TypeAlias = Callable[[Stage, Any], Callable[[Any], None]]
+"""Is called before a run of a stage with its input; what it returns is called with its output."""
 
 
 class StageContext(Protocol):

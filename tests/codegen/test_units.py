@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.driver import compiler, pipeline
+from fusec.driver import build, compiler, pipeline
 from fusec.driver.trace import Trace
 from fusec.errors import BuildError, IndexOutOfRange
 from fusec.options import Options
@@ -33,7 +33,7 @@ def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         return libraries[-1]
 
     monkeypatch.setattr(pipeline, "UNIT_TEXT", 1000)
-    monkeypatch.setattr(compiler, "cpp_units", watched)
+    monkeypatch.setattr(build, "cpp_units", watched)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield libraries

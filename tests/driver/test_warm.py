@@ -366,7 +366,7 @@ def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_unobserved(options)
     with fusec.watch():
         assert not is_unobserved(options)
-    monkeypatch.setattr(compiler, "is_heard", lambda: True)
+    monkeypatch.setattr(compiler, "has_listeners", lambda: True)
     assert not is_unobserved(options)
 
 

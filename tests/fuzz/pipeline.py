@@ -14,7 +14,7 @@ import numpy as np
 
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.pipeline import flat_kernels
-from fusec.driver.stages import FUSE, LOWER, CompileContext, Observe
+from fusec.driver.stages import FUSE, LOWER, CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.interp.expression import Env
@@ -25,7 +25,7 @@ from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.machine import Tuning
 from fusec.passes.memory.buffers import plan_memory
-from fusec.passes.stage import Stage, fold, fold_each
+from fusec.passes.stage import Observe, Stage, fold, fold_each
 
 SMALL = Tuning(
     split_elements=16,

@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from fusec.driver.backend import compile_with
 from fusec.driver.partition import Joint
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CAPTURE, CompileContext, Observe
+from fusec.driver.stages import CAPTURE, CompileContext
 from fusec.driver.structures import printed
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.dynamo_graph import copied
-from fusec.passes.stage import Stage
+from fusec.passes.stage import Observe, Stage
 
 
 @dataclass(frozen=True)
