@@ -145,7 +145,7 @@ class RaceJudge:
     """Decides choices by racing their candidates on this machine.
 
     Args:
-        contests: the contest of each kind of choice.
+        contests: the contest of each kind of choice; other kinds are decided by rule.
     """
 
     def __init__(self, races: Races, contests: Mapping[str, NewContest]) -> None:
@@ -155,7 +155,8 @@ class RaceJudge:
 
     def __call__(self, choice: Choice) -> Decided:
         """Return the winner: another rank's, the cache's, that of a race, or by rule."""
-        contest = self.contests[choice.kind](choice)
+        make = self.contests.get(choice.kind)
+        contest = make(choice) if make is not None else None
         if contest is None:
             return choice.by_rule()
         verdict = self._known.get(contest.key)
