@@ -35,6 +35,7 @@ ELSEWHERE = {
     "tools/bisect/finding": "tools/bisect/test_bisect",
     "tools/bisect/hunt": "tools/bisect/test_bisect",
     "driver/contests": "driver/test_race",
+    "frontend/aot/trials": "frontend/aot/test_eager_strides",
     "frontend/linears": "docs/test_add_a_candidate",
     "ir/choice": "driver/test_race",
     "tools/bisect/meaning": "test_planted",

@@ -7,9 +7,7 @@ decomposed nor lowered: it stays the eager kernel, whose error, or result, is ea
 that is an operand (``x + 300``) wraps around and is not checked.
 
 Nor does tracing check whether eager has a kernel for the types (there is no softmax of integers, no
-``&`` of floats, no product of bf16 and f32). No table lists these: a call is tried once on zeros,
-with two elements along each axis, or with the traced extents where those do not fit together. On
-devices other than the CPU it is not: a kernel that fails there destroys the context.
+``&`` of floats, no product of bf16 and f32). Such a call is tried once on zeros (``trials.py``).
 
 Worked example: ``x.clamp(max=3.5e38)`` of an f32 tensor is one ``Extern``, which raises
 ``RuntimeError: value cannot be converted to type float without overflow``.
@@ -24,12 +22,12 @@ from typing import Any
 
 import torch
 
-from fusec.frontend.aot.eager_strides import error_of_zeros, may_be_tried
+from fusec.frontend.aot.trials import has_kernel
 from fusec.frontend.call import AtenCall
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
-from fusec.torch_interior import OpOverload, pytree, running_plainly
+from fusec.torch_interior import OpOverload
 
 aten = torch.ops.aten
 
@@ -94,7 +92,7 @@ def may_refuse(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
             dtype = _converted_to(value, args, kwargs)
             if not holds(dtype, value):
                 return "a number that eager may refuse"
-    return None if _has_kernel(target, args, kwargs) else "types that eager may refuse"
+    return None if has_kernel(target, args, kwargs) else "types that eager may refuse"
 
 
 @functools.cache
@@ -115,74 +113,6 @@ def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]
         return NotImplemented if may_refuse(target, args, kwargs) else rule(*args, **kwargs)
 
     return keep
-
-
-MANY = 1 << 16
-"""A call with a larger number, which may be an extent of a result, is not tried."""
-_SYMBOLS = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: True}
-_kernels: dict[Any, bool] = {}
-
-
-def _has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return False if eager's kernel for CPUs refuses a call's types."""
-    key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
-    try:
-        found = _kernels.get(key)
-    except TypeError:  # an unhashable argument
-        return True
-    if found is None:
-        found = _kernels[key] = not may_be_tried(target) or _computes(target, args, kwargs)
-    return found
-
-
-def _kind(arg: Any) -> Any:
-    """Return an argument's part of a key: types of tensors and symbols, and other arguments."""
-    if isinstance(arg, torch.fx.Node):
-        arg = arg.meta.get("val")
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.device.type
-    if isinstance(arg, list | tuple):
-        return tuple(map(_kind, arg))
-    return type(arg) if type(arg) in _SYMBOLS else (type(arg), arg)
-
-
-def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return False if eager has no kernel for a call: tried on two zeros per axis, then on all.
-
-    For a backward operation only ``not implemented`` counts: its types follow from the forward's,
-    and the trace may have another type than eager (the mean of a bf16 norm with f32 weights).
-    """
-    leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
-    values = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in leaves]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    devices = {x.device.type for x in tensors}
-    devices |= {value.type for value in values if isinstance(value, torch.device)}
-    if devices != {"cpu"} or any(x.layout is not torch.strided for x in tensors):
-        return True
-    if any(isinstance(n, int) and abs(n) > MANY for n in values):
-        return True
-    error = _error_of(target, values, spec)
-    if error is not None and not isinstance(error, NotImplementedError):
-        error = error_of_zeros(target, values, spec)
-    return error is None or (
-        "backward" in str(target) and not isinstance(error, NotImplementedError)
-    )
-
-
-def _error_of(target: OpOverload, values: Sequence[Any], spec: Any) -> Exception | None:
-    """Return what a call raises for tensors of zeros with two elements along each axis."""
-    with running_plainly():
-        made = [
-            torch.zeros((2,) * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor)
-            else _SYMBOLS.get(type(value), value)
-            for value in values
-        ]  # fmt: skip
-        args, kwargs = pytree.tree_unflatten(made, spec)
-        try:
-            target(*args, **kwargs)
-        except Exception as error:
-            return error
-    return None
 
 
 def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:

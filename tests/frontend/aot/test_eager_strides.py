@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from fusec.errors import Unsupported
-from fusec.frontend.aot import eager_strides
+from fusec.frontend.aot import eager_strides, trials
 from fusec.frontend.aot.eager_strides import tracing_as_eager
 from fusec.torch_interior import FakeTensorMode, pytree
 from tests.support import check
@@ -91,15 +91,15 @@ def traced(func, *args):
 def test_calls_with_many_elements_are_tried_with_fewer_where_no_number_may_be_an_extent(shift):
     image = last(2, 64, 70, 90)
     tried = []
-    make = eager_strides._Zeros.make
+    make = trials._Zeros.make
 
     def noted(zeros, value):
         tried.append(zeros.shape)
         return make(zeros, value)
 
     with (
-        patch.object(eager_strides, "_known", {}),
-        patch.object(eager_strides._Zeros, "make", noted),
+        patch.object(trials, "_known", {}),
+        patch.object(trials._Zeros, "make", noted),
     ):
         assert traced(aten.roll.default, image, [shift], [0]) == image.stride()
     assert tried == [(2, 9, 10, 11) if shift == 1 else (2, 64, 70, 90)]
@@ -107,7 +107,7 @@ def test_calls_with_many_elements_are_tried_with_fewer_where_no_number_may_be_an
 
 def test_gaps_and_equal_strides_stay_where_a_call_is_tried_with_fewer_elements():
     x = torch.empty(40, 1, 100)[..., ::2].transpose(0, 2)
-    zeros = eager_strides._Zeros.like(x).shrunk({40: 9, 50: 10})
+    zeros = trials._Zeros.like(x).shrunk({40: 9, 50: 10})
     assert (zeros.shape, zeros.strides) == ((10, 1, 9), (2, 20, 20))
 
 
@@ -141,7 +141,7 @@ def test_calls_that_do_more_or_trust_their_data_are_not_tried(case):
     with FakeTensorMode() as mode:
         spread = torch.empty_strided((5, 3), (1, 5))
     with (
-        patch.object(eager_strides, "_outcome", return_value=Unsupported("")) as tried,
+        patch.object(eager_strides, "outcome", return_value=Unsupported("")) as tried,
         tracing_as_eager(mode),
         mode,
         contextlib.suppress(DynamicOutputShapeException, NotImplementedError, RuntimeError),
@@ -152,15 +152,15 @@ def test_calls_that_do_more_or_trust_their_data_are_not_tried(case):
 
 
 def test_kernels_that_write_where_their_data_say_are_not_tried():
-    assert not eager_strides.may_be_tried(aten.segment_reduce.default)
-    assert not eager_strides.may_be_tried(aten._segment_reduce_backward.default)
+    assert not trials.may_be_tried(aten.segment_reduce.default)
+    assert not trials.may_be_tried(aten._segment_reduce_backward.default)
 
 
 def test_other_devices_calls_are_not_tried():
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         spread = torch.empty_strided((5, 3), (1, 5), device="cuda")
         stack.enter_context(tracing_as_eager(mode))
-        stack.enter_context(patch.object(eager_strides, "_tried", side_effect=AssertionError))
+        stack.enter_context(patch.object(trials, "_tried", side_effect=AssertionError))
         row_major = torch.empty_strided((5, 3), (3, 1), device="cuda")
         assert aten.copysign.Tensor(spread, row_major).device.type == "cuda"
 
@@ -169,8 +169,8 @@ def test_a_call_that_eager_refuses_keeps_its_traced_strides():
     """Zeros have no Cholesky factor."""
     x = torch.empty(3, 3, 2).permute(2, 0, 1)
     factor, how = aten.linalg_cholesky_ex.default, {"check_errors": True}
-    leaves, spec = pytree.tree_flatten(((eager_strides._Zeros.like(x),), how))
-    assert isinstance(eager_strides._try(factor, leaves, spec), RuntimeError)
+    leaves, spec = pytree.tree_flatten(((trials._Zeros.like(x),), how))
+    assert isinstance(trials._try(factor, leaves, spec), RuntimeError)
     assert len(traced(lambda x: factor(x, **how)[0], x)) == 3
 
 
@@ -183,5 +183,5 @@ def test_transforms_see_eager_strides():
 
 
 def test_row_major_calls_are_not_tried():
-    with patch.object(eager_strides, "_tried", side_effect=AssertionError):
+    with patch.object(trials, "_tried", side_effect=AssertionError):
         traced(aten.roll.default, torch.rand(3, 4), [1], [0])
