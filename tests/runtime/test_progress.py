@@ -71,7 +71,8 @@ def test_the_outermost_compile_says_what_is_done(terminal: Terminal) -> None:
 
 def test_a_compile_tells_its_stages(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("fusec.driver.compiler.say", said.append)
+    for module in ("compiler", "build"):
+        monkeypatch.setattr(f"fusec.driver.{module}.say", said.append)
     compile_with(lambda x: x.sin() + 1)(torch.ones(7))
     assert said[0] == "key"
     assert {"capture", "passes", "the C++ compiler builds kernels: 1"} <= set(said)
