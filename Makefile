@@ -78,7 +78,7 @@ examples: $(STAMP)
 	$(BIN)/python examples/ddp.py
 
 docs: $(STAMP)
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: $(STAMP)
 	$(PYTEST)

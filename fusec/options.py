@@ -92,12 +92,12 @@ class Options:
     )
     autotune: bool = _option(
         True,
-        "race the ways to run a group on the device; off: the cost model decides",
+        "race candidates on the device; off: the cost model decides",
         changes_code=True,
     )
     race: str = _option(
         "auto",
-        "fused or library: force that way; auto: the faster one",
+        "fused or library: force that candidate; auto: the faster one",
         changes_code=True,
         choices=("auto", "fused", "library"),
     )

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -61,6 +61,7 @@ from fusec.errors import (
     warn_once,
     warn_user,
 )
+from fusec.frontend import linears
 from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
@@ -96,9 +97,6 @@ from fusec.torch_interior import (
     keep_versions,
     traces_code,
 )
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("fusec.compile")
 
@@ -215,7 +213,7 @@ def compile_entry(gm: fx.GraphModule, name: str, options: Options, trace: Trace)
 def _begin_entry(
     gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, build_async: bool
 ) -> Entry | Background[Entry]:
-    """Return a graph's entry of the cache; with ``beside``, before the C++ compiler is done."""
+    """Return a graph's entry of the cache; with ``build_async`` before its C++ is compiled."""
     device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name
@@ -319,7 +317,8 @@ def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str
     versions = (fingerprint(), cpu_features(), _compiler(options))
     raced = _processor(device) if _races(options) else ""
     threads = f"threads={target.machine.threads}"
-    return (*versions, options.key(), target.name, f"tf32={allows_tf32()}", threads, raced)
+    chosen = f"tf32={allows_tf32()} linears={linears.registered()}"
+    return (*versions, options.key(), target.name, chosen, threads, raced)
 
 
 def _compiler(options: Options) -> str:

@@ -97,6 +97,7 @@ class GroupContests:
         if self.device.type == "cpu" and not self._is_open(choice):
             return None
         forced = f"descriptors={self.options.descriptors} roles={self.options.roles}"
+        forced += f" wide={self.wide} brief={self.brief}"
         names = group.sizes
 
         def describe(sizes: tuple[int, ...]) -> str:
@@ -111,7 +112,7 @@ class GroupContests:
         )
 
     def _is_open(self, choice: Choice) -> bool:
-        """Return True if the model's times are close; their number does not depend on time."""
+        """Return True if the model's times are close; limits the raced groups by count."""
         modelled = choice.by_rule()
         fused_us = modelled.reference_us - (modelled.saved_us or 0.0)
         if not 1 / CLEAR < modelled.reference_us / fused_us < CLEAR:
@@ -208,10 +209,14 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
     calls = {ATEN: timed, **timed.others}
 
     def inputs() -> list[Any]:
-        made = [_random_view(view, device) for view in given]
-        *_, a, b = made
+        made: dict[View, Tensor] = {}
+        for view in given:
+            known = made.get(view.transposed) if len(view.shape) == 2 else None
+            made[view] = _random_view(view, device) if known is None else known.t()
+        tensors = [made[view] for view in given]
+        *_, a, b = tensors
         packs = linear_packs(b).items()
-        return [*made, {name: pack(b.t(), len(a)) for name, pack in packs if name in calls}]
+        return [*tensors, {name: pack(b.t(), len(a)) for name, pack in packs if name in calls}]
 
     def candidates() -> list[Candidate]:
         return [
@@ -222,7 +227,8 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
     def describe(sizes: tuple[int, ...]) -> str:
         return " x ".join(map(str, sizes))
 
-    return Contest(describe_call(call), candidates, inputs, extents(timed), describe)
+    key = f"{describe_call(call)} in {' '.join(sorted(calls))}"
+    return Contest(key, candidates, inputs, extents(timed), describe)
 
 
 def _fewer(call: Extern) -> Extern:
@@ -236,9 +242,7 @@ def _fewer(call: Extern) -> Extern:
     while rows * columns * a.shape[1].hint() > TIMED_PRODUCT and max(rows, columns) > 1:
         rows, columns = (rows, columns // 2) if columns > rows else (rows // 2, columns)
 
-    def cut(view: View) -> View:
-        extents = {a: (index(rows), a.shape[1]), b: (b.shape[0], index(columns))}
-        shape = extents.get(view, (index(columns),))
+    def cut(view: View, shape: tuple[Index, ...]) -> View:
         if len(shape) < 2:
             return replace(view, shape=shape)
         # A stride that spans a whole row, or column, spans the shorter one.
@@ -246,7 +250,8 @@ def _fewer(call: Extern) -> Extern:
         steps = tuple(new if step is old else step for step, old, new in longer)
         return replace(view, shape=shape, strides=steps)
 
-    return call.map_views(cut)
+    shapes = ((index(columns),), (index(rows), a.shape[1]), (b.shape[0], index(columns)))
+    return replace(call, args=tuple(map(cut, call.views, shapes[-len(call.views) :])))
 
 
 def _caller(
@@ -324,7 +329,7 @@ def convolution_contest(device: torch.device, choice: Choice) -> Contest:
         candidates,
         inputs,
         (batch,),
-        lambda sizes: f"{batch} images",
+        lambda _: f"{batch} images",
         share,
         FORMAT_ROUNDS,
     )
@@ -337,7 +342,7 @@ def tensors_of(convolution: fx.Node) -> list[fx.Node]:
 
 
 def timed_batch(convolution: fx.Node) -> tuple[int, float]:
-    """Return how many images of a convolution are timed, and how many times that it has."""
+    """Return how many images of a convolution are timed, and the whole batch over these."""
     images = images_of(convolution)
     weight: Any = convolution.args[len(images)]
     whole = hint_of(images[0].meta["val"].shape[0])

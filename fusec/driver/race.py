@@ -186,10 +186,10 @@ class RaceJudge:
 def decide(choice: Choice, contest: Contest, verdict: Verdict) -> Decided:
     """Return a verdict as the decision of a choice; by rule if the verdict compared nothing."""
     times = verdict.times
-    if choice.reference not in times or not verdict.compared:
+    if choice.reference not in times or not verdict.compared or not choice.offers(verdict.winner):
         ruled = choice.by_rule()
-        lost = "no time for a race" if verdict.exhausted else f"no race was run: {verdict}"
-        return replace(ruled, reason=f"{ruled.reason} ({lost})")
+        lost = "there was no time" if verdict.exhausted else str(verdict)
+        return replace(ruled, reason=f"{ruled.reason}; not raced: {lost}")
     at = contest.describe(verdict.sizes)
     reason = f"measured at {at}: {verdict}" if at else f"measured: {verdict}"
     saved_us, reference_us = choice.saved_us(times), times[choice.reference]

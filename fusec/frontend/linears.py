@@ -40,6 +40,11 @@ def linears(a: View, w: View, packed: Mapping[str, Constant]) -> tuple[Linear, .
     return tuple(call for call in made if call is not None)
 
 
+def registered() -> str:
+    """Return the names of the registered candidates: graphs in the cache may call any of them."""
+    return " ".join(f"{one.__module__}.{one.__qualname__}" for one in _CANDIDATES)
+
+
 def _has_onednn(a: View) -> bool:
     return has_onednn() and a.buffer.dtype in (F32, BF16, F16)
 

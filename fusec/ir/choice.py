@@ -25,8 +25,8 @@ class Decided:
     Attributes:
         candidate: its name.
         reason: the rule, or what was modelled or measured, for the decision log.
-        saved_us: microseconds that the alternatives save beside the reference, negative where they
-            lose; None where neither was modelled or measured.
+        saved_us: microseconds that the best alternative saves beside the best other candidate,
+            negative where it loses; None where neither was modelled or measured.
         reference_us: microseconds of the reference; 0 where unknown.
         pinned: whether a lock file names the candidate, whatever it saves.
     """
@@ -48,8 +48,8 @@ class Choice:
         subject: what is decided about: a group of kernels, a library call, an FX node.
         candidates: names of the candidates that are known beforehand, the reference first. It is
             taken where nothing is known, and the others must agree with it.
-        alternative: the prefix of the names of all candidates that are of another kind than the
-            reference; "" if all others are.
+        alternative: names with this prefix are alternatives to the reference (``fused #``); with
+            "" every other name is.
         by_rule: decides without measuring.
     """
 
@@ -70,8 +70,11 @@ class Choice:
         return name != self.reference and name.startswith(self.alternative)
 
     def offers(self, name: str) -> bool:
-        """Return True if a candidate of this name may be taken here."""
-        return name in self.candidates or (bool(self.alternative) and self.is_alternative(name))
+        """Return True if a candidate of this name may be taken here.
+
+        With a prefix not all names are known: other libraries race against kernels, too.
+        """
+        return bool(self.alternative) or name in self.candidates
 
     def saved_us(self, times: Mapping[str, float]) -> float:
         """Return what the best alternative saves beside the best other candidate, by their times.

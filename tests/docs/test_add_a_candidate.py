@@ -45,6 +45,14 @@ def test_the_library_of_the_page_is_taken_and_computes_the_same(
     assert offered and all("BLIS" in candidates for candidates in offered)
 
 
+def test_graphs_of_other_candidates_are_other_entries_of_the_cache(
+    page: dict[str, object],
+) -> None:
+    with_blis = linears.registered()
+    linears._CANDIDATES.pop()
+    assert linears.registered() != with_blis
+
+
 def test_explain_names_the_candidate(
     page: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:

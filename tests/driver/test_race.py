@@ -30,7 +30,7 @@ from fusec.driver.contests import (
     timed_batch,
 )
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.race import Contest, RaceJudge, Races, _lock
+from fusec.driver.race import Contest, RaceJudge, Races, _lock, decide
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import KernelFault
@@ -342,7 +342,7 @@ def test_a_product_that_is_not_raced_goes_by_rule():
     judge = Measured(races(left_s=0.0), 5.0)
     decided = judge(library_choice(linear_call()))
     assert judge.raced == 0 and decided.candidate == ATEN
-    assert decided.reason == "by rule: nothing is timed (no time for a race)"
+    assert decided.reason == "by rule: the library that it names; not raced: there was no time"
 
 
 def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -389,6 +389,28 @@ def test_a_race_of_libraries_times_a_part_of_a_long_product(
     assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
     assert all(lap.us is not None for lap in verdict.laps), verdict
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: x @ x.t(), lambda x: x.t() @ x, lambda x: x @ x], ids=["xxt", "xtx", "xx"]
+)
+def test_a_matrix_that_is_both_factors_is_one_tensor_in_the_race(
+    fn: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fusec.driver.contests.TIMED_PRODUCT", 1 << 20)
+    (seen,) = observe(fn, (torch.randn(128, 128),), train=False, dynamic=False)
+    context = CompileContext(find_target("cpu"), Options(), Trace("g"))
+    (call,) = compile_to_source(seen.graph, context).schedule.externs
+    verdict = race_libraries(call)
+    assert all(lap.us is not None for lap in verdict.laps), verdict
+
+
+def test_a_verdict_is_not_used_where_its_winner_is_not_offered(tmp_path: Path):
+    choice = library_choice(linear_call())
+    contest = product_contest(CPU, choice)
+    verdict = Verdict("BLIS", (CandidateTime(ATEN, 2.0), CandidateTime("BLIS", 1.0)))
+    assert decide(choice, contest, verdict).candidate == ATEN
+    assert all(name in contest.key for name in choice.candidates)
 
 
 def test_a_library_that_gives_other_numbers_never_wins(
@@ -467,7 +489,7 @@ def test_a_group_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_pa
 
 KEPT = Decided("contiguous", "not now", -1.0)
 RULED = Decided("channels-last", "by rule", 7.0)
-UNTIMED = replace(RULED, reason="by rule (no time for a race)")
+UNTIMED = replace(RULED, reason="by rule; not raced: there was no time")
 
 
 def formats(

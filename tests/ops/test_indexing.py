@@ -200,6 +200,8 @@ SCATTERS = {
     "index_add": lambda x, i, s: x.index_add(0, i[:, 0], s),
     "index_copy": lambda x, i, s: x.index_copy(0, torch.arange(6).flip(0), x * 2),
     "index_fill": lambda x, i, s: x.index_fill(0, i[:2, 0], -1.0),
+    "index_fill_integer": lambda x, i, s: x.index_fill(0, i[:2, 0], torch.tensor(2)),
+    "index_fill_double": lambda x, i, s: x.index_fill(1, i[:2, 0], torch.tensor(0.1).double()),
     "index_put": lambda x, i, s: x.index_put((torch.arange(6),), x + 1),
     "index_put_accumulate": lambda x, i, s: x.index_put((i[:, 0],), s, accumulate=True),
     "index_put_mask": lambda x, i, s: x.index_put((x > 0,), torch.tensor(0.5)),

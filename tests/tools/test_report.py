@@ -330,7 +330,7 @@ def test_ways_to_run_are_no_merges_and_each_reason_stands_once() -> None:
         "    a cycle",
         "      mean with exp; tanh_1 with exp, 2 times",
         "",
-        "  ways to run",
+        "  choices",
         "    mm.default  in  ATen            not  oneDNN   +2 us  by rule: no race, 2 times",
         "    mm          in  chunks of rows  not  at once         64 of 512 rows at a time",
     ]
@@ -342,7 +342,7 @@ def test_a_way_that_was_timed_is_told_by_its_gain_and_by_what_outweighs_it() -> 
     reason = "measured with 4 images: 3 us beside 2 us; conversions cost 7 us"
     kept = Decision("convolution", "channels-last", False, reason, 1.0, "contiguous")
     text = str(replace(graph, decisions=(timed, kept)))
-    first, second = " ".join(text.partition("ways to run")[2].split()).split(" convolution ")
+    first, second = " ".join(text.partition("choices")[2].split()).split(" convolution ")
     assert first == "mm in the library not gelu +5 us modelled"
     end = "-1 us measured with 4 images; conversions cost 7 us"
     assert second == f"in contiguous not channels-last {end}"

@@ -102,6 +102,7 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
         return _index_fill(x.view(1), 0, index, value).view(())
     if not isinstance(value, torch.Tensor):
         value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
+    value = value.to(x.dtype)
     places = [None] * (dim % x.ndim) + [index]
     return torch.ops.aten.index_put.default(x, places, value)
 

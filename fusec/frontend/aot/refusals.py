@@ -105,7 +105,7 @@ def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
 
 def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a decomposition so that it keeps the calls that eager may refuse."""
-    if target not in _ASKS and not isinstance(target, OpOverload):
+    if not isinstance(target, OpOverload):
         return rule
 
     @functools.wraps(rule)

@@ -3,7 +3,7 @@
 No table lists which types eager's kernels refuse, or the order of axes in which they return their
 results. So a call is run once on small tensors of the same types and layouts. ``outcome`` returns
 the axis order of its results (``eager_strides.py``), ``has_kernel`` whether eager takes its types
-(``refusals.py``). A trial is remembered by operation, types and numbers.
+(``refusals.py``). A trial is remembered by operation, types, numbers and, for orders, layouts.
 
 Tried are operations of ATen on CPUs, without side effects or randomness, whose shapes do not depend
 on data. Not on other devices: a kernel that fails there destroys the context.
@@ -36,7 +36,7 @@ FEW, MANY = 1 << 12, 1 << 22
 """Calls of up to ``FEW`` elements are tried unchanged; up to ``MANY``, if the shrunk call fails."""
 SMALL = 8
 """Extents up to this are not shrunk. A call with a larger number, which may be an extent, is tried
-unchanged: a kernel may rely on arguments that fit together."""
+unchanged, up to ``MANY`` elements: a kernel may rely on arguments that fit together."""
 _NEVER_TRIED = {
     aten.convolution.default,
     aten.convolution_backward.default,

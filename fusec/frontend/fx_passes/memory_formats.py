@@ -194,8 +194,8 @@ def _gains(
             break
         gains[node] = judge(format_choice(node, ruled[node]))
         expected += _gained_us(ruled[node])
-    if gains.items() <= ruled.items():
-        return ruled
+    if all(gain.pinned or gain.saved_us == ruled[node].saved_us for node, gain in gains.items()):
+        return {**ruled, **gains}  # nothing was measured from which the others could follow
     rate = sum(map(_gained_us, gains.values())) / expected if expected else 0.0
     for node, gain in ruled.items():
         if node not in gains:

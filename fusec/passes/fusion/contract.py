@@ -123,11 +123,11 @@ def cut_with_products(
         cut: the passes from a graph to kernels.
         judge: decides each group's choice; None fuses all that can be.
         tried: the passes as the judge runs them, which record nothing; default: ``cut``.
-        machine: limits which calls are decomposed; skinny products are also on their own.
+        machine: limits which calls are decomposed; skinny products are, also if nothing fuses.
         alone: whether products of many rows are decomposed on their own, too.
     """
     few = _skinny_products(graph, machine)
-    # A window's gradient by one core is the library's: it stores once for each window.
+    # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
         decomposed &= _attending(graph) | few
@@ -241,8 +241,8 @@ def _decomposable(graph: Graph, *, others: bool) -> set[str]:
 
 
 def _attending(graph: Graph) -> set[str]:
-    """Return the calls that make attentions: of two products; of a batch too wide to store, its
-    scores; of one that reads what follows from these.
+    """Return the calls of attentions: those of two products; batched products whose scores are too
+    wide to store; and those that read what follows from these.
 
     Two layers of an MLP are no batch. As one kernel their forward ran at 0.84 to 1.7 of the
     library's speed, their training at 0.78 to 0.94 (one core, widths 12 to 192, 2026-11).

@@ -70,7 +70,7 @@ def choose_libraries(schedule: Schedule, small: int, judge: Judge) -> Schedule:
 
 def library_choice(call: Extern) -> Choice:
     """Return the choice between the libraries that have a product."""
-    by_rule = partial(_by_rule, "nothing is timed")
+    by_rule = partial(_by_rule, "the library that it names")
     return Choice("product", partial(_label, call), call, (ATEN, *call.others), by_rule)
 
 

@@ -138,10 +138,10 @@ def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Sch
         return None
     (kernel,) = readers
     (store,) = kernel.stores
+    if not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
+        return None
     other = _added(store, made)
     if other is None or other.dtype is not made.dtype:
-        return None
-    if not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
         return None
     view = View(other, other.shape, other.strides, index(0))
     x, *order = call.args[:-3]
@@ -159,7 +159,7 @@ def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Sch
 
 
 def _added(store: Store, made: Buffer) -> Buffer | None:
-    """Return the buffer that a store adds to a call's result, or None if it computes more."""
+    """Return the buffer that a store adds to a call's result of its shape; None for any other."""
     expr = _uncast(store.expr)
     mine = cast(Load(made, store.indices), F32)
     for load in loads((expr,)):

@@ -1,11 +1,11 @@
 """What races decided: the record of one, its JSON form, and where it is kept.
 
-A verdict lives in the cache of compiled kernels as an entry of its own, so that all promises of
-`cache.py` hold for it: in memory first, one file each, published by a rename, checked at each load.
-The caller's key names the structure of the group, the device and the versions: all that times
+A verdict is an entry of its own in the cache of compiled kernels, so that all promises of
+`cache/store.py` hold for it: in memory first, one file each, published by a rename, checked at each
+load. The caller's key names the structure of the group, the device and the versions: all that times
 depend on. A file of `export_verdicts` takes what one machine measured to others of its kind::
 
-    {"kind": "fusec verdicts", "schema": 1, "verdicts": {KEY: VERDICT, ...}}
+    {"kind": "fusec verdicts", "schema": 2, "verdicts": {KEY: VERDICT, ...}}
 
     VERDICT ::= {"winner": name, "exhausted": bool, "laps": [LAP, ...], "sizes": [int, ...]}
     LAP     ::= {"name", "us", "p20", "p80": number or null, "dropped": text or null}

@@ -97,7 +97,7 @@ def graph_text(graph: GraphReport) -> str:
     title = f"merges taken: {len(taken)}, modelled to save {saved:.3g} us"
     lines += _section(title, _taken_lines(taken))
     lines += _section(f"merges rejected: {len(rejected)}", _rejected_lines(rejected))
-    lines += _section("ways to run", _way_lines([d for d in graph.decisions if not d.is_merge]))
+    lines += _section("choices", _choice_lines([d for d in graph.decisions if not d.is_merge]))
     return "\n".join(lines)
 
 
@@ -237,17 +237,17 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
     return _with_rest(lines, groups)
 
 
-def _way_lines(ways: Sequence[Decision]) -> list[str]:
+def _choice_lines(choices: Sequence[Decision]) -> list[str]:
     """Return each choice between two candidates: the chosen one, the other one, and the gain."""
-    groups, rows = _alike(ways), []
-    for way, *more in groups[:_DECISIONS]:
-        chosen, other = (way.b, way.against) if way.taken else (way.against, way.b)
-        gain = way.saved_us if way.taken or way.saved_us is None else 0.0 - way.saved_us
-        judged, *rest = way.reason.split("; ")
+    groups, rows = _alike(choices), []
+    for choice, *more in groups[:_DECISIONS]:
+        chosen, other = (choice.b, choice.against) if choice.taken else (choice.against, choice.b)
+        gain = choice.saved_us if choice.taken or choice.saved_us is None else 0.0 - choice.saved_us
+        judged, *rest = choice.reason.split("; ")
         judge, _, times = judged.partition(": ")
         told = judge if " us" in times else judged  # the column before it has the times' difference
         said = f"{'; '.join([told, *rest])}{f', {len(more) + 1} times' if more else ''}"
-        rows.append((way.a, "in", chosen, "not", other, _price(gain), said))
+        rows.append((choice.a, "in", chosen, "not", other, _price(gain), said))
     return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
 
 

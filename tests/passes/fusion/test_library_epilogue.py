@@ -60,6 +60,8 @@ BEHIND: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str, int]] = {
     "relu, of which NaN is NaN": (lambda y, x: F.relu(y), PLAIN, 1),
     "read twice": (lambda y, x: F.silu(y) + y, PLAIN, 1),
     "itself added": (lambda y, x: y + y, PLAIN, 1),
+    "as tokens": (lambda y, x: y.flatten(2).transpose(1, 2) + 1.5, PLAIN, 1),
+    "channels shuffled": (lambda y, x: y.view(2, 2, 4, 6, 6).transpose(1, 2) * 2, PLAIN, 1),
     "in another format": (lambda y, x: F.silu(y).contiguous(), PLAIN, 1),
 }
 """Function, the call of the convolution, and how many kernels are left."""

@@ -78,7 +78,10 @@ def test_a_pinned_library_that_does_not_exist_here_is_decided_by_rule() -> None:
     (group, _), (call, _) = record.candidates.items()
     pinned = Pinned({group: "library", call: "BLIS"})
     library, chosen = decisions(pinned.around(judged(lambda: pytest.fail("the judge was called"))))
-    assert library == Decided("ATen", "by rule: nothing is timed") and chosen.candidate == LIBRARY
+    assert (
+        library == Decided("ATen", "by rule: the library that it names")
+        and chosen.candidate == LIBRARY
+    )
     assert pinned.candidates[call] == "ATen"
 
 
@@ -96,9 +99,48 @@ def test_the_format_of_images_is_pinned_too(format_: str) -> None:
     assert pinned.candidates == {asked: format_}
 
 
+class Two(nn.Module):
+    """Equal convolutions: four in a chain, which share images, and one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)))
+        self.alone = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.chain(x), self.alone(y)
+
+
+def test_equal_convolutions_that_are_decided_otherwise_are_taken_again_as_they_were() -> None:
+    images = [torch.randn(4, 8, 16, 16), torch.randn(4, 8, 16, 16)]
+    record = Record()
+    calls = iter([900.0, 900.0, 900.0, -900.0])  # three of the chain matter, and the other
+
+    def judge(choice: Choice) -> Decided:
+        return Decided("channels-last", "told", next(calls), 1000.0)
+
+    def around(context: CompileContext) -> CompileContext:
+        return record.around(replace(context, judge=judge))
+
+    observe(Two(), images, adapt=around)
+    assert set(record.candidates.values()) == {"contiguous", "channels-last"}
+    pinned = Pinned(record.candidates)
+    observe(Two(), images, adapt=pinned.around)
+    assert pinned.candidates == record.candidates
+    assert all(is_candidate(*row) for row in record.candidates.items())
+
+
 @pytest.mark.parametrize(
     ("choice", "name"),
-    [("group 12", "fused"), ("group 12", "fused #x"), ("convolution", "any"), ("call", "ATen")],
+    [
+        ("group 12", "fused"),
+        ("group 12", "fused #x"),
+        ("group 12", "7"),
+        ("group 12", "fused #²"),
+        ("convolution", "any"),
+        ("call", "ATen"),
+        ("product", ""),
+    ],
 )
 def test_an_entry_without_a_candidate_is_invalid(choice: str, name: str) -> None:
     assert not is_candidate(choice, name)
