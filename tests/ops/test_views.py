@@ -357,6 +357,15 @@ def test_a_view_taken_of_a_view_of_an_intermediate_is_right():
     check(nested, values(5, 8), train=True)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_the_size_of_a_window_may_be_a_tensor(train):
+    def chunks(x):  # as Longformer has it
+        count = torch.div(x.shape[0], 4, rounding_mode="trunc")
+        return x.sin().as_strided((count * 2 - 1, 4, 3), (6, 3, 1)) * 2
+
+    check(chunks, values(8, 3), train=train)
+
+
 def test_overlapping_windows_are_read_and_their_gradients_accumulated():
     check(
         lambda x: (x.unfold(0, 5, 2) * 2, x.unfold(0, 3, 1).amax(-1), x.unfold(0, 4, 4).sum(0)),

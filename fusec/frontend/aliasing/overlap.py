@@ -20,6 +20,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_true
 
+from fusec.torch_interior import pytree
+
 _ASSIGNMENTS = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.imatmul,
     operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.iand,
@@ -65,7 +67,7 @@ def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
         if called_name(node) in _WINDOWS:
             args, kwargs = fx.map_arg((node.args, node.kwargs), _example)
             tensor, *window = _window(*args, **kwargs)
-            end = _end(*window) * tensor.element_size()
+            end = _end(*pytree.tree_map(_number, window)) * tensor.element_size()
             if memory_of(tensor) in ends and guard_or_true(end > ends[memory_of(tensor)]):
                 return True
         tensor = tensor_of(node)
@@ -79,6 +81,14 @@ def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
 def _window(input: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """Return the tensor, size, stride and offset of an ``as_strided`` call, defaults filled in."""
     return input, size, stride, input.storage_offset() if storage_offset is None else storage_offset
+
+
+def _number(value: Any) -> Any:
+    """Return a size that is a tensor as its number; 0 if only running the graph can tell it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    constant = getattr(value, "constant", None)
+    return 0 if constant is None else constant.item()
 
 
 def _end(shape: Any, strides: Any, offset: Any) -> Any:
