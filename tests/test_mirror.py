@@ -1,6 +1,6 @@
 """Tests lie where their module lies; this says where else, and why.
 
-``fusec/passes/share.py`` has its tests in ``tests/passes/test_share.py``. A module that is one part
+``fusec/passes/dag.py`` has its tests in ``tests/passes/test_dag.py``. A module that is one part
 of something is tested with it: such files are listed here, as is what only whole compiles can show.
 """
 

@@ -234,8 +234,8 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
 def _fewer(call: Extern) -> Extern:
     """Return a product with its rows and columns halved to ``TIMED_PRODUCT`` multiply-adds.
 
-    Matrices without gaps stay dense: libraries treat windows of a weight differently (``_linear``
-    in ``frontend/effects.py``).
+    Dense matrices stay dense: a library may have no optimised kernel for a window of a weight
+    (``onednn`` in ``frontend/linears.py``).
     """
     *_, a, b = call.views
     rows, columns = a.shape[0].hint(), b.shape[1].hint()

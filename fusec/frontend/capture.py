@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend.aliasing.results import results_of
@@ -283,8 +284,11 @@ class _Capture:
             return "a result that depends on data"
         if node in self.parts:
             return "writes a part of an input"
-        if node.target is aten.as_strided.default and self._starts_late(node.args[0]):
-            return "a strided window into memory around the tensor"
+        if node.target is aten.as_strided.default:
+            if free_unbacked_symbols(node.meta["val"]):
+                return "a strided window that depends on data: eager checks that it lies in memory"
+            if self._starts_late(node.args[0]):
+                return "a strided window into memory around the tensor"
         if node.target in _PLACED and self._starts_late(node) and self._is_returned(node):
             return "a result that is found by its place in memory"
         kinds = list(results)

@@ -43,6 +43,16 @@ def test_links_lead_to_what_is_there(page: str) -> None:
     assert dead(ROOT / page) == []
 
 
+PATH = re.compile(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|h|cpp|c))`")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = PATH.findall((ROOT / page).read_text(encoding="utf-8"))
+    places = (ROOT, ROOT / "fusec")
+    assert [name for name in named if not any((p / name).exists() for p in places)] == []
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `b`, c\n[](#a-b-c) [](#d) [](gone.md) [](page.md#a-b-c) [](page.md#x)\n")

@@ -228,6 +228,10 @@ WINDOWS: dict[str, Callable[[torch.Tensor], object]] = {
     "of a part": lambda x: torch.as_strided(x[4:], (5,), (1,), 4) + 1,
     "copied": lambda x: torch.as_strided_copy(x, (9,), (1,)) + 1,
     "by symbolic sizes": lambda x: x.as_strided((x.shape[0] + 1,), (1,)) + 1,
+    "by a tensor": lambda x: (x * 2).as_strided(
+        (torch.div(x.shape[0], 1, rounding_mode="trunc") + 1,), (1,)
+    ),
+    "by what a tensor holds": lambda x: x.sin().as_strided((x.argmax() + 2,), (1,)) + 1,
     "select_scatter": lambda x: torch.select_scatter(x, x[0], 0, int(x.argmax()) + 1) + 1,
 }
 

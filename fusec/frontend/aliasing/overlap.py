@@ -84,7 +84,7 @@ def _window(input: torch.Tensor, size: Any, stride: Any, storage_offset: Any = N
 
 
 def _number(value: Any) -> Any:
-    """Return a size that is a tensor as its number; 0 if only running the graph can tell it."""
+    """Return a size that is a tensor as its number; 0 if it depends on data (see ``capture``)."""
     if not isinstance(value, torch.Tensor):
         return value
     constant = getattr(value, "constant", None)
