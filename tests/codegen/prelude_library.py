@@ -74,12 +74,11 @@ typedef long long i64;
     vi64 at = ld_i64(o);                                                                         \
     switch (how) {                                                                               \
       case 0: return st_##D(out, ld_##D(p));                                                     \
-      case 1: return st_##D(out, ld_##D##_n(p, k));                                              \
-      case 2: return st_##D(out, ldm_##D(p, m));                                                 \
-      case 3: return st_##D(out, ldg_##D(p, k));                                                 \
-      case 4: return st_##D(out, ldgm_##D(p, k, m));                                             \
-      case 5: return st_##D(out, ldi_##D(p, at));                                                \
-      case 6: return st_##D(out, ldim_##D(p, at, m));                                            \
+      case 1: return st_##D(out, ldm_##D(p, m));                                                 \
+      case 2: return st_##D(out, ldg_##D(p, k));                                                 \
+      case 3: return st_##D(out, ldgm_##D(p, k, m));                                             \
+      case 4: return st_##D(out, ldi_##D(p, at));                                                \
+      case 5: return st_##D(out, ldim_##D(p, at, m));                                            \
       default: return sts_##D(out, lds_##D(p));                                                  \
     }                                                                                            \
   }                                                                                              \
@@ -93,12 +92,11 @@ typedef long long i64;
     auto v = ld_##D(in);                                                                         \
     switch (how) {                                                                               \
       case 0: return st_##D(p, v);                                                               \
-      case 1: return st_##D##_n(p, v, k);                                                        \
-      case 2: return stm_##D(p, v, m);                                                           \
-      case 3: return stg_##D(p, k, v);                                                           \
-      case 4: return stgm_##D(p, k, v, m);                                                       \
-      case 5: return sti_##D(p, at, v);                                                          \
-      case 6: return stim_##D(p, at, v, m);                                                      \
+      case 1: return stm_##D(p, v, m);                                                           \
+      case 2: return stg_##D(p, k, v);                                                           \
+      case 3: return stgm_##D(p, k, v, m);                                                       \
+      case 4: return sti_##D(p, at, v);                                                          \
+      case 5: return stim_##D(p, at, v, m);                                                      \
       default: return sts_##D(p, lds_##D(in));                                                   \
     }                                                                                            \
   }

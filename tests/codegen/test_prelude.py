@@ -420,7 +420,7 @@ def some(dtype: str, count: int) -> Array:
     return RNG.integers(info.min, info.max, count, MEMORY[dtype])
 
 
-WHOLE, FIRST, MASKED, STRIDED, STRIDED_MASKED, INDEXED, INDEXED_MASKED, ONE = range(8)
+WHOLE, MASKED, STRIDED, STRIDED_MASKED, INDEXED, INDEXED_MASKED, ONE = range(7)
 
 
 def accesses(width: int) -> list[tuple[int, int, Array, Array]]:
@@ -428,7 +428,7 @@ def accesses(width: int) -> list[tuple[int, int, Array, Array]]:
     lanes, every = np.arange(width), np.ones(width, "u1")
     random = RNG.permutation(40)[:width].astype("i8")
     cases = [(WHOLE, 0, lanes, every), (ONE, 0, lanes, (lanes == 0).astype("u1"))]
-    cases += [(FIRST, n, lanes, (lanes < n).astype("u1")) for n in range(width + 1)]
+    cases += [(MASKED, 0, lanes, (lanes < n).astype("u1")) for n in range(width + 1)]
     cases += [(STRIDED, s, lanes * s, every) for s in (1, 3)] + [(INDEXED, 0, random, every)]
     for mask in (every, 0 * every, *(RNG.integers(0, 2, width, "u1") for _ in range(6))):
         cases += [(MASKED, 0, lanes, mask), (INDEXED_MASKED, 0, random, mask)]

@@ -23,7 +23,6 @@
 //   v_f32(s) v_f64 v_i64 v_i32 v_bool      broadcast a scalar
 //   v_iota() v_iota32() v_first(n)         lane numbers, as vi64 or vi32; the mask of lanes below n
 //   ld_D(p)       st_D(p, v)               FUSEC_W adjacent elements at any alignment
-//   ld_D_n(p, n)  st_D_n(p, v, n)          the first n of them, 0 <= n <= FUSEC_W; others read 0
 //   ldm_D(p, m)   stm_D(p, v, m)           those where the mask is set; others read 0
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
@@ -493,18 +492,8 @@ FUSEC_SCATTERED(vu16, raw16)
 FUSEC_SCATTERED(vi32, raw32)
 FUSEC_SCATTERED(vi64, raw64)
 
-// The first n adjacent elements, and those under a mask.
-#define FUSEC_PARTIAL(R, raw)                                                           \
-  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) {                                 \
-    raw t[FUSEC_W] = {};                                                                \
-    for (int l = 0; l < n; l++) t[l] = p[l];                                            \
-    return fusec_ld(t);                                                                 \
-  }                                                                                     \
-  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) {                               \
-    raw t[FUSEC_W];                                                                     \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < n; l++) p[l] = t[l];                                            \
-  }                                                                                     \
+// Adjacent elements under a mask.
+#define FUSEC_MASKED(R, raw)                                                            \
   FUSEC_INLINE R fusec_ldm(const raw *p, vm m) {                                        \
     return f_hall(m) ? fusec_ld(p) : fusec_some_strided(p, 1, m);                       \
   }                                                                                     \
@@ -512,13 +501,8 @@ FUSEC_SCATTERED(vi64, raw64)
     if (f_hall(m)) return fusec_st(p, v);                                               \
     fusec_stgm(p, 1, v, m);                                                             \
   }
-#define FUSEC_PARTIAL_BY_MASK(R, raw)                                                   \
-  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) { return fusec_ldm(p, v_first(n)); } \
-  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) { fusec_stm(p, v, v_first(n)); }
 #if FUSEC_AVX512
-#define FUSEC_PARTIAL_BY_BITS(R, raw)                                                   \
-  FUSEC_INLINE R fusec_ldn(const raw *p, long long n) { return fusec_ldk(p, (1u << n) - 1); } \
-  FUSEC_INLINE void fusec_stn(raw *p, R v, long long n) { fusec_stk(p, v, (1u << n) - 1); } \
+#define FUSEC_MASKED_BY_BITS(R, raw)                                                    \
   FUSEC_INLINE R fusec_ldm(const raw *p, vm m) { return fusec_ldk(p, FUSEC_MASK_BITS(m.v)); } \
   FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) { fusec_stk(p, v, FUSEC_MASK_BITS(m.v)); }
 FUSEC_INLINE vu8 fusec_ldk(const raw8 *p, unsigned k) {
@@ -547,10 +531,10 @@ FUSEC_INLINE void fusec_stk(raw64 *p, vi64 v, unsigned k) {
   __builtin_ia32_storedqudi512_mask((long long *)p, v.a, k);
   __builtin_ia32_storedqudi512_mask((long long *)p + FUSEC_H, v.b, k >> 8);
 }
-FUSEC_PARTIAL_BY_BITS(vu8, raw8)
-FUSEC_PARTIAL_BY_BITS(vu16, raw16)
-FUSEC_PARTIAL_BY_BITS(vi32, raw32)
-FUSEC_PARTIAL_BY_BITS(vi64, raw64)
+FUSEC_MASKED_BY_BITS(vu8, raw8)
+FUSEC_MASKED_BY_BITS(vu16, raw16)
+FUSEC_MASKED_BY_BITS(vi32, raw32)
+FUSEC_MASKED_BY_BITS(vi64, raw64)
 #elif FUSEC_AVX2
 FUSEC_INLINE vi32 fusec_ldm(const raw32 *p, vm m) {
   return __builtin_ia32_maskloadd256((const vi32 *)p, m.v);
@@ -568,15 +552,13 @@ FUSEC_INLINE void fusec_stm(raw64 *p, vi64 v, vm m) {
   __builtin_ia32_maskstoreq256((hi64 *)p, k.a, v.a);
   __builtin_ia32_maskstoreq256((hi64 *)(p + FUSEC_H), k.b, v.b);
 }
-FUSEC_PARTIAL(vu8, raw8)
-FUSEC_PARTIAL(vu16, raw16)
-FUSEC_PARTIAL_BY_MASK(vi32, raw32)
-FUSEC_PARTIAL_BY_MASK(vi64, raw64)
+FUSEC_MASKED(vu8, raw8)
+FUSEC_MASKED(vu16, raw16)
 #else
-FUSEC_PARTIAL(vu8, raw8)
-FUSEC_PARTIAL(vu16, raw16)
-FUSEC_PARTIAL(vi32, raw32)
-FUSEC_PARTIAL(vi64, raw64)
+FUSEC_MASKED(vu8, raw8)
+FUSEC_MASKED(vu16, raw16)
+FUSEC_MASKED(vi32, raw32)
+FUSEC_MASKED(vi64, raw64)
 #endif
 
 // Blocks of FUSEC_W x FUSEC_W, transposed in registers: each of log2(FUSEC_W) steps interleaves the
@@ -659,24 +641,18 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
 
 // FUSEC_ACCESS(D, element size, lanes type, scalar type, lanes of raw bits r -> value,
 //              value v -> raw bits, scalar in memory s -> value, scalar value v -> memory)
+#define FUSEC_DECODED(V, f, decode, parameters, call)                                   \
+  FUSEC_INLINE V f parameters { auto r = call; return decode; }
 #define FUSEC_ACCESS(D, raw, V, S, decode, encode, decode_scalar, encode_scalar)        \
-  FUSEC_INLINE V ld_##D(const m_##D *p) { auto r = fusec_ld((const raw *)p); return decode; } \
-  FUSEC_INLINE V ld_##D##_n(const m_##D *p, long long n) {                              \
-    auto r = fusec_ldn((const raw *)p, n);                                              \
-    return decode;                                                                      \
-  }                                                                                     \
-  FUSEC_INLINE V ldm_##D(const m_##D *p, vm m) {                                        \
-    auto r = fusec_ldm((const raw *)p, m);                                              \
-    return decode;                                                                      \
-  }                                                                                     \
-  FUSEC_INLINE V ldg_##D(const m_##D *p, long long s) {                                 \
-    auto r = fusec_ldg((const raw *)p, s);                                              \
-    return decode;                                                                      \
-  }                                                                                     \
-  FUSEC_INLINE V ldgm_##D(const m_##D *p, long long s, vm m) {                          \
-    auto r = fusec_ldgm((const raw *)p, s, m);                                          \
-    return decode;                                                                      \
-  }                                                                                     \
+  FUSEC_DECODED(V, ld_##D, decode, (const m_##D *p), fusec_ld((const raw *)p))          \
+  FUSEC_DECODED(V, ldm_##D, decode, (const m_##D *p, vm m), fusec_ldm((const raw *)p, m)) \
+  FUSEC_DECODED(V, ldg_##D, decode, (const m_##D *p, long long s), fusec_ldg((const raw *)p, s)) \
+  FUSEC_DECODED(V, ldgm_##D, decode, (const m_##D *p, long long s, vm m),               \
+                fusec_ldgm((const raw *)p, s, m))                                       \
+  FUSEC_DECODED(V, ldi_##D, decode, (const m_##D *p, vi64 o), fusec_ldi((const raw *)p, o)) \
+  FUSEC_DECODED(V, ldim_##D, decode, (const m_##D *p, vi64 o, vm m),                    \
+                fusec_ldim((const raw *)p, o, m))                                       \
+  FUSEC_RARE V called_ldim_##D(const m_##D *p, vi64 o, vm m) { return ldim_##D(p, o, m); } \
   FUSEC_INLINE void ldt_##D(m_##D *t, const m_##D *p, long long s, long long n) {       \
     using R = decltype(fusec_ld((const raw *)p));                                       \
     fusec_ldt<R>((raw *)t, (const raw *)p, s, n);                                       \
@@ -685,19 +661,7 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
     using R = decltype(fusec_ld((const raw *)p));                                       \
     fusec_ldt_some<R>((raw *)t, (const raw *)p, s, n, m);                               \
   }                                                                                     \
-  FUSEC_INLINE V ldi_##D(const m_##D *p, vi64 o) {                                      \
-    auto r = fusec_ldi((const raw *)p, o);                                              \
-    return decode;                                                                      \
-  }                                                                                     \
-  FUSEC_INLINE V ldim_##D(const m_##D *p, vi64 o, vm m) {                               \
-    auto r = fusec_ldim((const raw *)p, o, m);                                          \
-    return decode;                                                                      \
-  }                                                                                     \
-  FUSEC_RARE V called_ldim_##D(const m_##D *p, vi64 o, vm m) { return ldim_##D(p, o, m); } \
   FUSEC_INLINE void st_##D(m_##D *p, V v) { fusec_st((raw *)p, encode); }               \
-  FUSEC_INLINE void st_##D##_n(m_##D *p, V v, long long n) {                            \
-    fusec_stn((raw *)p, encode, n);                                                     \
-  }                                                                                     \
   FUSEC_INLINE void stm_##D(m_##D *p, V v, vm m) { fusec_stm((raw *)p, encode, m); }    \
   FUSEC_INLINE void stg_##D(m_##D *p, long long s, V v) { fusec_stg((raw *)p, s, encode); } \
   FUSEC_INLINE void stgm_##D(m_##D *p, long long s, V v, vm m) {                        \
