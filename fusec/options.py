@@ -77,50 +77,50 @@ class Options:
     """Everything a user can choose about a compile. Plain `Options()` is all defaults."""
 
     strict: bool = _option(
-        False, "a failure inside fusec is an error, not a fallback to eager kernels"
+        False, "raise errors inside fusec instead of falling back to eager kernels"
     )
     cache: bool = _option(True, "keep compiled kernels on disk")
     cache_dir: str | None = _option(
         None, "directory of the cache; default: the user's cache directory"
     )
     cache_size_mb: int = _option(
-        2048, "size limit of the cache in MiB; what was not used longest goes first"
+        2048, "size limit of the cache in MiB; the least recently used entries go first"
     )
-    threads: int = _option(0, "compilers of kernels that run at a time; 0: one for each core")
+    threads: int = _option(0, "number of kernels compiled in parallel; 0: one per core")
     cudagraphs: bool = _option(
         False, "record each graph's launches as one CUDA graph", changes_code=True
     )
     autotune: bool = _option(
         True,
-        "race candidates on the device; off: the cost model decides",
+        "time candidates on the device and keep the fastest; off: the cost model decides",
         changes_code=True,
     )
     race: str = _option(
         "auto",
-        "fused or library: force that candidate; auto: the faster one",
+        "products by fused kernels, by the library, or auto: whichever is faster",
         changes_code=True,
         choices=("auto", "fused", "library"),
     )
     native: bool = _option(
         False,
-        "no step needs torch: each product is fusec's own kernel, and C can call the graph",
+        "compile every operation to a kernel, so that C can call the graph without torch",
         changes_code=True,
     )
     # A larger budget may find another winner, which an entry of a smaller one would hide.
     race_budget_s: float | None = _option(
         None,
-        "seconds that the races of one graph may take; default: 20 on a GPU, 10 on a CPU",
+        "seconds for timing the candidates of one graph; default: 20 on a GPU, 10 on a CPU",
         changes_code=True,
     )
     descriptors: str = _option(
         "auto",
-        "copy tiles by tensor descriptors (TMA): always, never, or auto, if a race prefers it",
+        "copy tiles by TMA descriptors: always, never, or auto, where timed faster",
         changes_code=True,
         choices=("auto", "always", "never"),
     )
     roles: str = _option(
         "auto",
-        "a warp loads for others, where it can: cooperative, pingpong, never; auto, by a race",
+        "warp specialization (sm_90): cooperative, pingpong, never, or auto, where timed faster",
         changes_code=True,
         choices=("auto", "cooperative", "pingpong", "never"),
     )
@@ -129,45 +129,45 @@ class Options:
     )
     channels_last: bool = _option(
         True,
-        "images flow channels-last through convolutions that gain by it (CPU); off: as they come",
+        "run convolutions channels-last where that is faster (CPU); off: in the given format",
         changes_code=True,
     )
     merge_limit: int = _option(
         1 << 30,
-        "take so many merges of fusion in a graph and no more, to find the one that is wrong",
+        "stop after this many merges in a graph, to bisect for a wrong one",
         changes_code=True,
     )
     fallback_random: bool = _option(
         False,
-        "random numbers follow eager's stream, each draw an eager kernel; off: kernels draw",
+        "draw random numbers by eager kernels, from eager's stream; off: inside kernels",
         changes_code=True,
     )
     chunk_bytes: int = _option(
         1 << 27,
-        "products of this many bytes that are reduced again run in chunks of rows; 0: never",
+        "run products of at least this many bytes that are then reduced in chunks; 0: never",
         changes_code=True,
     )
     precision: str = _option(
         "best",
-        "16-bit values between fused operations: best keeps them in f32, eager rounds as eager",
+        "16-bit values between fused operations: best keeps f32, eager rounds as eager does",
         changes_code=True,
         choices=("best", "eager"),
     )
     memory_budget: float = _option(
         1.0,
-        "share of what training saves by default that it may save; less computes more again",
+        "share of the default saved activations that training may keep; less recomputes more",
         changes_code=True,
         most=1.0,
     )
     freeze: bool = _option(
-        False, "at inference, compute what follows from weights alone once; they may still change"
+        False, "at inference, compute what depends on weights alone once, and again if these change"
     )
     verify: bool = _option(
         False,
-        "check the IR after each pass; when it runs, each kernel and whole graphs beside eager",
+        "check the IR after each pass, and each kernel and graph against eager when it runs",
         changes_code=True,
     )
-    dump_dir: str | None = _option(None, "write every stage of every compile under this directory")
+    dump_dir: str | None = _option(None, "write every stage of every compile to this directory")
     cxx: str | None = _option(
         None, "C++ compiler; default: CXX, else g++, else clang++", also_read=("CXX",)
     )
