@@ -477,7 +477,7 @@ FAULTS = (
     Fault("fuse", "norm", "an output that no kernel writes", lost(Kernel)),
     Fault("fuse", "columns", "kernels in the wrong order", reversed_steps),
     Fault("fuse", "norm", "a store one element on", first_store(store_shifted)),
-    Fault("library_bias", "bias", "the call lost", lost(Extern)),
+    Fault("library_epilogue", "bias", "the call lost", lost(Extern)),
     Fault("library_epilogue", "behind", "the call lost", lost(Extern)),
     Fault("store_parts", "parts", "two parts at one place", first_store(store_elsewhere)),
     Fault(

@@ -41,7 +41,6 @@ EXAMPLES = {
     "inline": "norm",
     "recompute": "attention",
     "fuse": "norm",
-    "library_bias": "bias",
     "library_epilogue": "behind",
     "store_parts": "parts",
     "split_loop": "product",

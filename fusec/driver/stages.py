@@ -48,7 +48,6 @@ from fusec.passes.fusion.contract import cut_with_products
 from fusec.passes.fusion.fuse import EstimateMemo, fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import choose_libraries
-from fusec.passes.fusion.library_bias import library_bias
 from fusec.passes.fusion.library_epilogue import library_epilogue
 from fusec.passes.fusion.split_loop import split_loops
 from fusec.passes.fusion.store_parts import store_parts
@@ -154,8 +153,9 @@ def _multiplies_channels(context: CompileContext) -> bool:
     return context.target.formats and context.options.precision == "best"
 
 
-def _follows_convolutions(context: CompileContext) -> bool:
-    return _fuses(context) and context.target.formats and context.options.precision == "best"
+def _with_library_epilogues(schedule: Schedule, context: CompileContext) -> Schedule:
+    rounds_once = context.target.formats and context.options.precision == "best"
+    return library_epilogue(schedule, convolutions=rounds_once)
 
 
 def _fuses_products(context: CompileContext) -> bool:
@@ -393,17 +393,10 @@ FUSE = (
         needs=("unread",),
     ),
     _on_schedule(
-        "library_bias",
-        "give a bias that fused with nothing back to the library: `addmm`",
-        _alone(library_bias),
-        only=_fuses,
-        needs=("fuse",),
-    ),
-    _on_schedule(
         "library_epilogue",
-        "run activations and residuals behind a convolution in its call, where that can (CPU)",
-        _alone(library_epilogue),
-        only=_follows_convolutions,
+        "let a library's call add a bias or residual, or apply an activation, if nothing else can",
+        _with_library_epilogues,
+        only=_fuses,
         needs=("fuse",),
     ),
     _on_schedule(
@@ -418,7 +411,7 @@ FUSE = (
         "split the loop of a product with few tiles over programs, where that pays (GPU)",
         lambda schedule, context: split_loops(schedule, context.target.split),
         only=_fuses,
-        needs=("library_bias", "store_parts"),
+        needs=("library_epilogue", "store_parts"),
     ),
 )
 """From a graph to kernels; run for each graph that ``contract`` and ``loops`` consider."""

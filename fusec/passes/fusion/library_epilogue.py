@@ -1,9 +1,14 @@
-"""Move an activation or a residual addition into the epilogue of the library's convolution.
+"""Let a library's call apply what it applies for free: a bias, a residual, an activation.
 
-Spec: ``schedule -> schedule``. If a call supports epilogues (``Convolution``) and all loads of its
-result have the form ``f(result)`` with one activation f, in one kernel or several, beside sums or
-other stores, the call returns ``f(result)`` instead. A kernel that only adds a tensor to the result
-is merged into the call, too. Kernels without stores left are removed.
+Spec: ``schedule -> schedule``. Runs after fusion, because a bias or an activation that shares a
+kernel with a residual or a norm is cheaper there.
+
+* *Sums.* A kernel that only adds a tensor to the result of a call, and is its only consumer, is
+  merged into the call. A product of matrices adds a row vector (``addmm``), a convolution a tensor
+  like its result. A kernel for it would cost a round trip through memory.
+* *Activations.* If all loads of a convolution's result have the form ``f(result)`` with one
+  activation f, in one kernel or several, beside sums or other stores, the call returns
+  ``f(result)`` instead. Kernels without stores left are removed.
 
 Worked example: ``c = _convolution_pointwise(x, p, b, ..., "none", [], "")`` and ``y[n, h, w, c] =
 c[n, h, w, c] * sigmoid(c[n, h, w, c])`` become ``y = _convolution_pointwise(x, p, b, ..., "swish",
@@ -13,19 +18,19 @@ it; as the call's epilogue it takes as long as the store.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from fusec.ir.argument import whole_view
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Cast, Const, Expr, Load, cast, loads, op
-from fusec.ir.extern import Convolution, Fresh
+from fusec.ir.expr import Buffer, Cast, Const, Expr, Load, Op, cast, index_exprs, loads, op
+from fusec.ir.extern import BiasedProduct, Convolution, Fresh, Product
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
-from fusec.ir.index import index
+from fusec.ir.index import Index, index
 from fusec.ir.rewrite import reading, rewrite
 from fusec.passes.dag import count_readers
-
-_REASON = "convolution with what stands behind it: runs in the library"
 
 
 def _number(value: float) -> Expr:
@@ -45,14 +50,21 @@ ACTIVATIONS: Mapping[str, Callable[[Expr], Expr]] = {
 """Name -> activation, in the form that ``simplify`` produces."""
 
 
-def library_epilogue(schedule: Schedule) -> Schedule:
-    """Return the schedule with activations and residuals in the calls of convolutions."""
+def library_epilogue(schedule: Schedule, *, convolutions: bool = True) -> Schedule:
+    """Return the schedule with biases, residuals and activations in the library's calls.
+
+    Args:
+        convolutions: whether epilogues of convolutions may be computed before results are rounded.
+    """
+    before = schedule
+    kinds = Product | Convolution if convolutions else Product
     for call in schedule.externs:
-        if isinstance(call.effect, Convolution) and call.result not in schedule.graph.returned:
-            schedule = _with_residual(schedule, call, call.effect) or (
-                _with_activation(schedule, call, call.effect) or schedule
-            )
-    return schedule
+        if isinstance(call.effect, kinds):
+            schedule = _with_sum(schedule, call) or _with_activation(schedule, call) or schedule
+    if schedule is before:
+        return before
+    count = itertools.count()
+    return schedule.map_kernels(lambda kernel: (replace(kernel, name=f"k{next(count)}"),))
 
 
 def _readers(schedule: Schedule, buffer: Buffer) -> list[Kernel]:
@@ -61,32 +73,112 @@ def _readers(schedule: Schedule, buffer: Buffer) -> list[Kernel]:
     return found if len(found) == count_readers(schedule)[buffer] else []
 
 
+# -- sums ------------------------------------------------------------------------------------------
+
+
+def _with_sum(schedule: Schedule, call: Extern) -> Schedule | None:
+    """Return the schedule with a call's only consumer, an addition, merged into it, or None."""
+    (made,) = call.writes
+    readers = _readers(schedule, made)
+    if len(readers) != 1 or len(readers[0].stores) != 1 or readers[0].inside:
+        return None
+    (kernel,) = readers
+    (store,) = kernel.stores
+    view = _summand(store, made)
+    added = None if view is None else _adding(call, view)
+    if added is None or not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
+        return None
+    added = replace(added, outputs=(store.buffer,), origin=call.origin + kernel.origin)
+    steps = (added if s is kernel else s for s in schedule.steps if s is not call)
+    return replace(schedule, steps=tuple(steps))
+
+
+def _adding(call: Extern, view: View) -> Extern | None:
+    """Return the call that also adds a view, of its result's shape, to its result, or None."""
+    match call.effect:
+        case Product() as product if view.strides[0] is index(0) is not view.strides[1]:
+            row = replace(view, shape=view.shape[1:], strides=view.strides[1:])
+            return replace(
+                call,  # its decomposition stays that of the product: the cost model uses it
+                target=product.biased,
+                args=(row, *call.args),
+                reason="contraction with its bias: runs in the library",
+                effect=BiasedProduct(product.linear),
+            )
+        case Convolution() as convolution if view.is_whole and _alike(view.buffer, call.writes[0]):
+            x, *order = call.args[:-3]
+            args = (x, view, *order, "add", None, None, (), None)
+            return replace(_applied(call), target=convolution.added, args=args)
+        case _:
+            return None
+
+
+def _applied(call: Extern) -> Extern:
+    """Return a convolution's call, marked as one that applies something to its result."""
+    reason = "convolution with its epilogue: runs in the library"
+    return replace(call, reason=reason, effect=Fresh())
+
+
+def _summand(store: Store, made: Buffer) -> View | None:
+    """Return what a store adds to a call's result, as a view of the store's shape, or None."""
+    expr = _uncast(store.expr)
+    if not isinstance(expr, Op) or expr.name != "add":
+        return None
+    sides = [a.arg if isinstance(a, Cast) else a for a in expr.args]
+    for mine, other in itertools.permutations(sides):
+        if (
+            _is_own_load(store, mine, made)
+            and isinstance(other, Load)
+            and other.guard is None
+            and other.dtype is made.dtype
+            and other.buffer.base is not made.base
+        ):
+            return _view(store, other)
+    return None
+
+
+def _view(store: Store, load: Load) -> View | None:
+    """Return the view of the store's shape that a load reads at the store's indices, or None."""
+    if load.indices == store.indices and load.buffer.shape == store.buffer.shape:
+        return whole_view(load.buffer)
+    start = load.buffer.offset(load.indices)
+    strides: list[Index] = []
+    for at in store.indices:
+        axis = at.as_axis()
+        step = index(0) if axis is None else start.coefficient(axis)
+        if step is None or step.axes:
+            return None
+        strides.append(step)
+        start -= step * at
+    if start.axes or any(True for _ in index_exprs(start)):
+        return None
+    return View(load.buffer, store.buffer.shape, tuple(strides), start)
+
+
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _with_activation(schedule: Schedule, call: Extern, effect: Convolution) -> Schedule | None:
+def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
     """Return the schedule with the activation that all consumers apply moved into the call."""
+    if not isinstance(call.effect, Convolution):
+        return None
     (made,) = call.writes
     readers = _readers(schedule, made)
     found = {n for k in readers for n in loads(s.expr for s in k.stores) if n.buffer is made}
     if not found or any(load.guard is not None for load in found):
         return None
     active = Buffer(made.name, made.shape, made.strides, made.dtype)
-    for name, rest in effect.activations:
-        instead = {
+    for name, rest in call.effect.activations:
+        instead: dict[Expr, Expr] = {
             ACTIVATIONS[name](cast(n, F32)): cast(Load(active, n.indices), F32) for n in found
         }
-        new = {kernel: _replaced(kernel, instead) for kernel in readers}
+        rule = partial(rewrite, rule=lambda node, instead=instead: instead.get(node, node))
+        new = {kernel: kernel.map(rule) for kernel in readers}
         if any(made in kernel.reads for kernel in new.values()):
             continue
-        applied = replace(
-            call,
-            args=(*call.args[: -len(rest)], *rest),
-            outputs=(active,),
-            reason=_REASON,
-            effect=Fresh(),
-            origin=call.origin + readers[0].origin,
-        )
+        args = (*call.args[: -len(rest)], *rest)
+        origin = call.origin + readers[0].origin
+        applied = replace(_applied(call), args=args, outputs=(active,), origin=origin)
         return _without_copies(schedule, call, applied, new)
     return None
 
@@ -100,7 +192,7 @@ def _without_copies(
         store
         for kernel in new.values()
         for store in kernel.stores
-        if _own_load(store, _uncast(store.expr)) is active
+        if _is_own_load(store, _uncast(store.expr), active)
         and _alike(store.buffer, active)
         and store.buffer not in schedule.graph.inputs
     ]
@@ -123,64 +215,18 @@ def _without_copies(
     return replace(schedule, steps=tuple(steps))
 
 
-def _replaced(kernel: Kernel, instead: Mapping[Expr, Expr]) -> Kernel:
-    return kernel.map(partial(rewrite, rule=lambda node: instead.get(node, node)))
-
-
-# -- residuals -------------------------------------------------------------------------------------
-
-
-def _with_residual(schedule: Schedule, call: Extern, effect: Convolution) -> Schedule | None:
-    """Return the schedule with a call's only consumer, a residual addition, merged into it."""
-    (made,) = call.writes
-    readers = _readers(schedule, made)
-    if len(readers) != 1 or len(readers[0].stores) != 1 or readers[0].inside:
-        return None
-    (kernel,) = readers
-    (store,) = kernel.stores
-    if not _alike(store.buffer, made) or store.buffer in schedule.graph.inputs:
-        return None
-    other = _added(store, made)
-    if other is None or other.dtype is not made.dtype:
-        return None
-    view = View(other, other.shape, other.strides, index(0))
-    x, *order = call.args[:-3]
-    added = replace(
-        call,
-        target=effect.added,
-        args=(x, view, *order, "add", None, None, (), None),
-        outputs=(store.buffer,),
-        reason=_REASON,
-        effect=Fresh(),
-        origin=call.origin + kernel.origin,
-    )
-    steps = (added if s is kernel else s for s in schedule.steps if s is not call)
-    return replace(schedule, steps=tuple(steps))
-
-
-def _added(store: Store, made: Buffer) -> Buffer | None:
-    """Return the buffer that a store adds to a call's result of its shape; None for any other."""
-    expr = _uncast(store.expr)
-    mine = cast(Load(made, store.indices), F32)
-    for load in loads((expr,)):
-        other = cast(load, F32)
-        if expr in (op("add", mine, other), op("add", other, mine)) and load is not _uncast(mine):
-            return _own_load(store, load)
-    return None
-
-
 # -- patterns --------------------------------------------------------------------------------------
 
 
-def _own_load(store: Store, expr: Expr) -> Buffer | None:
-    """Return the buffer that is loaded at the store's indices, each element once, or None."""
-    if not isinstance(expr, Load) or expr.guard is not None or expr.indices != store.indices:
-        return None
-    rows = zip(expr.indices, expr.buffer.shape, strict=True)
-    walked = [at for at, extent in rows if extent is not index(1)]
-    plain = all(at.axes and at is index(next(iter(at.axes))) for at in walked)
-    same = expr.buffer.shape == store.buffer.shape
-    return expr.buffer if plain and same and len(set(walked)) == len(walked) else None
+def _is_own_load(store: Store, expr: Expr, buffer: Buffer) -> bool:
+    """Return True for the load of a buffer's element that the store has the place of."""
+    return (
+        isinstance(expr, Load)
+        and expr.buffer is buffer
+        and expr.guard is None
+        and expr.indices == store.indices
+        and buffer.shape == store.buffer.shape
+    )
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:

@@ -34,11 +34,10 @@ _REWRITES = """
     single_pixel_convs memory_formats draws freeze channel_gradients softmax_gradients
     wide_products partition
     capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
-    unread fuse library_bias library_epilogue
-    store_parts split_loop contract loops libraries in_place fuse_horizontally memory
-    infinite_masks online_softmax unroll_rows coalesce plan lower
-    parametrize vector_tiles base_two guard_gathers sink orient
-    copy_tiles approximate specialize_warps
+    unread fuse library_epilogue store_parts split_loop contract loops libraries in_place
+    fuse_horizontally memory infinite_masks online_softmax unroll_rows coalesce plan lower
+    parametrize vector_tiles base_two guard_gathers sink orient copy_tiles approximate
+    specialize_warps
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
 ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
