@@ -48,29 +48,16 @@ def decode(key: str, content: bytes) -> dict[str, bytes] | None:
         return None
 
 
-def read_key(file: BinaryIO) -> str | None:
-    """Return the key of an entry without reading its blobs; None if its manifest is damaged."""
+def read_head(file: BinaryIO) -> tuple[str, bytes]:
+    """Return the key of an entry and its first blob if that is ``ABOUT``; "", b"" if damaged."""
     header = file.read(HEADER.size)
     length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
-    manifest = _manifest(header + file.read(length))
-    if manifest is None:
-        return None
     try:
-        return str(json.loads(manifest)["key"])
+        found = json.loads(_manifest(header + file.read(length)) or b"")
+        first = next(iter(found["blobs"]), {"name": ""})
+        return str(found["key"]), file.read(first["length"]) if first["name"] == ABOUT else b""
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def read_about(file: BinaryIO) -> bytes:
-    """Return the first blob of an entry if it is called ``ABOUT``, else b""."""
-    header = file.read(HEADER.size)
-    length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
-    manifest = _manifest(header + file.read(length))
-    try:
-        first = json.loads(manifest or b"{}")["blobs"][0]
-        return file.read(first["length"]) if first["name"] == ABOUT else b""
-    except (ValueError, KeyError, TypeError, IndexError):
-        return b""
+        return "", b""
 
 
 def _manifest(content: bytes) -> bytes | None:

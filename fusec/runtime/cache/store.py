@@ -48,7 +48,7 @@ from filelock import FileLock, Timeout
 
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
-from fusec.runtime.cache.entry import decode, encode, read_about, read_key
+from fusec.runtime.cache.entry import decode, encode, read_head
 
 logger = logging.getLogger("fusec.cache")
 
@@ -98,12 +98,14 @@ class Listed:
     """One entry on disk.
 
     Attributes:
+        key: "" if the entry is damaged.
         size: in bytes.
         written, used: seconds since the epoch.
         hits: how often a process has read it.
         about: a description of the entry: its blob ``ABOUT``.
     """
 
+    key: str
     size: int
     written: float
     used: float
@@ -216,14 +218,9 @@ class Cache:
         It reads the head of every file, so it is for tools, not for compiles.
         """
         with self._lock:
-            found = {key for key in self._memory if key.startswith(prefix)}
-        if self.limit_bytes:
-            with self._faults_tolerated(), self._opened(create=False) as directory:
-                for file in _files_in(directory):
-                    key = None if file.temporary else _key_in(directory, file.name)
-                    if key is not None and key.startswith(prefix):
-                        found.add(key)
-        return sorted(found)
+            found = set(self._memory)
+        found.update(listed.key for listed in self.listing())
+        return sorted(key for key in found if key.startswith(prefix))
 
     def listing(self) -> list[Listed]:
         """Return the entries on disk, the latest used first; it reads the head of every file."""
@@ -431,16 +428,19 @@ def _refuse_if_unsafe(directory: Path, status: os.stat_result) -> None:
     raise EnvironmentProblem(f"the cache {directory} {found}, so it is not used. {_REMEDY}")
 
 
+# O_NONBLOCK: a FIFO in the place of an entry must not make us wait for its writer.
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SECOND = 10**9
+
+
 def _entry_name(key: str) -> str:
     return f"{hashlib.sha256(key.encode()).hexdigest()}.fusec"
 
 
 def _read(directory: int, name: str) -> bytes | None:
     """Return the content of the file and record the use, or None if there is no such file."""
-    # O_NONBLOCK: a FIFO in this place must not make us wait for its writer.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, dir_fd=directory)
+        descriptor = os.open(name, _READING, dir_fd=directory)
     except FileNotFoundError:
         return None
     with open(descriptor, "rb") as file:
@@ -453,29 +453,16 @@ def _read(directory: int, name: str) -> bytes | None:
         return file.read()
 
 
-def _key_in(directory: int, name: str) -> str | None:
-    """Return the key of the entry in this file, None if damaged; does not count as a use."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(name, flags, dir_fd=directory)
-        with open(descriptor, "rb") as file:
-            return read_key(file)
-    except OSError:  # evicted meanwhile, or not readable
-        return None
-
-
 def _listed(directory: int, name: str) -> Listed | None:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Return the description of the entry in this file; does not count as a use."""
     try:
-        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+        with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
             status = os.fstat(file.fileno())
             written, hits = divmod(status.st_mtime_ns, _SECOND)
-            return Listed(status.st_size, written, status.st_atime, hits, read_about(file))
-    except OSError:  # as above
+            key, about = read_head(file)
+            return Listed(key, status.st_size, written, status.st_atime, hits, about)
+    except OSError:  # evicted meanwhile, or not readable
         return None
-
-
-_SECOND = 10**9
 
 
 def _publish(directory: int, name: str, content: bytes) -> None:
