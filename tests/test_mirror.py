@@ -31,6 +31,7 @@ ELSEWHERE = {
     "tools/cli/profile": "tools/test_cli_profile",
     "tools/cli/report": "tools/test_cli_report",
     "tools/cli/run": "tools/test_cli_run",
+    "tools/cli/verdict_file": "tools/test_verdict_file",
     # A bisection is one thing, and each of its parts is read off what it ends with.
     "tools/bisect/finding": "tools/bisect/test_bisect",
     "tools/bisect/hunt": "tools/bisect/test_bisect",

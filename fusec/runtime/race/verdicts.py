@@ -3,9 +3,7 @@
 A verdict is an entry of its own in the cache of compiled kernels, so that all promises of
 `cache/store.py` hold for it: in memory first, one file each, published by a rename, checked at each
 load. The caller's key names the structure of the group, the device and the versions: all that times
-depend on. A file of `export_verdicts` takes what one machine measured to others of its kind::
-
-    {"kind": "fusec verdicts", "schema": 2, "verdicts": {KEY: VERDICT, ...}}
+depend on. The form of one (`tools/cli/verdict_file.py` takes them to other machines)::
 
     VERDICT ::= {"winner": name, "exhausted": bool, "laps": [LAP, ...], "sizes": [int, ...]}
     LAP     ::= {"name", "us", "p20", "p80": number or null, "dropped": text or null}
@@ -13,24 +11,16 @@ depend on. A file of `export_verdicts` takes what one machine measured to others
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
-import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from fusec.errors import EnvironmentProblem, NotWritable, UsageError
 from fusec.runtime.cache.store import Cache
 
 logger = logging.getLogger("fusec.race")
 
-SCHEMA = 2
-KIND = "fusec verdicts"
 SHOWN_LAPS = 3
 """Times in the printed form of a verdict, besides the winner's if that is not among them."""
 
@@ -117,7 +107,7 @@ class Verdict:
             ValueError: if it is none; the message says what is wrong with it.
         """
         names = ("winner", "exhausted", "laps", "sizes")
-        winner, exhausted, rows, sizes = _fields(found, "a verdict", *names)
+        winner, exhausted, rows, sizes = fields_of(found, "a verdict", *names)
         if not isinstance(winner, str) or not isinstance(exhausted, bool):
             raise ValueError("a winner is text and exhausted is true or false")
         if not isinstance(rows, list):
@@ -146,14 +136,15 @@ def _median(lap: CandidateTime) -> float:
     return math.inf if lap.us is None else lap.us
 
 
-def _fields(found: object, what: str, *names: str) -> list[object]:
+def fields_of(found: object, what: str, *names: str) -> list[object]:
+    """Return the values of an object of JSON; ValueError if it lacks one of these fields."""
     if not isinstance(found, dict) or not set(names) <= found.keys():
         raise ValueError(f"{what} has the fields {', '.join(names)}")
     return [found[name] for name in names]
 
 
 def _lap(found: object) -> CandidateTime:
-    name, us, p20, p80, dropped = _fields(found, "a lap", "name", "us", "p20", "p80", "dropped")
+    name, us, p20, p80, dropped = fields_of(found, "a lap", "name", "us", "p20", "p80", "dropped")
     if not isinstance(name, str) or not isinstance(dropped, str | None):
         raise ValueError("the name of a lap is text, and so is why it was dropped, or null")
     return CandidateTime(name, _time(us), _time(p20), _time(p80), dropped)
@@ -193,113 +184,3 @@ def all_verdicts(cache: Cache) -> dict[str, Verdict]:
     keys = [key.removeprefix(_PREFIX) for key in cache.keys(_PREFIX)]
     loaded = ((key, load_verdict(cache, key)) for key in keys)
     return {key: verdict for key, verdict in loaded if verdict is not None}
-
-
-# -- as a file -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What became of a file's verdicts."""
-
-    added: int
-    replaced: int
-    kept: int
-
-    def __str__(self) -> str:
-        found = self.added + self.replaced + self.kept
-        return (
-            f"{found} verdicts: {self.added} new, {self.replaced} in place of others, "
-            f"{self.kept} left as they were"
-        )
-
-
-def export_verdicts(cache: Cache, path: Path) -> int:
-    """Write every verdict to a file and return how many those are.
-
-    Raises:
-        EnvironmentProblem: if it cannot be written; an earlier file is as it was.
-    """
-    verdicts = all_verdicts(cache)
-    rows = {key: verdict.to_dict() for key, verdict in verdicts.items()}
-    text = json.dumps({"kind": KIND, "schema": SCHEMA, "verdicts": rows}, indent=1) + "\n"
-    try:
-        _write(path, text)
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror or error}.") from error
-    return len(verdicts)
-
-
-def import_verdicts(cache: Cache, path: Path) -> Imported:
-    """Keep the verdicts of a file: all of them, or none if one is not right.
-
-    A verdict of the file takes the place of one that is here, but for one that ran out of time
-    where the one here did not.
-
-    Raises:
-        UsageError: if there is no such file, or it is not one of `export_verdicts`.
-        EnvironmentProblem: if it cannot be read.
-    """
-    try:
-        found = _parse(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"there is no file {str(path)!r}.") from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise UsageError(
-            f"{str(path)!r} is no file of `fusec cache export`: {error}. Nothing was imported."
-        ) from error
-    return _merge(cache, found)
-
-
-def _parse(content: bytes) -> dict[str, Verdict]:
-    """Return the verdicts of a file's content; ValueError says why it is not one of ours."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    kind, schema, rows = _fields(found, "the file", "kind", "schema", "verdicts")
-    if kind != KIND:
-        raise ValueError(f"its kind is {kind!r}")
-    if schema != SCHEMA:
-        raise ValueError(f"its schema is {schema!r}, and this fusec reads {SCHEMA}")
-    if not isinstance(rows, dict):
-        raise ValueError("the verdicts are no object")
-    verdicts = {}
-    for key, row in rows.items():
-        try:
-            verdicts[key] = Verdict.from_dict(row)
-        except ValueError as error:
-            raise ValueError(f"at {key!r}: {error}") from error
-    return verdicts
-
-
-def _merge(cache: Cache, found: Mapping[str, Verdict]) -> Imported:
-    added = replaced = kept = 0
-    for key, verdict in found.items():
-        here = load_verdict(cache, key)
-        if here is None:
-            added += 1
-        elif here == verdict or (verdict.exhausted and not here.exhausted):
-            kept += 1
-            continue
-        else:
-            replaced += 1
-        store_verdict(cache, key, verdict)
-    return Imported(added, replaced, kept)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one step; what is no file, /dev/stdout say, is written to as it is."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

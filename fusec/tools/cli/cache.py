@@ -23,8 +23,9 @@ from typing import Any
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.options import Options
 from fusec.runtime.cache.store import Cache, Listed, open_cache
-from fusec.runtime.race.verdicts import all_verdicts, export_verdicts, import_verdicts
+from fusec.runtime.race.verdicts import all_verdicts
 from fusec.tools.cli.output import progress, show
+from fusec.tools.cli.verdict_file import export_verdicts, import_verdicts
 
 HELP = "look at the cache of compiled kernels, or empty it"
 ACTIONS = ("stats", "list", "path", "clear", "export", "import")
