@@ -17,8 +17,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
+    from fusec.archive.model import load
     from fusec.driver.backend import refreeze
-    from fusec.runtime.archive.model import load
     from fusec.tools.report import explain, kernels
     from fusec.tools.report.expect import expect
     from fusec.tools.report.watching import watch
@@ -39,7 +39,7 @@ else:
 
             return watching.watch
         if name == "load":
-            from fusec.runtime.archive import model  # local, as above
+            from fusec.archive import model  # local, as above
 
             return model.load
         if name == "refreeze":

@@ -74,7 +74,8 @@ LAYERS: dict[str, set[str]] = {
     },
     # Around it: nothing above imports what follows.
     "native": set(),
-    "export": WHOLE | CACHED | {"driver.backend", "driver.warm", "tools.report"},
+    "archive": {"errors", "runtime"},
+    "export": {"archive"} | WHOLE | CACHED | {"driver.backend", "driver.warm", "tools.report"},
     "tools": set(),
     "tools.static_checks": FOUNDATION | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
@@ -86,9 +87,9 @@ LAYERS: dict[str, set[str]] = {
     | {"driver.reference", "driver.verification", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
-    | {"tools.emulator", ""},
+    | {"tools.emulator", "archive", ""},
     "backend": {"driver.backend"},
-    "": {"driver.backend", "tools.report", "runtime"},
+    "": {"driver.backend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`.
@@ -97,7 +98,7 @@ A layer is a folder of `fusec`, or a module or folder of `driver` and of `tools`
 """
 
 CORE = {"ir", "frontend", "passes", "codegen", "runtime", "driver"}
-AROUND = {"export", "native", "tools"}
+AROUND = {"archive", "export", "native", "tools"}
 LOOSE = {"__init__", "__main__", "backend", "errors", "options", "processors", "torch_interior"}
 LOOSE = {f"fusec/{name}.py" for name in LOOSE}
 """The compiler, what stands around it, and the modules that may stand at the root."""
@@ -106,7 +107,8 @@ LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
     "torch_interior": {"torch"},
-    "runtime": {"torch", "triton", "platformdirs", "safetensors"},
+    "runtime": {"torch", "triton", "platformdirs"},
+    "archive": {"torch", "safetensors"},
     "driver": {"torch"},
     "export": {"torch"},
     "tools": {"torch"},

@@ -71,7 +71,7 @@ ELSEWHERE = {
     "export/tracing": "export/test_building",
     "runtime/interior": "export/test_building",
     "runtime/archive/loading": "driver/test_archive",
-    "runtime/archive/model": "export/test_building",
+    "archive/model": "export/test_building",
     # What C runs is tested by a program in C.
     "codegen/host/native_sizes": "native/test_native",
     "codegen/host/native_writes": "native/test_native",

@@ -7,7 +7,7 @@ AOTAutograd treats the graph as any other, gradients and written buffers include
 apply.) Tensors are then matched by identity: an argument of the graph is a tensor of the call or of
 the module, and a tensor of the result is one that the graph returned.
 
-The call is written as data by ``description``, and read by ``runtime/archive/model.py``.
+The call is written as data by ``description``, and read by ``archive/model.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusec.archive.model import CALLING, KEY, named_tensors
 from fusec.codegen.host.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.archive import pack
@@ -37,7 +38,6 @@ from fusec.export.tracing import (
     tracing,
 )
 from fusec.options import Options
-from fusec.runtime.archive.model import CALLING, KEY, named_tensors
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.kernels.processor import needed_features
 from fusec.tools.report.arguments import fitting

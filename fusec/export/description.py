@@ -1,4 +1,4 @@
-"""Describe how a model is called, as data that ``runtime/archive/model.py`` reads."""
+"""Describe how a model is called, as data that ``archive/model.py`` reads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusec.archive import trees
+from fusec.archive.model import HELD, named_tensors
 from fusec.errors import UsageError
 from fusec.export.tracing import Seen
-from fusec.runtime.archive import trees
 from fusec.runtime.archive.loading import Spec, spec_of
-from fusec.runtime.archive.model import HELD, named_tensors
 from fusec.tools.report.arguments import signature_of
 from fusec.torch_interior import FakeTensor
 
@@ -34,7 +34,7 @@ def describe(
     seen: Seen,
     sizes: Mapping[int, tuple[str | None, ...]],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return how the graph is called, as ``runtime.archive.model.read_calling`` reads it.
+    """Return how the graph is called, as ``archive.model.read_calling`` reads it.
 
     Also return the held values, of buffers that no ``state_dict`` has and of constants, by name.
     """

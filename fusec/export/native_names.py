@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fusec.archive import trees
 from fusec.errors import UsageError
-from fusec.runtime.archive import trees
 
 NAMES = "names.txt"
 
@@ -34,7 +34,7 @@ def describe_native(
     """Return the names for a signature.
 
     Args:
-        calling: as ``runtime.archive.model.read_calling`` reads it.
+        calling: as ``archive.model.read_calling`` reads it.
         sizes: names of the signature's sizes.
         returned: how many results the graph has.
         needed: the features of the processor.

@@ -9,9 +9,9 @@ from typing import Any
 
 import fusec
 from fusec import errors
+from fusec.archive.model import Model
 from fusec.driver import backend
 from fusec.runtime.archive.loading import BadArchive
-from fusec.runtime.archive.model import Model
 from fusec.tools.report.explanation import Explanation
 from fusec.tools.report.seen import Seen
 from fusec.tools.report.watching import Watch
@@ -28,7 +28,7 @@ RETURNED = {
     "fusec.tools.report.Explanation": Explanation,
     "fusec.tools.report.watching.Watch": Watch,
     "fusec.tools.report.seen.Seen": Seen,
-    "fusec.runtime.archive.model.Model": Model,
+    "fusec.archive.model.Model": Model,
 }
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _PART = re.compile(r"^(Args|Attributes|Raises|Returns):$")

@@ -18,12 +18,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import fusec
+from fusec.archive.model import CALLING, HELD, KEY, Model
 from fusec.errors import ModelError, Unsupported, UsageError
 from fusec.export import Call, build, weights_of
 from fusec.options import Options
 from fusec.runtime.archive import loading
 from fusec.runtime.archive.loading import BadArchive, digest_beside, read_contract
-from fusec.runtime.archive.model import CALLING, HELD, KEY, Model
 from fusec.runtime.cache.entry import decode, encode
 from fusec.runtime.kernels import processor
 from fusec.tools.cli import main

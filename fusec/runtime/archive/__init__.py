@@ -1,1 +1,1 @@
-"""Archives: models and compiled graphs read from files."""
+"""Archives: compiled graphs read from bytes."""

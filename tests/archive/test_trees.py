@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from fusec.archive import trees
 from fusec.errors import UsageError
-from fusec.runtime.archive import trees
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """``fusec.load``: a model of an archive, called as it was called when it was built.
 
 ``fusec build`` writes an archive with one compiled graph for each target, its calling convention as
-data (``runtime/archive/trees.py``), and the names of its weights. Loading imports torch and
+data (``archive/trees.py``), and the names of its weights. Loading imports torch and
 ``runtime``: no Dynamo, no AOTAutograd, no pass and no compiler.
 
 Worked example::
@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusec.archive import trees
+from fusec.archive.trees import Tree
 from fusec.errors import EnvironmentProblem, UsageError
-from fusec.runtime.archive import trees
 from fusec.runtime.archive.loading import (
     UNKNOWN,
     BadArchive,
@@ -40,7 +41,6 @@ from fusec.runtime.archive.loading import (
 )
 from fusec.runtime.archive.sizes import SizeCondition, SizeFormula, bind_sizes, holds, names_in
 from fusec.runtime.archive.sizes import shown as formula
-from fusec.runtime.archive.trees import Tree
 from fusec.runtime.cache.entry import decode
 from fusec.runtime.calls.executable import restride
 

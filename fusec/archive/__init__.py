@@ -1,0 +1,1 @@
+"""``fusec.load``: a model of one file, called without the compiler."""
