@@ -66,7 +66,7 @@ from fusec.frontend.capture import main_device
 from fusec.frontend.fallbacks import is_written
 from fusec.frontend.key import graph_key
 from fusec.frontend.origin import model_name
-from fusec.frontend.parts import find_parts, runs_again, traced_strides
+from fusec.frontend.parts import find_parts, traced_strides
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import all_launches
 from fusec.ir.text import print_schedule
@@ -366,8 +366,8 @@ def _compile_parts(
 
     return {
         attribute: callable_of(attribute, part)
-        for attribute, part in find_parts(gm).items()
-        if traced_strides(part) is not None or not runs_again(gm, attribute)
+        for attribute, (part, loops) in find_parts(gm).items()
+        if traced_strides(part) is not None or not loops
     }
 
 

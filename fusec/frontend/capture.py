@@ -31,7 +31,7 @@ from fusec.frontend.aliasing.written_parts import parts_of_inputs
 from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, Lines
 from fusec.frontend.effects import effect_of
-from fusec.frontend.fallbacks import EagerCall
+from fusec.frontend.fallbacks import is_impure, reason_for, written_arguments
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
@@ -41,7 +41,6 @@ from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
-from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
@@ -135,14 +134,12 @@ class _Capture:
                     self.outputs = results_of(self.operands, node)
                 case _:
                     raise Unsupported(f"an FX node of kind {node.op}")
-        nodes = self._with_minima()
-        self._check_sizes()
-        return Graph(name, tuple(self.inputs), tuple(nodes), self.outputs, self._decisions())
-
-    def _decisions(self) -> tuple[Decision, ...]:
-        """Return the decisions that earlier FX passes recorded in the nodes' ``meta``."""
-        found = (node.meta.get(DECISION) for node in self.gm.graph.nodes)
-        return tuple(decision for decision in found if decision is not None)
+        lines = self._with_minima()
+        if missing := sorted(self.lines.sizes.needed() - self.given):
+            raise Unsupported(f"the size {missing[0]} is not given by any input or call")
+        recorded = (node.meta.get(DECISION) for node in self.gm.graph.nodes)  # by FX passes
+        decisions = tuple(decision for decision in recorded if decision is not None)
+        return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions)
 
     # -- leaves -----------------------------------------------------------------------------------
 
@@ -206,8 +203,7 @@ class _Capture:
             return self.env[source][position]  # type: ignore[index]
         if "val" not in node.meta and node.users:
             raise Unsupported(f"{op_name(node.target)}: results that were not traced")
-        results = tuple(self._result_types(value))
-        self.types[node] = results
+        results = self._types_of(node)
         lowering = find_lowering(node.target, alone=self.lines.alone)
         reason = self._obstacle(node, results)
         if reason is None and lowering is not None and any(k.is_empty for k in results):
@@ -267,15 +263,6 @@ class _Capture:
             return self._constant(node)
         return self._extern(node, node.meta["val"], "a number on another device")
 
-    def _result_types(self, value: Any) -> list[TensorType]:
-        if isinstance(value, torch.Tensor):
-            return [self.lines.sizes.tensor(value)]
-        if isinstance(value, dict):
-            value = tuple(value.values())
-        if isinstance(value, tuple | list):
-            return [self.lines.sizes.tensor(v) for v in value if isinstance(v, torch.Tensor)]
-        return []
-
     def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
         """Return why a call cannot be lowered, whatever its operation, or None."""
         if not results:
@@ -318,10 +305,14 @@ class _Capture:
         return any(isinstance(v, torch.Tensor) and share_memory(v, own) for v in found)
 
     def _types_of(self, node: fx.Node) -> tuple[TensorType, ...]:
-        known = self.types.get(node)
-        if known is None:
-            known = self.types[node] = tuple(self._result_types(node.meta.get("val")))
-        return known
+        """Return the types of the tensors that a node returns."""
+        if node not in self.types:
+            value = node.meta.get("val")
+            items = list(value.values()) if isinstance(value, dict) else value
+            items = items if isinstance(items, tuple | list) else (items,)
+            tensors = (item for item in items if isinstance(item, torch.Tensor))
+            self.types[node] = tuple(map(self.lines.sizes.tensor, tensors))
+        return self.types[node]
 
     def _extern(
         self,
@@ -336,8 +327,7 @@ class _Capture:
             reason: why the call is kept, if not for its operation's default reason.
             lowering: the rule that gives the call's decomposition.
         """
-        known = EagerCall.of(node)
-        for written in known.written:
+        for written in written_arguments(node):
             self.operands.copy_before_write(written, node)
         args = tuple(
             self.operands.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
@@ -373,10 +363,10 @@ class _Capture:
                 args,
                 kwargs,
                 outputs,
-                known.reason if reason is None else reason,
+                reason_for(node) if reason is None else reason,
                 origin_of(node),
                 effect_of(node.target, args, kwargs, self._packed(node)),
-                known.impure,
+                is_impure(node),
                 many,
                 () if lowering is None else self._meaning(node, outputs, lowering),
                 self._bound_sizes(values if outputs else [value]),
@@ -455,14 +445,6 @@ class _Capture:
                 unknown.difference_update(ready)
                 waiting = [e for e in waiting if e not in ready]
         return nodes
-
-    # -- checks -----------------------------------------------------------------------------------
-
-    def _check_sizes(self) -> None:
-        """Check that every size is an input, an extent of one, or bound by a call."""
-        missing = sorted(self.lines.sizes.needed() - self.given)
-        if missing:
-            raise Unsupported(f"the size {missing[0]} is not given by any input or call")
 
 
 def _given(line: Line) -> set[Size]:

@@ -6,7 +6,6 @@ row, the reason names the operation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,59 +15,37 @@ from fusec.frontend.origin import op_name
 from fusec.torch_interior import HigherOrderOperator, OpOverload
 
 CONTRACTION = "contraction: runs in the library"
-_CONVOLUTION = "convolution: runs in the library"
-_POOLING = "pooling: runs in the library"
 ATTENTION = "attention: runs in the library"
-_PADDING = "padding by what is inside: the library copies rows"
-_SORTING = "sorting"
-_SCAN = "a scan along an axis"
-_SCATTER = "a scatter: elements may collide"
-_RANDOM = "random numbers: eager's stream"
-_SEEDS = "random numbers: a seed for each draw"
-_COLLECTIVE = "talks to other ranks"
-_UNINITIALISED = "uninitialised memory"
-_MUTATION = "copy into an input"
-_DATA_DEPENDENT = "a result that depends on data"
 
 PADS = tuple(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for rank in (1, 2, 3))
 """Pads whose elements are copies of the tensor's own."""
 
-# reason, then the operations it holds for
-_TABLE = (
-    (
-        CONTRACTION,
-        """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm _scaled_mm
-        _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
+_OPERATIONS = {
+    CONTRACTION: """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm
+        _scaled_mm _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
         linear_backward matmul_backward""",
+    "convolution: runs in the library": """convolution convolution_backward _convolution
+        mkldnn_convolution _convolution_pointwise""",
+    "padding by what is inside: the library copies rows": " ".join(
+        f"{name} {name}_backward" for name in PADS
     ),
-    (
-        _CONVOLUTION,
-        """convolution convolution_backward _convolution mkldnn_convolution
-        _convolution_pointwise""",
-    ),
-    (_PADDING, " ".join(f"{name} {name}_backward" for name in PADS)),
-    (_POOLING, "fractional_max_pool2d fractional_max_pool3d"),
-    (
-        _SORTING,
-        """sort topk argsort kthvalue median nanmedian mode msort _unique2 searchsorted
+    "pooling: runs in the library": "fractional_max_pool2d fractional_max_pool3d",
+    "sorting": """sort topk argsort kthvalue median nanmedian mode msort _unique2 searchsorted
         bucketize""",
-    ),
-    (_SCAN, "cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper"),
-    (
-        _SCATTER,
-        """index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy
-        index_reduce masked_scatter put index_fill embedding_dense_backward as_strided_scatter
-        _embedding_bag histc bincount""",
-    ),
-    (
-        _UNINITIALISED,
-        "empty empty_strided empty_like new_empty new_empty_strided empty_permuted",
-    ),
-    (_DATA_DEPENDENT, "nonzero _local_scalar_dense masked_select item repeat_interleave equal"),
-    (_MUTATION, "copy_"),
-)
+    "a scan along an axis": """cumsum cumprod cummax cummin logcumsumexp _cummax_helper
+        _cummin_helper""",
+    "a scatter: elements may collide": """index_put _unsafe_index_put scatter scatter_add
+        scatter_reduce index_add index_copy index_reduce masked_scatter put index_fill
+        embedding_dense_backward as_strided_scatter _embedding_bag histc bincount""",
+    "uninitialised memory": """empty empty_strided empty_like new_empty new_empty_strided
+        empty_permuted""",
+    "a result that depends on data": """nonzero _local_scalar_dense masked_select item
+        repeat_interleave equal""",
+    "copy into an input": "copy_",
+}
+"""Reason -> the operations of ATen that it holds for."""
 
-_REASON_OF: dict[str, str] = {name: reason for reason, names in _TABLE for name in names.split()}
+_REASON_OF = {name: reason for reason, names in _OPERATIONS.items() for name in names.split()}
 
 _COLLECTIVES = (
     "_c10d_functional",
@@ -92,36 +69,13 @@ _IMPURE_HIGHER_ORDER = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EagerCall:
-    """The facts about an FX node's call of an eager kernel.
-
-    Attributes:
-        reason: why its operation is not lowered, in a few words.
-        written: the argument nodes that it writes.
-        impure: it must be kept, and kept in order: it writes, draws, asserts or sends.
-    """
-
-    reason: str
-    written: tuple[fx.Node, ...]
-    impure: bool
-
-    @classmethod
-    def of(cls, node: fx.Node) -> EagerCall:
-        return cls(_reason_of(node), tuple(written_arguments(node)), is_impure(node))
-
-
-def _reason_of(node: fx.Node) -> str:
-    """Return why a call is not lowered; for ``with_effects``, name the operation that it wraps."""
-    if node.target is torch.ops.higher_order.with_effects:
-        return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
-    return reason_for(node.target)
-
-
-def reason_for(target: Any) -> str:
-    """Return why calls of ``target`` are not lowered, in a few words."""
+def reason_for(node: fx.Node) -> str:
+    """Return why a call is not lowered, in a few words."""
+    target: Any = node.target
     if talks_to_ranks(target):
-        return _COLLECTIVE
+        return "talks to other ranks"
+    if target is torch.ops.higher_order.with_effects:
+        return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
     namespace = getattr(target, "namespace", "")
     packet = op_name(target).removeprefix("mkldnn.").partition(".")[0]
     if namespace in ("aten", "mkldnn") and packet in _REASON_OF:
@@ -130,10 +84,10 @@ def reason_for(target: Any) -> str:
         if "scaled_dot_product" in packet or "_attention" in packet:
             return ATTENTION
         if draws_random_numbers(target):
-            return _RANDOM
+            return "random numbers: eager's stream"
         return f"no lowering for {target}"
     if target is torch.ops.fusec.random_seeds.default:
-        return _SEEDS
+        return "random numbers: a seed for each draw"
     if isinstance(target, HigherOrderOperator):
         return f"the higher-order operation {target.name()}"
     return f"the custom operation {op_name(target)}"

@@ -144,7 +144,8 @@ def stored_nodes(nodes: Mapping[str, fx.Node], buffers: Iterable[str]) -> list[f
         nodes: by their names, as identifiers.
     """
     names = list(buffers)
-    whole = [nodes[name] for name in names if name in nodes and not _has_parts(nodes[name])]
+    named = (nodes[name] for name in names if name in nodes)
+    whole = [node for node in named if not isinstance(node.meta.get("val"), tuple | list)]
     return whole or [node for name in names if (node := _node_of_part(nodes, name)) is not None]
 
 
@@ -153,10 +154,6 @@ def _node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
         if name in nodes:
             return nodes[name]
     return None
-
-
-def _has_parts(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), tuple | list)
 
 
 def _computed(stored: Iterable[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:

@@ -21,32 +21,20 @@ _AGAIN = {"while_loop", "while_loop_stack_output", "scan", "map_impl"}
 """Operations that call a subgraph with the traced tensors, and later with others."""
 
 
-def find_parts(gm: fx.GraphModule) -> Mapping[str, fx.GraphModule]:
-    """Return attribute -> subgraph, for the subgraphs that operations of a graph call."""
-    found: dict[str, fx.GraphModule] = {}
-    for node in gm.graph.nodes:
-        if not isinstance(node.target, HigherOrderOperator):
-            continue
-        if node.target.name() not in _ONCE | _AGAIN:
-            continue
-        for source in node.all_input_nodes:
-            if source.op != "get_attr":
-                continue
-            part = operator.attrgetter(source.target)(gm)
-            if isinstance(part, fx.GraphModule):  # else a tensor: a constant
-                found[source.target] = part
+def find_parts(gm: fx.GraphModule) -> Mapping[str, tuple[fx.GraphModule, bool]]:
+    """Return attribute -> subgraph, for the subgraphs that operations of a graph call.
+
+    And whether a loop calls it: then tensors may have other strides than traced.
+    """
+    found: dict[str, tuple[fx.GraphModule, bool]] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        part = operator.attrgetter(node.target)(gm)
+        targets = (u.target for u in node.users if isinstance(u.target, HigherOrderOperator))
+        callers = {target.name() for target in targets} & (_ONCE | _AGAIN)
+        if callers and isinstance(part, fx.GraphModule):  # else a tensor: a constant
+            _, loops = found.get(node.target, (part, False))
+            found[node.target] = part, loops or bool(callers & _AGAIN)
     return found
-
-
-def runs_again(gm: fx.GraphModule, attribute: str) -> bool:
-    """Return True if a loop calls a subgraph: tensors may have other strides than traced."""
-    return any(
-        user.target.name() in _AGAIN
-        for node in gm.graph.nodes
-        if node.op == "get_attr" and node.target == attribute
-        for user in node.users
-        if isinstance(user.target, HigherOrderOperator)
-    )
 
 
 def traced_strides(part: fx.GraphModule) -> tuple[tuple[int, ...] | None, ...] | None:

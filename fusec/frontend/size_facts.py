@@ -9,7 +9,7 @@ Assumes: torch's expressions are sympy's, over the integer symbols of one ShapeE
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -26,9 +26,9 @@ class SizeFacts:
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._asserted = [
-            a.expr for known in _asserted_of(env).values() for a in known if _is_relation(a)
-        ]
+        # On data-dependent sizes, by the last symbol of each.
+        deferred: dict[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
+        self._asserted = [a.expr for known in deferred.values() for a in known if _is_relation(a)]
         guards = [g.expr for g in env.guards if _is_relation(g)]
         self._equal = [
             tuple(map(env.replace, relation.args))
@@ -48,8 +48,15 @@ class SizeFacts:
             given: names of symbols whose values are known earlier; traced values always are.
         """
         found = [b if a == symbol else a for a, b in self._equal if symbol in (a, b)]
-        known = (e for e in found if symbol not in e.free_symbols and _only_divides(e))
-        return min((e for e in known if self._are_given(e, given)), key=str, default=None)
+        calls = sympy.core.function.Application
+        known = (
+            e
+            for e in found
+            if symbol not in e.free_symbols
+            and all(isinstance(part, FloorDiv) for part in e.atoms(calls))
+            and self._are_given(e, given)
+        )
+        return min(known, key=str, default=None)
 
     def bounds(self, symbol: sympy.Symbol, given: Collection[str]) -> list[sympy.Expr]:
         """Return upper bounds of a data-dependent symbol, as expressions of given symbols."""
@@ -160,18 +167,8 @@ def _finite(bound: sympy.Expr) -> int | None:
     return number if number is not None and abs(number) < 1 << 40 else None
 
 
-def _only_divides(expr: sympy.Expr) -> bool:
-    return all(isinstance(part, FloorDiv) for part in expr.atoms(sympy.core.function.Application))
-
-
 def _is_relation(known: Any) -> bool:
     return isinstance(known.expr, sympy.Rel)
-
-
-def _asserted_of(env: Any) -> Mapping[Any, Any]:
-    """Return the deferred assertions on data-dependent sizes, by the last symbol of each."""
-    known: Mapping[Any, Any] = getattr(env, "deferred_runtime_asserts", {})
-    return known
 
 
 def _choices(

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend.capture import capture
-from fusec.frontend.fallbacks import EagerCall
+from fusec.frontend.fallbacks import reason_for
 from fusec.frontend.ops.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
@@ -278,7 +278,7 @@ def test_what_acts_beside_its_results_is_named() -> None:
     token, x = made.placeholder("token"), made.placeholder("x")
     effects = torch.ops.higher_order.with_effects
     node = made.call_function(effects, (token, torch.ops.aten._assert_async.default, x))
-    reason = EagerCall.of(node).reason
+    reason = reason_for(node)
     assert reason == "_assert_async.default acts beside its results: it runs once, in order"
 
 

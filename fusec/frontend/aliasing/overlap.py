@@ -65,7 +65,8 @@ def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
     ends: dict[int, Any] = {}
     for node in gm.graph.nodes:
         if called_name(node) in _WINDOWS:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), _example)
+            given = (node.args, node.kwargs)
+            args, kwargs = fx.map_arg(given, lambda n: n.meta.get("example_value"))
             tensor, *window = _window(*args, **kwargs)
             end = _end(*pytree.tree_map(_number, window)) * tensor.element_size()
             if memory_of(tensor) in ends and guard_or_true(end > ends[memory_of(tensor)]):
@@ -96,10 +97,6 @@ def _end(shape: Any, strides: Any, offset: Any) -> Any:
     if any(isinstance(extent, int) and extent == 0 for extent in shape):
         return 0
     return offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-
-
-def _example(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
 
 
 def is_in_place(node: fx.Node) -> bool:

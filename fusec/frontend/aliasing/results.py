@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from fusec.errors import Unsupported
+from fusec.frontend.fx_passes.fx_nodes import tensor_of
 from fusec.frontend.operands import Operands, share_memory
 from fusec.frontend.value import Value
 from fusec.ir.expr import Buffer
@@ -44,6 +44,14 @@ class _Lineage:
 
     maker: fx.Node
     detached: bool
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Lineage:
+        detached = False
+        while (source := _seen_by(node)) is not None:
+            detached |= node.target is aten.detach.default
+            node = source
+        return cls(node, detached)
 
 
 def detach_again(gm: fx.GraphModule) -> None:
@@ -69,30 +77,18 @@ def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
     (returned,) = output.args
     items = returned if isinstance(returned, tuple | list) else (returned,)
     tensors = [i for i in items if isinstance(i, fx.Node) and isinstance(operands.env[i], Value)]
-    lineages = {node: _lineage(node) for node in dict.fromkeys(tensors)}
+    lineages = {node: _Lineage.of(node) for node in dict.fromkeys(tensors)}
     views = _Memory(operands, lineages).views()
     made = _objects(lineages, views)
-    return tuple(
-        made[item]
-        if isinstance(item, fx.Node) and item in made
-        else _other(operands, output, item, position)
-        for position, item in enumerate(items)
-    )
-
-
-def _other(operands: Operands, output: fx.Node, item: Any, position: int) -> Argument:
-    argument = operands.for_extern(output, item, ("args", 0, position))
-    if isinstance(argument, NodeConstant | tuple):
+    results: list[Argument] = []
+    for position, item in enumerate(items):
+        if isinstance(item, fx.Node) and item in made:
+            results.append(made[item])
+        else:
+            results.append(operands.for_extern(output, item, ("args", 0, position)))
+    if any(isinstance(result, NodeConstant | tuple) for result in results):
         raise Unsupported("an output that is neither tensor nor size")
-    return argument
-
-
-def _lineage(node: fx.Node) -> _Lineage:
-    detached = False
-    while (source := _seen_by(node)) is not None:
-        detached |= node.target is aten.detach.default
-        node = source
-    return _Lineage(node, detached)
+    return tuple(results)
 
 
 def _seen_by(node: fx.Node) -> fx.Node | None:
@@ -104,14 +100,9 @@ def _seen_by(node: fx.Node) -> fx.Node | None:
     viewed = call.args[0] if call.args else None
     if not (isinstance(call.target, OpOverload) and isinstance(viewed, fx.Node)):
         return None
-    return viewed if call.target.is_view and _lie_together(viewed, node) else None
-
-
-def _lie_together(a: fx.Node, b: fx.Node) -> bool:
-    first, other = a.meta.get("val"), b.meta.get("val")
-    if not (isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return False
-    return share_memory(first, other)
+    base, own = tensor_of(viewed), tensor_of(node)
+    together = base is not None and own is not None and share_memory(base, own)
+    return viewed if call.target.is_view and together else None
 
 
 def _read_alike(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -51,8 +51,10 @@ def modifies_function_saved_tensor(gm: fx.GraphModule) -> bool:
     for node in gm.graph.nodes:
         if any(memory_of(t) in saved for target in written_by(node) for t in _traced(target)):
             return True
-        if node.target is autograd_function_apply and any(map(_learns, node.users)):
-            saved.update(map(memory_of, _saved(gm, node)))
+        if node.target is autograd_function_apply:
+            made = (t for user in node.users for t in _traced(user))
+            if any(tensor.requires_grad for tensor in made):
+                saved.update(map(memory_of, _saved(gm, node)))
     return False
 
 
@@ -67,10 +69,6 @@ def _saved(gm: fx.GraphModule, call: fx.Node) -> Iterator[FakeTensor]:
     given |= {value: results[k] for k, value in enumerate(listed) if k in results}
     for k in call.kwargs.get("saved_for_backward_idx", ()):  # type: ignore[union-attr]
         yield from _traced(given.get(saved[k]))
-
-
-def _learns(node: fx.Node) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(node.meta.get("example_value")))
 
 
 def _writes_beside(gm: fx.GraphModule) -> bool:

@@ -18,7 +18,6 @@ remains where it is saved, itself or through a view.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -44,12 +43,11 @@ def take_snapshots(joint: fx.Graph, outputs: int) -> list[fx.Node]:
     Args:
         outputs: how many of the graph's outputs are the forward's.
     """
-    return [
-        snapshot
-        for node in _overwritten(joint, outputs)
-        for version in _read_whole(node)
-        if (snapshot := _take(version, outputs)) is not None
-    ]
+    snapshots = []
+    for node in _overwritten(joint, outputs):
+        windows = (user for user in node.users if user.target is aten.as_strided.default)
+        snapshots += [_take(version, outputs) for version in (node, *windows)]
+    return [snapshot for snapshot in snapshots if snapshot is not None]
 
 
 def drop_snapshots(forward: fx.GraphModule) -> None:
@@ -83,11 +81,6 @@ def _overwritten(joint: fx.Graph, outputs: int) -> list[fx.Node]:
     ]
 
 
-def _read_whole(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes to copy for an input: itself, and its ``as_strided`` views."""
-    return [node, *(user for user in node.users if user.target is aten.as_strided.default)]
-
-
 def _take(node: fx.Node, outputs: int) -> fx.Node | None:
     """Redirect the consumers of an input, or a view, to a new snapshot; None without consumers."""
     readers = [user for user in node.users if _reads(user, node, outputs)]
@@ -101,7 +94,8 @@ def _take(node: fx.Node, outputs: int) -> fx.Node | None:
     for user in readers:
         if user.op == "output":
             (values,) = user.args
-            user.args = (_replaced(values, outputs, node, snapshot),)
+            gradients = (snapshot if v is node else v for v in values[outputs:])
+            user.args = ((*values[:outputs], *gradients),)
         else:
             user.replace_input_with(node, snapshot)
     return snapshot
@@ -113,10 +107,6 @@ def _reads(user: fx.Node, node: fx.Node, outputs: int) -> bool:
         return node in list(user.args[0])[outputs:]  # type: ignore[arg-type]
     whole = user.target is aten.as_strided.default and node.op == "placeholder"
     return not whole and node not in written_arguments(user)
-
-
-def _replaced(values: Any, outputs: int, old: fx.Node, new: fx.Node) -> tuple[Any, ...]:
-    return (*values[:outputs], *(new if v is old else v for v in values[outputs:]))
 
 
 def _is_returned(node: fx.Node) -> bool:

@@ -48,9 +48,8 @@ def _with_value(rule: ScalarCall, x: Any, a: Any, b: Any, value: Any = 1) -> Any
     return aten.add.Tensor(x, aten.mul.Tensor(value, product(a, b)))
 
 
-def _each_value(rule: ScalarCall, x: Any, a: Any, b: Any, values: Any) -> list[Any]:
-    """Return ``_with_value`` of the k-th items, for each k; ``values`` is a tensor of numbers."""
-    return [_with_value(rule, *row) for row in zip(x, a, b, values.unbind(0), strict=True)]
+def _each_of_numbers(each: ScalarCall, x: Any, a: Any, b: Any, numbers: torch.Tensor) -> Any:
+    return each(x, a, b, numbers.unbind(0))
 
 
 def _norm(x: Any, ord: Any = 2, dtype: torch.dtype | None = None) -> Any:
@@ -87,7 +86,6 @@ def foreach_decompositions() -> dict[Any, ScalarCall]:
     table[aten._foreach_zero.default] = aten.zeros_like.default
     table[aten._foreach_norm.Scalar] = _norm
     rules: dict[Any, ScalarCall] = {target: partial(_each, rule) for target, rule in table.items()}
-    for name in ("addcmul", "addcdiv"):
-        packet = getattr(aten, f"_foreach_{name}")
-        rules[packet.Tensor] = partial(_each_value, getattr(aten, name).default)
+    for packet in (aten._foreach_addcmul, aten._foreach_addcdiv):
+        rules[packet.Tensor] = partial(_each_of_numbers, rules[packet.Scalar])
     return rules

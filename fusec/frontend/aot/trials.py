@@ -156,8 +156,9 @@ _known: dict[Key, Outcome] = {}
 
 def outcome(func: OpOverload, leaves: list[Any], spec: Any, elements: int) -> Outcome:
     """Return the outcome of a call on zeros; ``_NOT_TRIED`` where it cannot be tried."""
-    whole = [_Zeros.like(x) if isinstance(x, torch.Tensor) else _plain_number(x) for x in leaves]
-    if elements > FEW and all(n in range(-SMALL, SMALL + 1) for n in map(_as_integer, whole)):
+    numbers = (hint_of(x) if isinstance(x, torch.SymInt) else x for x in leaves)
+    whole = [_Zeros.like(x) if isinstance(x, torch.Tensor) else x for x in numbers]
+    if elements > FEW and all(abs(n) <= SMALL for n in whole if isinstance(n, int)):
         fewer = _with_fewer_elements(whole)
         found = _NOT_TRIED if fewer is None else _tried(func, fewer, spec)
         if not isinstance(found, Exception):
@@ -173,14 +174,6 @@ def _with_fewer_elements(leaves: list[Any]) -> list[Any] | None:
     fewer = [leaf.shrunk(extents) if isinstance(leaf, _Zeros) else leaf for leaf in leaves]
     lost = any(f is None and isinstance(w, _Zeros) for f, w in zip(fewer, leaves, strict=True))
     return None if lost else fewer
-
-
-def _as_integer(leaf: Any) -> int:
-    return leaf if isinstance(leaf, int) else 0
-
-
-def _plain_number(leaf: Any) -> Any:
-    return hint_of(leaf) if isinstance(leaf, torch.SymInt) else leaf
 
 
 _NOT_TRIED = Unsupported("a call that is not tried")

@@ -151,7 +151,7 @@ class _Observer:
 
     def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
         """Keep the graphs that higher-order operations of a graph call: they are compiled, too."""
-        for attribute, part in find_parts(graph).items():
+        for attribute, (part, _) in find_parts(graph).items():
             name = f"{label}.{attribute}"
             self.observed.append(
                 Observed(name, part, graph_cost(part), rewrites, compile=compile_id())
