@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -174,19 +174,17 @@ def compile_with(
 ) -> Callable[..., Any]:
     """Run AOTAutograd over a graph of Dynamo; ``compile_one`` gets (graph, inputs, name=...)."""
     gm = fold(DYNAMO, gm, context)
-    options = context.options
     names = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
-    beside = partial(_reference, context, names)
+    compilers = _Compilers(context, compile_one, names, example_inputs)
+    options = context.options
     with tracing_as_eager(detect_fake_mode(example_inputs)):
         call = run_autograd(
             gm,
             list(example_inputs),
-            fw_compiler=partial(_compile_forward, compile_one),
+            fw_compiler=compilers.forward,
             bw_compiler=partial(compile_one, name="backward"),
-            inference_compiler=partial(
-                _compile_inference, compile_one, context, beside, example_inputs
-            ),
-            partition_fn=partial(_partition, context, beside),
+            inference_compiler=compilers.inference,
+            partition_fn=compilers.partition,
             decompositions=decompositions(
                 eager_draws=options.fallback_random, eager_sums=options.precision == "eager"
             ),
@@ -213,80 +211,72 @@ def _views_without_gradient(
     return run
 
 
-def _compile_forward(
-    compile_one: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any]
-) -> Any:
-    """Compile a forward whose backward may run again (``retain_graph``).
+@dataclass(frozen=True, slots=True)
+class _Compilers:
+    """What AOTAutograd calls with the graphs that it makes of one graph of Dynamo.
 
-    AOTAutograd builds its wrapper afterwards, from the metadata that are corrected here. They list
-    the saved tensors whose memory a backward may overwrite, for which the wrapper refuses to run a
-    compiled backward with ``retain_graph``. No kernel of fusec overwrites them.
+    Attributes:
+        names: the program's names of the inputs.
+        given: the inputs.
     """
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is not None:
-        replay_no_view_twice(metadata)
-    donated = getattr(metadata, "bw_donated_idxs", None)
-    if donated:
-        donated.clear()  # the list is shared with the metadata that the backward reads
-    detach_again(gm)
-    return compile_one(gm, inputs, name="forward")
 
+    context: CompileContext
+    compile_one: Callable[..., Any]
+    names: Sequence[str]
+    given: Sequence[Any]
 
-def _compile_inference(
-    compile_one: Callable[..., Any],
-    context: CompileContext,
-    beside: Callable[..., Reference | None],
-    given: Sequence[Any],
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-) -> Any:
-    detach_again(gm)
-    mark_weights(gm, given)
-    reference = beside(gm, None)
-    rewritten = fold(INFERENCE, gm, context)
-    rewritten.meta[REFERENCE] = reference or beside(rewritten, None, drawn=True)
-    return compile_one(rewritten, inputs, name="inference")
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a forward whose backward may run again (``retain_graph``).
 
+        AOTAutograd builds its wrapper afterwards, from the metadata that are corrected here. They
+        list the saved tensors whose memory a backward may overwrite, for which the wrapper refuses
+        to run a compiled backward with ``retain_graph``. No kernel of fusec overwrites them.
+        """
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        if metadata is not None:
+            replay_no_view_twice(metadata)
+        donated = getattr(metadata, "bw_donated_idxs", None)
+        if donated:
+            donated.clear()  # the list is shared with the metadata that the backward reads
+        detach_again(gm)
+        return self.compile_one(gm, inputs, name="forward")
 
-def _partition(
-    context: CompileContext,
-    beside: Callable[..., Reference | None],
-    joint: fx.GraphModule,
-    inputs: Any,
-    *,
-    num_fwd_outputs: int,
-    **settings: Any,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    reference = beside(joint, num_fwd_outputs)
-    rewritten = fold(JOINT, joint, context)
-    reference = reference or beside(rewritten, num_fwd_outputs, drawn=True)
-    whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
-    parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, context)
-    for part in parts:
-        part.meta[REFERENCE] = reference
-    return parts
+    def inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph without a backward."""
+        detach_again(gm)
+        mark_weights(gm, self.given)
+        reference = self._reference(gm, None)
+        rewritten = fold(INFERENCE, gm, self.context)
+        rewritten.meta[REFERENCE] = reference or self._reference(rewritten, None, drawn=True)
+        return self.compile_one(rewritten, inputs, name="inference")
 
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **settings: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Rewrite a joint graph and cut it into forward and backward."""
+        reference = self._reference(joint, num_fwd_outputs)
+        rewritten = fold(JOINT, joint, self.context)
+        reference = reference or self._reference(rewritten, num_fwd_outputs, drawn=True)
+        whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
+        parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, self.context)
+        for part in parts:
+            part.meta[REFERENCE] = reference
+        return parts
 
-def _reference(
-    context: CompileContext,
-    names: Sequence[str],
-    gm: fx.GraphModule,
-    outputs: int | None,
-    *,
-    drawn: bool = False,
-) -> Reference | None:
-    """Return the reference of a graph under ``verify``; None if it draws eager's numbers.
+    def _reference(
+        self, gm: fx.GraphModule, outputs: int | None, *, drawn: bool = False
+    ) -> Reference | None:
+        """Return the reference of a graph under ``verify``; None if it draws eager's numbers.
 
-    Args:
-        names: the program's names of the inputs of Dynamo's graph.
-        drawn: whether its draws are fusec's own already.
-    """
-    options = context.options
-    drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
-    if not (options.verify and drawn):
-        return None
-    return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
+        Args:
+            drawn: whether its draws are fusec's own already.
+        """
+        options = self.context.options
+        drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
+        if not (options.verify and drawn):
+            return None
+        return Reference(gm, outputs, input_names(gm, self.names), strict=options.strict)
 
 
 def context_of(inputs: Sequence[Any], options: Options) -> CompileContext:

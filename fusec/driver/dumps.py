@@ -89,10 +89,8 @@ class Dump:
         return paths
 
 
-@functools.cache
-def process_dump(directory: Path) -> Dump:
-    """Return this process's dump in a directory."""
-    return Dump(directory)
+process_dump = functools.cache(Dump)
+"""Return this process's dump in a directory."""
 
 
 def suffix_of(stage: str, language: str) -> str:

@@ -116,19 +116,21 @@ class SplittingCompiler:
         calls = _calls(gm)
         first = calls.index(node)
         behind = first + 1
-        while behind < len(calls) and _is_item(calls[behind], node):
+        for call in calls[first + 1 :]:  # its results belong to it
+            if call.target is not operator.getitem or call.args[0] is not node:
+                break
             behind += 1
         numbers = {call: (k >= first) + (k >= behind) for k, call in enumerate(calls)}
         whole = _split(gm, numbers)
         parts = _parts(whole)
         for name, part in parts.items():
-            call: Callable[..., Any]
+            run: Callable[..., Any]
             if any(one.name == node.name for one in _calls(part)):
                 self.kept.append(Kept(part, op_name(node.target), error))
-                call = part.forward
+                run = part.forward
             else:
-                call = _with_values(self.compile, part, gm, inputs)
-            setattr(whole, name, _CompiledPart(call, is_last=name == list(parts)[-1]))
+                run = _with_values(self.compile, part, gm, inputs)
+            setattr(whole, name, _CompiledPart(run, is_last=name == list(parts)[-1]))
         if not self.made:
             raise error
         return whole.forward
@@ -195,7 +197,10 @@ def _split(gm: fx.GraphModule, numbers: Mapping[fx.Node, int]) -> fx.GraphModule
     Traced values of tensors are removed meanwhile: with them each part would take the symbols of
     their sizes, some of which have no node. Tensors have their sizes.
     """
-    held = {n: n.meta.pop(EXAMPLE) for n in gm.graph.nodes if _has_sizes(n.meta.get(EXAMPLE))}
+    numbers_of_sizes = (torch.SymInt, torch.SymFloat, torch.SymBool, type(None))
+    traced_nodes = [n for n in gm.graph.nodes
+                    if not isinstance(n.meta.get(EXAMPLE), numbers_of_sizes)]  # fmt: skip
+    held = {node: node.meta.pop(EXAMPLE) for node in traced_nodes}
     try:
         whole = split_module(
             gm, gm, numbers.__getitem__, keep_original_order=True, keep_original_node_name=True
@@ -240,16 +245,6 @@ def _calls(gm: Any) -> list[fx.Node]:
 
 def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
     return list(gm.graph.find_nodes(op="placeholder"))
-
-
-def _has_sizes(value: Any) -> bool:
-    number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-    return value is not None and not number
-
-
-def _is_item(node: fx.Node, of: fx.Node) -> bool:
-    """Return True for a ``getitem`` of a node's results."""
-    return node.target is operator.getitem and node.args[0] is of
 
 
 def _at_hand(error: Exception, graph: fx.Graph) -> fx.Node | None:

@@ -33,7 +33,10 @@ def share_cat_prefixes(gm: fx.GraphModule) -> None:
     Assumes: nodes carry ``meta["example_value"]``.
     """
     for part in plain_parts(gm):
-        if not any(map(_hides_writes, part.graph.nodes)) and _lengthen(part.graph):
+        # Some nodes may write without a version: ``x.data``, a user's kernel.
+        targets = [node.target for node in part.graph.nodes]
+        hidden = data_of in targets or any(isinstance(t, HigherOrderOperator) for t in targets)
+        if not hidden and _lengthen(part.graph):
             part.recompile()
 
 
@@ -53,11 +56,6 @@ def _lengthen(graph: fx.Graph) -> bool:
             node.kwargs, changed = {}, True
         known[found] = node
     return changed
-
-
-def _hides_writes(node: fx.Node) -> bool:
-    """Return True for a node that may write without a version: ``x.data``, a user's kernel."""
-    return node.target is data_of or isinstance(node.target, HigherOrderOperator)
 
 
 def _written_unseen(graph: fx.Graph) -> set[int]:
@@ -87,7 +85,9 @@ def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
         return None
     values = [_value(item) for item in (node, *parts)]
     whole = values[0]
-    if whole is None or not whole.requires_grad or any(map(_is_hook, node.users)):
+    # A hook must get the gradient of a ``cat`` by itself.
+    hooked = any("hook" in str(user.target) for user in node.users)
+    if whole is None or not whole.requires_grad or hooked:
         return None
     if any(v is None or v.dtype is not whole.dtype or v.dim() != whole.dim() for v in values):
         return None
@@ -102,8 +102,3 @@ def _value(item: Any) -> torch.Tensor | None:
     if not isinstance(value, torch.Tensor) or value.is_inference() or value._version:
         return None
     return value
-
-
-def _is_hook(user: fx.Node) -> bool:
-    """Return True for a hook: it must get the gradient of a ``cat`` by itself."""
-    return "hook" in str(user.target)

@@ -11,7 +11,6 @@ so that a BatchNorm at inference costs nothing. New weights are computed in fp64
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -96,7 +95,8 @@ def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
                 if step.target is aten.sub.Tensor and swapped:
                     w = add(aten.neg.default, w)
                     b = None if b is None else add(aten.neg.default, b)
-                b = _shifted(add, b, by_channel(other), step.target, swapped, channels, w)
+                b = add(aten.new_zeros.default, w, [channels]) if b is None else b
+                b = add(aten.add.Tensor if swapped else step.target, b, by_channel(other))
             previous = step
         kind = value.dtype
         arguments = (
@@ -108,18 +108,3 @@ def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
         made = add(node.target, *arguments)
     made.meta = {**last.meta, "val": last.meta["val"]}
     last.replace_all_uses_with(made)
-
-
-def _shifted(
-    add: Callable[..., fx.Node],
-    bias: fx.Node | None,
-    shift: Any,
-    target: Any,
-    swapped: bool,
-    channels: int,
-    like: fx.Node,
-) -> fx.Node:
-    """Return a bias after an addition or a subtraction of ``shift``."""
-    if bias is None:
-        bias = add(aten.new_zeros.default, like, [channels])
-    return add(aten.add.Tensor if swapped else target, bias, shift)

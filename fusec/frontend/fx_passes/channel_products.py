@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.fx_passes.channels_last import is_image, is_last
+from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, extent_of, tensor_of
 
 aten = torch.ops.aten
@@ -54,7 +54,8 @@ def multiply_gradients(gm: fx.GraphModule) -> None:
     found = []
     for node in _gradients_of_products(gm):
         steps: Any = node.args[4]
-        if all(n == 1 for n in steps) and all(map(_is_last, node.args[:2])) and _gains(node):
+        last = all(is_last(tensor_of(image)) for image in node.args[:2])
+        if last and all(n == 1 for n in steps) and _gains(node):
             found.append(node)
     for node in found:
         _multiply_gradients(node)
@@ -104,24 +105,21 @@ def _has_one_place(image: Any) -> bool:
     return all(isinstance(n, int) and n == 1 for n in value.shape[2:])
 
 
-def _is_last(image: Any) -> bool:
-    value = tensor_of(image)
-    return value is not None and is_image(value) and is_last(value)
-
-
 # -- products --------------------------------------------------------------------------------------
 
 
 def _product(node: fx.Node) -> fx.Node:
     """Insert the product that computes a convolution's result, and return it."""
     x, weight, bias = node.args[:3]
-    made = _multiply(node, _rows(node, x), _turned(node, _rows(node, weight)))
+    turned = _turned(node, _rows(node, weight))
+    made = call_like(node, aten.mm.default, _rows(node, x), turned)
     if bias is not None:
         made = call_like(node, aten.add.Tensor, made, bias)
     return _image(node, made, node.meta["val"], x)
 
 
 def _multiply_gradients(node: fx.Node) -> None:
+    """Replace the gradients of a convolution's image, weight and bias, as far as required."""
     with node.graph.inserting_before(node):
         made = _gradients(node)
     for part in list(node.users):
@@ -129,23 +127,20 @@ def _multiply_gradients(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def _gradients(node: fx.Node) -> tuple[fx.Node | None, ...]:
-    """Insert the gradients of a convolution's image, weight and bias; None where not required."""
+def _gradients(node: fx.Node) -> list[fx.Node | None]:
     gradient, x, weight = (_rows(node, arg) for arg in node.args[:3])
     wanted: Any = node.args[10]
     like: Any = node.meta["val"]
     made: list[fx.Node | None] = [None, None, None]
     if wanted[0]:
-        made[0] = _image(node, _multiply(node, gradient, weight), like[0], node.args[1])
+        product = call_like(node, aten.mm.default, gradient, weight)
+        made[0] = _image(node, product, like[0], node.args[1])
     if wanted[1]:
-        made[1] = _image(node, _multiply(node, _turned(node, gradient), x), like[1], node.args[2])
+        product = call_like(node, aten.mm.default, _turned(node, gradient), x)
+        made[1] = _image(node, product, like[1], node.args[2])
     if wanted[2]:
         made[2] = call_like(node, aten.sum.dim_IntList, gradient, [0])
-    return tuple(made)
-
-
-def _multiply(node: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
-    return call_like(node, aten.mm.default, a, b)
+    return made
 
 
 def _turned(node: fx.Node, matrix: fx.Node) -> fx.Node:

@@ -54,9 +54,9 @@ def is_image(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value.dim() == 4 and value.layout is torch.strided
 
 
-def is_last(value: torch.Tensor) -> bool:
-    """Return True if the elements of an image lie densely in the order n, h, w, c."""
-    return value.is_contiguous(memory_format=torch.channels_last)
+def is_last(value: Any) -> bool:
+    """Return True for an image whose elements lie densely in the order n, h, w, c."""
+    return is_image(value) and value.is_contiguous(memory_format=torch.channels_last)
 
 
 def flow(gm: fx.GraphModule, chosen: Collection[fx.Node], *, eager_draws: bool) -> None:
@@ -176,7 +176,8 @@ class _Flow:
         if not fakes_of(before):
             return
         found = value_of_call(node)
-        if not _same_strides(before, found):
+        pairs = zip(fakes_of(before), fakes_of(found), strict=True)
+        if not all(_lie_alike(x, y) for x, y in pairs):
             self.traced[node] = before
             node.meta["val"] = _changed(before, found)
             node.meta.pop("tensor_meta", None)
@@ -189,8 +190,7 @@ class _Flow:
             return node
         if node not in self.last:
             with self.graph.inserting_before(_behind(node)):
-                form = torch.channels_last
-                self.last[node] = self.clone(node, form)
+                self.last[node] = self.clone(node, torch.channels_last)
         return self.last[node]
 
     def restore(self, node: fx.Node) -> fx.Node:
@@ -240,11 +240,6 @@ def _behind(node: fx.Node) -> fx.Node:
     while place.op == "placeholder":
         place = place.next
     return place
-
-
-def _same_strides(before: Any, found: Any) -> bool:
-    pairs = zip(fakes_of(before), fakes_of(found), strict=True)
-    return all(_lie_alike(x, y) for x, y in pairs)
 
 
 def _lie_alike(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.aliasing.overlap import memory_of
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
+from fusec.frontend.fx_passes.fx_nodes import tensor_of
 from fusec.torch_interior import pytree
 
 aten = torch.ops.aten
@@ -21,25 +23,21 @@ aten = torch.ops.aten
 
 def share_equal_calls(graph: fx.Graph) -> None:
     """Replace each call by the first equal one."""
-    returned = _returned_memory(graph)
+    returned = set(map(_memory, graph.output_node().all_input_nodes)) - {None}
     known: dict[object, tuple[fx.Node, Any]] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
+        allocates = getattr(node.target, "overloadpacket", None) is aten.empty
         if written_arguments(node):
             known.clear()
-        elif not _is_its_own(node) and returned.isdisjoint(_memory(node)):
+        elif not (allocates or draws_random_numbers(node.target) or _memory(node) in returned):
             leaves, layout = pytree.tree_flatten((node.args, node.kwargs))
             key = (node.target, *map(_identity, leaves))
             first, same = known.setdefault(key, (node, layout))
             if first is not node and same == layout:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
-
-
-def _is_its_own(node: fx.Node) -> bool:
-    allocates = getattr(node.target, "overloadpacket", None) is aten.empty
-    return allocates or draws_random_numbers(node.target)
 
 
 def _identity(leaf: Any) -> object:
@@ -53,16 +51,6 @@ def _identity(leaf: Any) -> object:
             return type(leaf), repr(leaf)
 
 
-def _returned_memory(graph: fx.Graph) -> set[int]:
-    return {memory for node in graph.output_node().all_input_nodes for memory in _memory(node)}
-
-
-def _memory(node: fx.Node) -> tuple[int, ...]:
-    """Return the storage of a call's result as a tuple; empty if it is not a tensor with one."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return ()
-    try:
-        return (value.untyped_storage()._cdata,)
-    except NotImplementedError:
-        return ()
+def _memory(node: fx.Node) -> int | None:
+    value = tensor_of(node)
+    return None if value is None else memory_of(value)

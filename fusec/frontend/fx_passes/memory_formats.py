@@ -134,16 +134,12 @@ _REORDERS = (*_RESHAPES, aten.permute.default, aten.transpose.int, aten.t.defaul
 
 
 def _has_images(node: fx.Node) -> bool:
-    if node.target in _REORDERS or _is_weight_gradient(node):
+    source: Any = node.args[0] if node.target is operator.getitem else node
+    if source.target is aten.convolution_backward.default and node.args[-1] in (1, 2):
+        return False  # the gradient of a weight or a bias
+    if node.target in _REORDERS:
         return False
     return any(map(is_image, fakes_of(node.meta.get("val"))))
-
-
-def _is_weight_gradient(node: fx.Node) -> bool:
-    if node.target is not operator.getitem:
-        return False
-    source: Any = node.args[0]
-    return source.target is aten.convolution_backward.default and node.args[1] in (1, 2)
 
 
 # -- what it saves ---------------------------------------------------------------------------------
@@ -161,7 +157,11 @@ def _decide(
         images: the calls of the component that would run channels-last.
         convert: returns what would be converted then.
     """
-    convolutions = [node for node in images if _may_convert(node) and not _is_last_already(node)]
+    convolutions = [
+        node
+        for node in images
+        if _may_convert(node) and not all(is_last(i.meta["val"]) for i in images_of(node))
+    ]
     if not convolutions:
         return False
     gains = _gains(convolutions, rates, judge)
@@ -232,10 +232,6 @@ def _gained_us(decided: Decided) -> float:
     return decided.saved_us or 0.0
 
 
-def _is_last_already(convolution: fx.Node) -> bool:
-    return all(is_last(image.meta["val"]) for image in images_of(convolution))
-
-
 def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Decided:
     """Return what a convolution gains where nothing is measured.
 
@@ -249,10 +245,8 @@ def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Decided:
         return Decided(CONTIGUOUS, "by rule: a 1 x 1 kernel is as fast in both formats", 0.0)
     results = convolution.meta["val"]
     made = results[0] if isinstance(results, tuple | list) else results
-    moved = sum(map(_bytes, images_of(convolution))) + (0 if made is None else count_bytes(made))
+    read = (v for image in images_of(convolution) for v in fakes_of(image.meta["val"]))
+    images = [*filter(is_image, read), *([] if made is None else [made])]
+    moved = sum(map(count_bytes, images))
     reason = "by rule: the library converts contiguous images"
     return Decided(CHANNELS_LAST, reason, 2 * moved / rates.bytes_per_us)
-
-
-def _bytes(node: fx.Node) -> int:
-    return sum(map(count_bytes, filter(is_image, fakes_of(node.meta["val"]))))

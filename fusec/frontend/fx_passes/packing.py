@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.fx_passes.channels_last import is_image, is_last
+from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
 from fusec.frontend.fx_passes.weights import fixed_inputs, follow_from
 
@@ -70,7 +70,7 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         x, weight, bias, *settings = node.args
         images = x.meta["val"], node.meta["val"]
-        if weight not in known or not (_may_pack(node) and all(map(_is_last_image, images))):
+        if weight not in known or not (_may_pack(node) and all(map(is_last, images))):
             continue
         with gm.graph.inserting_before(node):
             sizes = [hint_of(extent) for extent in images[0].shape]
@@ -96,10 +96,6 @@ def _may_pack(node: fx.Node) -> bool:
     if hint_of(weight.meta["val"].shape[0]) == 1:  # type: ignore[union-attr]
         return False
     return all(isinstance(n, int) for sizes in node.args[3:6] for n in sizes)  # type: ignore[union-attr]
-
-
-def _is_last_image(value: torch.Tensor) -> bool:
-    return is_image(value) and is_last(value)
 
 
 def convolve_packed(
@@ -205,7 +201,8 @@ def linear_packs(
     if not has_packing(weight):
         return {}
     packs = {PACKED_ONEDNN: mkldnn._reorder_linear_weight.default}
-    if sized and weight.dtype is torch.float32 and _has_mkl():
+    has_mkl = torch.backends.mkl.is_available() and hasattr(mkl, "_mkl_linear")
+    if sized and weight.dtype is torch.float32 and has_mkl:
         packs[PACKED_MKL] = mkl._mkl_reorder_linear_weight.default
     return packs
 
@@ -213,10 +210,6 @@ def linear_packs(
 def has_onednn() -> bool:
     """Return True if torch has oneDNN's calls here, under the library's former name."""
     return torch.backends.mkldnn.is_available() and hasattr(mkldnn, "_reorder_linear_weight")
-
-
-def _has_mkl() -> bool:
-    return torch.backends.mkl.is_available() and hasattr(mkl, "_mkl_linear")
 
 
 def has_packing(value: torch.Tensor) -> bool:

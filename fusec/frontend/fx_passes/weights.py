@@ -38,17 +38,12 @@ def follow_from(gm: fx.GraphModule, fixed: Collection[fx.Node]) -> dict[fx.Node,
     """
     known: dict[fx.Node, int] = {node: bytes_of(node) for node in fixed}
     for node in gm.graph.nodes:
-        sources = node.all_input_nodes
-        if node.op == "call_function" and _is_pure(node) and all(s in known for s in sources):
+        sources, target = node.all_input_nodes, node.target
+        plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+        traced = isinstance(node.meta.get("val"), FakeTensor)
+        if plain and traced and not is_impure(node) and all(s in known for s in sources):
             known[node] = sum(map(known.__getitem__, sources))
     return known
-
-
-def _is_pure(node: fx.Node) -> bool:
-    target, value = node.target, node.meta.get("val")
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
-        return False
-    return isinstance(value, FakeTensor) and not is_impure(node)
 
 
 def bytes_of(node: fx.Node) -> int:
