@@ -9,7 +9,7 @@ to the second extent of ``x: f32[s0, s1, 8]``::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,30 +112,3 @@ def _condition(condition: Condition) -> sizes.SizeCondition:
         case Junction():
             return condition.sign, *map(_condition, condition.parts)
     raise Unsupported(f"a condition {condition}")
-
-
-def renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
-    """Return the spec of an argument with its sizes renamed; raises as ``renamed``."""
-    match spec:
-        case (dtype, tuple() as shape, tuple() as strides):
-            own, steps = (tuple(renamed(n, names) for n in each) for each in (shape, strides))
-            return dtype, own, steps
-        case (kind, formula):
-            return kind, renamed(formula, names)
-    return None
-
-
-def renamed(formula: Any, names: Mapping[str, str]) -> Any:
-    """Return a formula or condition with its sizes renamed.
-
-    Raises:
-        Unsupported: for a size without a new name: no input has it as an extent.
-    """
-    match formula:
-        case str():
-            if formula not in names:
-                raise Unsupported(f"a size {formula} that no input has by itself")
-            return names[formula]
-        case (sign, *parts):
-            return sign, *(renamed(part, names) for part in parts)
-    return formula

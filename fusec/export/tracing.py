@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,14 +16,14 @@ from fusec.codegen.targets import find_target
 from fusec.driver.archive import Packed
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import compile_entry
-from fusec.driver.size_formulas import not_empty, renamed, renamed_spec
+from fusec.driver.size_formulas import not_empty
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError
-from fusec.frontend.fx_passes.freezing import Recipe, take_constants
+from fusec.frontend.fx_passes.freezing import RECIPE, Recipe
 from fusec.options import Options
-from fusec.runtime.archive.loading import formulas_in, names_bound_by
+from fusec.runtime.archive.loading import Spec, formulas_in
 from fusec.runtime.archive.sizes import SizeCondition, names_in
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import BoxedCall
@@ -104,7 +104,7 @@ def compile_graph(
         _guard_places(graph)
         values = pytree.tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
         seen.conditions += not_empty(values)
-        seen.recipe = take_constants(graph)
+        seen.recipe = _take_constants(graph)
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))
             seen.unread = frozenset(k for k, node in places if _is_unread(node))
@@ -269,19 +269,70 @@ def _named(part: Packed, is_first: bool, seen: Seen, names: Mapping[str, str]) -
     A backward keeps the conditions on sizes that it takes: its forward has checked the others.
 
     Raises:
-        Unsupported: as ``renamed`` does.
+        Unsupported: as ``_renamed`` does.
     """
     unread = seen.unread if is_first else ()
     arguments = tuple(
-        None if k in unread else renamed_spec(spec, names) for k, spec in enumerate(part.arguments)
+        None if k in unread else _renamed_spec(spec, names) for k, spec in enumerate(part.arguments)
     )
     asked = dict.fromkeys((*seen.conditions, *part.conditions))
-    conditions = tuple(renamed(condition, names) for condition in asked)
+    conditions = tuple(_renamed(condition, names) for condition in asked)
     if not is_first:
-        known = names_bound_by(arguments)
+        known = _names_bound_by(arguments)
         used = (n for spec in arguments for size in formulas_in(spec) for n in names_in(size))
         for name in used:
             if name not in known:
                 raise Unsupported(f"a backward that is not told the size {name}")
         conditions = tuple(c for c in conditions if known.issuperset(names_in(c)))
     return replace(part, arguments=arguments, conditions=conditions)
+
+
+def _renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
+    """Return the spec of an argument with its sizes renamed; raises as ``_renamed``."""
+    match spec:
+        case (dtype, tuple() as shape, tuple() as strides):
+            own, steps = (tuple(_renamed(n, names) for n in each) for each in (shape, strides))
+            return dtype, own, steps
+        case (kind, formula):
+            return kind, _renamed(formula, names)
+    return None
+
+
+def _renamed(formula: Any, names: Mapping[str, str]) -> Any:
+    """Return a formula or condition with its sizes renamed.
+
+    Raises:
+        Unsupported: for a size without a new name: no input has it as an extent.
+    """
+    match formula:
+        case str():
+            if formula not in names:
+                raise Unsupported(f"a size {formula} that no input has by itself")
+            return names[formula]
+        case (sign, *parts):
+            return sign, *(_renamed(part, names) for part in parts)
+    return formula
+
+
+def _names_bound_by(specs: Iterable[Spec]) -> frozenset[str]:
+    """Return the names that arguments bind: of a size, or of an extent that is a name alone."""
+    known = ((spec[1],) if len(spec) == 2 else spec[1] for spec in specs if spec is not None)
+    return frozenset(n for formulas in known for n in formulas if isinstance(n, str))
+
+
+def _take_constants(gm: fx.GraphModule) -> Recipe | None:
+    """Make the constants of a graph its last inputs, in place, so that the caller holds them.
+
+    Returns:
+        Their recipe; None if the graph has no constants.
+    """
+    recipe: Recipe | None = gm.meta.pop(RECIPE, None)
+    for node in recipe.constants if recipe is not None else ():
+        last = gm.graph.find_nodes(op="placeholder")[-1]
+        with gm.graph.inserting_after(last):
+            given = gm.graph.placeholder(str(node.target))
+        given.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(given)
+        gm.graph.erase_node(node)
+    gm.recompile()
+    return recipe

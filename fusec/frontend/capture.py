@@ -206,7 +206,7 @@ class _Capture:
         results = self._types_of(node)
         lowering = find_lowering(node.target, alone=self.lines.alone)
         reason = self._obstacle(node, results)
-        if reason is None and lowering is not None and any(k.is_empty for k in results):
+        if reason is None and lowering is not None and any(index(0) in k.shape for k in results):
             reason = "an empty tensor"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)

@@ -81,11 +81,6 @@ class TensorType:
     is_strided: bool = True
 
     @property
-    def is_empty(self) -> bool:
-        """True if an extent is known to be zero."""
-        return any(e is index(0) for e in self.shape)
-
-    @property
     def overlaps(self) -> bool:
         """True if some axis of more than one element has stride 0, as after an expand."""
         return any(

@@ -34,7 +34,8 @@ def settled_heap() -> Iterator[None]:
     """
     global _blocks, _before
     with _lock:
-        settles = _blocks > 0 or (_collects() and not _is_frozen())
+        collects = gc.isenabled() and gc.get_threshold()[0] > 0
+        settles = _blocks > 0 or (collects and not _is_frozen())
         if settles and not _blocks:
             _before = gc.get_threshold()
             gc.freeze()
@@ -72,7 +73,3 @@ def _is_frozen() -> bool:
     global _is_users
     _is_users = _is_users or gc.get_freeze_count() >= FROZEN_AT_START
     return _is_users
-
-
-def _collects() -> bool:
-    return gc.isenabled() and gc.get_threshold()[0] > 0

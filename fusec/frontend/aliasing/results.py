@@ -105,11 +105,6 @@ def _seen_by(node: fx.Node) -> fx.Node | None:
     return viewed if call.target.is_view and together else None
 
 
-def _read_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if both read the same values from the same memory: a conjugate does not."""
-    return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
-
-
 class _Memory:
     """Assign memory to a graph's results: that of their makers, disjoint between makers."""
 
@@ -126,7 +121,9 @@ class _Memory:
     def _view(self, node: fx.Node) -> View:
         maker, traced = self.lineages[node].maker, node.meta["val"]
         made = maker.meta["val"]
-        if self.shared[maker] == 1 or maker.op != "call_function" or not _read_alike(made, traced):
+        # Others, such as a conjugate, read other values from the same memory.
+        forms = [(t.dtype, t.is_conj(), t.is_neg()) for t in (made, traced)]
+        if self.shared[maker] == 1 or maker.op != "call_function" or forms[0] != forms[1]:
             return self._apart(node)
         if maker not in self.homes:  # placed once: by itself, a view may be lowered to other memory
             self.homes[maker] = self._apart(maker)

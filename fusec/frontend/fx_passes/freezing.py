@@ -96,24 +96,6 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> 
     gm.recompile()
 
 
-def take_constants(gm: fx.GraphModule) -> Recipe | None:
-    """Make the constants of a graph its last inputs, in place, so that the caller holds them.
-
-    Returns:
-        Their recipe; None if the graph has no constants.
-    """
-    recipe: Recipe | None = gm.meta.pop(RECIPE, None)
-    for node in recipe.constants if recipe is not None else ():
-        last = gm.graph.find_nodes(op="placeholder")[-1]
-        with gm.graph.inserting_after(last):
-            given = gm.graph.placeholder(str(node.target))
-        given.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(given)
-        gm.graph.erase_node(node)
-    gm.recompile()
-    return recipe
-
-
 def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
     """Return True for a value that the rest of the graph reads, directly or through views."""
     if node.op == "placeholder" or not known[node] or is_view(node):

@@ -33,7 +33,7 @@ from fusec.ir.expr import Expr, cast, op
 aten = torch.ops.aten
 
 
-def compare(call: AtenCall, test: Callable[..., Expr], *args: Scalar) -> Value:
+def compare(test: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
     """Emit a condition on arguments that are cast to their common type.
 
     On CPUs, eager rounds a number compared with a 16-bit tensor to that type; on GPUs it does not.
@@ -43,14 +43,9 @@ def compare(call: AtenCall, test: Callable[..., Expr], *args: Scalar) -> Value:
     return call.pointwise_exact(test, *read_as, kind=common_type(common))
 
 
-def compare_by(name: str, call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    """Emit ``x name y`` for tensors and numbers."""
-    return compare(call, partial(op, name), x, y)
-
-
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _packet = getattr(aten, _name)
-    lowers(_packet.Tensor, _packet.Scalar)(partial(compare_by, _name))
+    lowers(_packet.Tensor, _packet.Scalar)(partial(compare, partial(op, _name)))
 
 
 @lowers(aten.isnan.default)
@@ -64,7 +59,7 @@ def isnan(call: AtenCall, x: Value) -> Value:
 def isinf(call: AtenCall, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.define(lambda at: number(False, BOOL))
-    return compare(call, lambda a: op("isinf", a), x)
+    return compare(partial(op, "isinf"), call, x)
 
 
 @lowers(aten.signbit.default)
@@ -72,7 +67,7 @@ def signbit(call: AtenCall, x: Value) -> Value:
     def test(a: Expr) -> Expr:
         return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
 
-    return compare(call, test, x)
+    return compare(test, call, x)
 
 
 def truth(x: Scalar, at: Indices) -> Expr:

@@ -154,7 +154,7 @@ def checked(call: AtenCall, place: Expr, extent: Index) -> Expr:
 
 @lowers(aten.cat.default)
 def cat(call: AtenCall, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = [t for t in tensors if not _is_empty(t)]
+    parts = [t for t in tensors if ZERO not in t.shape]
     if not parts:
         raise Unsupported("an empty tensor")
     axis = wrap(dim, len(call.out.shape))
@@ -175,10 +175,6 @@ def cat(call: AtenCall, tensors: Sequence[Value], dim: int = 0) -> Value:
         return result
 
     return call.define(body)
-
-
-def _is_empty(x: Value) -> bool:
-    return any(e is ZERO for e in x.shape)
 
 
 def converted(element: Expr, kind: DType) -> Expr:

@@ -111,23 +111,17 @@ def _philox(counter: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, ...
     return a, b, c, d
 
 
-def _fake_seeds(n: int, device: torch.device) -> torch.Tensor:
-    return torch.empty((n,), dtype=torch.int64, device=device)
-
-
-def _fake_random(
-    size: list[int],
-    order: list[int],
-    seeds: torch.Tensor,
-    which: int,
-    kind: str,
-    dtype: torch.dtype,
-    *bounds: int,
-) -> torch.Tensor:
-    return torch.empty_permuted(size, order, dtype=dtype, device=seeds.device)
-
-
 _library.impl("random_seeds", random_seeds, "CompositeExplicitAutograd")
 _library.impl("random", random, "CompositeExplicitAutograd")
-torch.library.register_fake("fusec::random_seeds", _fake_seeds, lib=_library)
-torch.library.register_fake("fusec::random", _fake_random, lib=_library)
+torch.library.register_fake(
+    "fusec::random_seeds",
+    lambda n, device: torch.empty((n,), dtype=torch.int64, device=device),
+    lib=_library,
+)
+torch.library.register_fake(
+    "fusec::random",
+    lambda size, order, seeds, which, kind, dtype, *bounds: torch.empty_permuted(
+        size, order, dtype=dtype, device=seeds.device
+    ),
+    lib=_library,
+)

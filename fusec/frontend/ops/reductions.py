@@ -234,26 +234,17 @@ def value_of_extreme(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> 
     return reduced(call, over, monoid, lambda p: p.read(x, compute_type(x.dtype)))
 
 
-def extreme(monoid: Monoid, x: Value, over: Region) -> Extreme:
-    """Return the extreme of each region, whose elements are numbered in row-major order."""
-    return Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
-
-
-def extreme_with_place(
-    monoid: Monoid, call: AtenCall, x: Value, over: Region
-) -> tuple[Value, Value]:
-    return extreme(monoid, x, over).define(call)
-
-
-def place_of_extreme(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
-    return call.define(extreme(monoid, x, over).place)
+def extreme_with_place(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Any:
+    """Emit each region's extreme and its row-major number; of ``argmax``, the number alone."""
+    extreme = Extreme(x, over.at, monoid, product(x.shape[d] for d in over.dims))
+    return extreme.define(call) if len(call.results) == 2 else call.define(extreme.place)
 
 
 for _name, _monoid in (("max", MAX), ("min", MIN)):
     _packet = getattr(aten, _name)
     reduces(getattr(aten, f"a{_name}").default, _packet.default)(partial(value_of_extreme, _monoid))
-    reduces(_packet.dim)(partial(extreme_with_place, _monoid))
-    reduces(getattr(aten, f"arg{_name}").default)(partial(place_of_extreme, _monoid))
+    _targets = (_packet.dim, getattr(aten, f"arg{_name}").default)
+    reduces(*_targets)(partial(extreme_with_place, _monoid))
 
 
 def quantify(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:

@@ -196,23 +196,15 @@ def scatter(
     source = as_line(source) if isinstance(source, Value) else source
     axis = wrap(dim, len(line.shape))
     updates = updates_along(call, line, dim, places, source)
-    if is_one_a_line(line, axis, places):
-        made = one_a_line(call, line, axis, updates, monoid)
-    elif monoid is None:
-        made = replace_last(call, line, updates)
-    else:
-        made = combine(call, line, updates, monoid)
-    return made
+    if places.shape == replaced(line.shape, axis, ONE):
+        return one_a_line(call, line, updates, monoid)
+    if monoid is None:
+        return replace_last(call, line, updates)
+    return combine(call, line, updates, monoid)
 
 
-def is_one_a_line(x: Value, axis: int, indices: Value) -> bool:
-    """Return True if there is exactly one index for each line along an axis."""
-    return indices.shape == tuple(ONE if k == axis else e for k, e in enumerate(x.shape))
-
-
-def one_a_line(
-    call: AtenCall, x: Value, axis: int, updates: Updates, monoid: Monoid | None
-) -> Value:
+def one_a_line(call: AtenCall, x: Value, updates: Updates, monoid: Monoid | None) -> Value:
+    """Emit a scatter of one source for each line along the axis."""
     kind = compute_type(call.out.dtype)
     if monoid is not None and kind is BOOL:
         raise Unsupported("a scatter that adds truth values")

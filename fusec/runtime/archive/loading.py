@@ -348,12 +348,6 @@ def formulas_in(spec: Spec) -> tuple[SizeFormula, ...]:
     return ()
 
 
-def names_bound_by(specs: Iterable[Spec]) -> frozenset[str]:
-    """Return the names that arguments bind: of a size, or of an extent that is a name alone."""
-    known = ((spec[1],) if len(spec) == 2 else spec[1] for spec in specs if spec is not None)
-    return frozenset(n for formulas in known for n in formulas if isinstance(n, str))
-
-
 def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
     """Return type, shape and strides of a call's arguments, for the sizes that they bind."""
     pairs = zip(contract.arguments, args, strict=True)

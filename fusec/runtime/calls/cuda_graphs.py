@@ -70,7 +70,8 @@ class Recorder:
         if reason is not None:
             _say(reason, alarm=any(d.type == "cuda" for d in devices(gm)))
             return _between_recordings(call, self._forward_device) if backward else call
-        device = _device_index(gm)
+        (only,) = devices(gm)
+        device = torch.cuda.current_device() if only.index is None else only.index
         if name == "forward":
             self._forward_device = device
         return _recorded(call, static, facts(gm, name, device))
@@ -133,19 +134,16 @@ def static_inputs(gm: fx.GraphModule, *, backward: bool) -> list[int]:
     of a backward, what its forward saved.
     """
     if backward:
+        marks = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng_state")  # with gradients
         return [
             position
             for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-            if isinstance(node.meta.get("val"), torch.Tensor) and not _comes_with_gradients(node)
+            if isinstance(node.meta.get("val"), torch.Tensor)
+            and not any(mark in node.name for mark in marks)
         ]
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return list(getattr(metadata, "static_input_indices", None) or ())
-
-
-def _comes_with_gradients(node: fx.Node) -> bool:
-    marks = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng_state")
-    return any(mark in node.name for mark in marks)
 
 
 def _host_problem(node: fx.Node) -> str | None:
@@ -163,7 +161,9 @@ def _host_problem(node: fx.Node) -> str | None:
     for value in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
             return "a sparse tensor"
-        if _is_symbolic(value) and free_unbacked_symbols(value):
+        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and (
+            free_unbacked_symbols(value)
+        ):
             return "a size that depends on data"
     return None
 
@@ -308,11 +308,6 @@ def _say(reason: str, *, alarm: bool) -> None:
     )
 
 
-def _device_index(gm: fx.GraphModule) -> int:
-    (device,) = devices(gm)
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def _outputs(gm: fx.GraphModule) -> list[fx.Node | None]:
     """Return a graph's outputs; None for a result that is no node."""
     (results,) = gm.graph.output_node().args
@@ -334,10 +329,6 @@ def _tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
     if value is None and node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(gm)
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

@@ -124,11 +124,11 @@ def compile_function(
         Exception: Triton's front end, MLIR and ptxas raise many unrelated types.
     """
     attributes = {(position,): [["tt.divisibility", MULTIPLE]] for position in divisible}
-    source = (
-        GluonASTSource(function, _with_layouts(signature), {}, attributes)
-        if function.is_gluon()
-        else ASTSource(function, dict(signature), {}, attributes)
-    )
+    if function.is_gluon():
+        types = {name: _with_layout(kind) for name, kind in signature.items()}
+        source = GluonASTSource(function, types, {}, attributes)
+    else:
+        source = ASTSource(function, dict(signature), {}, attributes)
     chosen = {**options, "enable_fp_fusion": True}
     try:
         return triton.compile(source, target=target, options=chosen)
@@ -136,12 +136,8 @@ def compile_function(
         return triton.compile(source, target=target, options=chosen)
 
 
-def _with_layouts(signature: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameter types of a Gluon kernel; a descriptor's has the tile's layout."""
-    return {name: _with_layout(kind) for name, kind in signature.items()}
-
-
 def _with_layout(kind: str) -> str:
+    """Return the type of a Gluon kernel's parameter; a descriptor's has the tile's layout."""
     found = re.fullmatch(r"tensordesc<(\w+)\[([\d,]+)\]>", kind)
     if found is None:
         return kind

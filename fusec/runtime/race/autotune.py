@@ -132,7 +132,8 @@ def race(
     entrants = [_Entrant(candidate) for candidate in candidates]
     first = entrants[names.index(reference)]
     started = clock()
-    with _one_at_a_time, _line(progress) as say, _apart_from_the_model(device):
+    line = race_line() if progress is None else contextlib.nullcontext(progress)
+    with _one_at_a_time, line as say, _apart_from_the_model(device):
         course = _Course(first, entrants, device, started + budget_s, clock, timer, say)
         course.check(inputs, expected, started + BUILD_SHARE * budget_s)
         course.run(inputs, rounds)
@@ -173,10 +174,6 @@ class _Entrant:
         self.dropped = f"failed to {stage}: {type(error).__name__}: {lines[0]}"
         logger.debug("candidate %r %s", self.candidate.name, self.dropped, exc_info=error)
 
-    def drop_wrong(self, what: str) -> None:
-        """Leave because of what it computes."""
-        self.dropped = f"wrong: {what}"
-
     def compare(
         self,
         got: Sequence[Tensor],
@@ -191,7 +188,7 @@ class _Entrant:
         except Exception as error:  # out of memory
             return self.drop("be checked", error)
         if what is not None:
-            self.drop_wrong(what)
+            self.dropped = f"wrong: {what}"
 
     def beats(self, reference: _Entrant) -> bool:
         """Whether it is faster by the margin, and steadily, in the rounds that both ran.
@@ -289,7 +286,7 @@ class _Course:
         except Exception as error:
             entrant.drop("run", error)
         if entrant.dropped is None and changed:
-            entrant.drop_wrong(f"it changes its input {changed[0]}")
+            entrant.dropped = f"wrong: it changes its input {changed[0]}"
         if entrant.dropped is not None:
             return None
         entrant.call = call
@@ -351,16 +348,13 @@ class _Course:
                 if self.clock() >= self.deadline:
                     self._no_time([e for e in self.racing if not e.times])
                     return False
-                self._sample(entrant)
+                assert entrant.call is not None and self.timer is not None
+                try:
+                    entrant.times[self.finished] = self.timer(entrant.call, self.sets)
+                except Exception as error:
+                    entrant.drop("run", error)
             self.finished += 1
         return len(self.racing) > 1
-
-    def _sample(self, entrant: _Entrant) -> None:
-        assert entrant.call is not None and self.timer is not None
-        try:
-            entrant.times[self.finished] = self.timer(entrant.call, self.sets)
-        except Exception as error:
-            entrant.drop("run", error)
 
     def _leave_behind(self, rounds: int, factor: float) -> None:
         """Drop those further behind the best than this, and the slower half of many.
@@ -453,13 +447,3 @@ def _apart_from_the_model(device: torch.device) -> Iterator[None]:
             torch.cuda.manual_seed(0)
         torch.random.default_generator.manual_seed(0)
         yield
-
-
-@contextlib.contextmanager
-def _line(progress: Progress | None) -> Iterator[Progress]:
-    """Yield what takes progress: by default a line of the terminal."""
-    if progress is not None:
-        yield progress
-        return
-    with race_line() as say:
-        yield say
