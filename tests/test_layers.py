@@ -66,6 +66,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.warm": WHOLE | CACHED | {"driver.aot_metadata"},
     "driver.backend": WHOLE
     | {
+        "driver.archive",
         "driver.compiler",
         "driver.partition",
         "driver.reference",

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from fusec.codegen.targets import find_target
+from fusec.driver.archive import Shipped, pack
 from fusec.driver.compiler import (
     RECENT,
     compile_graph,
@@ -156,7 +157,9 @@ def start(
         whole = Start(gm, "", context.options)
         with without_its_caches():
             compile_with(gm, example_inputs, whole.noting(compile_one), context)
-            return whole.ship(context)
+            convention, packed = whole.packed()
+            call = convention.around(*(part.call for part in whole.parts.values()))
+            return Shipped(call, pack(convention, packed, context.target))
     known = Start.of(gm, example_inputs, context)
     if known is None:
         return compile_with(gm, example_inputs, compile_one, context)

@@ -40,19 +40,14 @@ class Blame:
 def blame(error: BaseException) -> Blame:
     """Return where an exception comes from, as far as it is known."""
     inner: BaseException = getattr(error, "inner_exception", None) or error
-    found = next(_origins(inner), NOWHERE)
+    frames = [frame for frame, _ in traceback.walk_tb(inner.__traceback__)]
+    found = next((origin for frame in reversed(frames) for origin in _held(frame)), NOWHERE)
     op, line = ", ".join(found.ops[:2]), next(iter(found.source), "")
     return Blame(stage_of(inner), op, line)
 
 
-def _origins(error: BaseException) -> Iterator[Origin]:
-    """Yield the origins of what an exception's frames were processing, the innermost first."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
-        yield from _held(frame)
-
-
 def _held(frame: FrameType) -> Iterator[Origin]:
+    """Yield the origins of what a frame was processing."""
     for value in list(frame.f_locals.values()):
         if isinstance(value, fx.Node):
             if value.op == "call_function" or value.op == "call_method":

@@ -259,8 +259,10 @@ def _begin_entry(
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
     build_async = is_unobserved(options) and not LISTENERS
     entry = _begin_entry(gm, name, options, trace, build_async=build_async)
-    device = main_device(gm)
-    _check_runs_here(trace.target, device)
+    device, target = main_device(gm), trace.target
+    missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
+    if missing:  # such kernels would stop this process
+        raise UsageError(f"the target {target!r} does not run here: the processor lacks {missing}")
     with trace.timed("bind"):
         bind = _binding(gm, name, options, trace)
         if not isinstance(entry, Background):
@@ -404,13 +406,6 @@ def target_for(device: torch.device, options: Options) -> Target:
     return target
 
 
-def _check_runs_here(target: str, device: torch.device) -> None:
-    """Raise UsageError for kernels of another processor, which would stop this process."""
-    missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
-    if missing:
-        raise UsageError(f"the target {target!r} does not run here: the processor lacks {missing}")
-
-
 def device_target(device: torch.device) -> str:
     """Return the name of the target that runs on a torch device.
 
@@ -433,7 +428,11 @@ def _generate(
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
     _announce_code(name, compiled)
     if options.dump_dir is not None:
-        _dump(trace, target.language, options.dump_dir)
+        try:
+            files = stage_files(trace.records, target.language)
+            process_dump(Path(options.dump_dir)).write(name, compile_id(), trace.target, files)
+        except OSError as error:
+            logger.warning("cannot write the stages to %s: %s", options.dump_dir, error)
     blobs = {
         ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
         "wrapper.py": compiled.wrapper.encode(),
@@ -525,15 +524,6 @@ def _group_contests(
         return executable.bind(compiled.wrapper, kernels, of_graph(gm), device)
 
     return GroupContests(CompileContext(target, options, Trace("race")), prepare, device)
-
-
-def _dump(trace: Trace, language: str, directory: str) -> None:
-    """Write what each stage of one graph made, next to those of other graphs."""
-    try:
-        files = stage_files(trace.records, language)
-        process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
-    except OSError as error:
-        logger.warning("cannot write the stages to %s: %s", directory, error)
 
 
 def _load(blobs: Mapping[str, bytes], device: torch.device) -> Mapping[str, Callable[..., None]]:

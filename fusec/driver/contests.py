@@ -28,7 +28,7 @@ from fusec.driver.pipeline import Compiled, flat_kernels, generate
 from fusec.driver.race import Contest
 from fusec.driver.stages import CompileContext, offered_plans
 from fusec.frontend.fx_passes.channels_last import images_of
-from fusec.frontend.fx_passes.fx_nodes import hint_of
+from fusec.frontend.fx_passes.fx_nodes import hint_of, tensor_of
 from fusec.frontend.fx_passes.memory_formats import CHANNELS_LAST, CONTIGUOUS
 from fusec.frontend.fx_passes.packing import (
     PACKS,
@@ -143,7 +143,10 @@ class GroupContests:
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
             run = functools.partial(self._prepare, replace(fused, steps=steps))
             candidates.append(Candidate(f"{FUSED}{number}", run))
-        for library in _unpacked(group) if self.context.target.libraries else ():
+        calls = [call for call in group.graph.externs if call.node in group.decomposed]
+        unpacked = [{name for name in call.others if not call.packed_for(name)} for call in calls]
+        shared = sorted(set.intersection(*unpacked)) if unpacked else []
+        for library in shared if self.context.target.libraries else ():
             taken = choose_libraries(separate, 0, functools.partial(_in_library, library))
             candidates.append(Candidate(library, functools.partial(self._prepare, taken)))
         return candidates
@@ -154,13 +157,6 @@ class GroupContests:
 
 def _in_library(library: str, choice: Choice) -> Decided:
     return Decided(library, "to be timed") if choice.offers(library) else choice.by_rule()
-
-
-def _unpacked(group: Group) -> list[str]:
-    """Return the libraries that compute all products of a group, from weights not packed."""
-    calls = [call for call in group.graph.externs if call.node in group.decomposed]
-    offered = [{name for name in call.others if not call.packed_for(name)} for call in calls]
-    return sorted(set.intersection(*offered)) if offered else []
 
 
 def random_inputs(group: Group, device: torch.device) -> list[Any]:
@@ -212,7 +208,8 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
         made: dict[View, Tensor] = {}
         for view in given:
             known = made.get(view.transposed) if len(view.shape) == 2 else None
-            made[view] = _random_view(view, device) if known is None else known.t()
+            spec = _spec(view.shape, view.strides, view.buffer.dtype)
+            made[view] = spec.random(device) if known is None else known.t()
         tensors = [made[view] for view in given]
         *_, a, b = tensors
         packs = linear_packs(b).items()
@@ -224,11 +221,10 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
             for name, one in calls.items()
         ]
 
-    def describe(sizes: tuple[int, ...]) -> str:
-        return " x ".join(map(str, sizes))
-
     key = f"{describe_call(call)} in {' '.join(sorted(calls))}"
-    return Contest(key, candidates, inputs, extents(timed), describe)
+    return Contest(
+        key, candidates, inputs, extents(timed), lambda sizes: " x ".join(map(str, sizes))
+    )
 
 
 def _fewer(call: Extern) -> Extern:
@@ -280,10 +276,6 @@ def _caller(
     return lambda tensors: [function(*(argument(value, tensors) for value in call.args))]
 
 
-def _random_view(view: View, device: torch.device) -> Tensor:
-    return _spec(view.shape, view.strides, view.buffer.dtype).random(device)
-
-
 # -- convolutions ----------------------------------------------------------------------------------
 
 
@@ -292,7 +284,8 @@ def convolution_contest(device: torch.device, choice: Choice) -> Contest:
     convolution: fx.Node = choice.subject
     batch, share = timed_batch(convolution)
     images = images_of(convolution)
-    weights = [tensor for tensor in tensors_of(convolution) if tensor not in images]
+    tensors = dict.fromkeys(n for n in convolution.all_input_nodes if tensor_of(n) is not None)
+    weights = [tensor for tensor in tensors if tensor not in images]
     packs = convolution.meta.get(PACKS, False)
 
     def inputs() -> list[Any]:
@@ -335,12 +328,6 @@ def convolution_contest(device: torch.device, choice: Choice) -> Contest:
     )
 
 
-def tensors_of(convolution: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a convolution takes: images, weights, a bias."""
-    nodes = [a for a in convolution.args if isinstance(a, fx.Node)]
-    return list(dict.fromkeys(n for n in nodes if isinstance(n.meta["val"], Tensor)))
-
-
 def timed_batch(convolution: fx.Node) -> tuple[int, float]:
     """Return how many images of a convolution are timed, and the whole batch over these."""
     images = images_of(convolution)
@@ -378,5 +365,4 @@ def _random(node: fx.Node, device: torch.device, batch: int | None = None) -> Te
     shape, strides = ([hint_of(n) for n in numbers] for numbers in (value.shape, value.stride()))
     if batch is not None:
         return torch.randn([batch, *shape[1:]], device=device).to(value.dtype)
-    made = torch.randn(shape, device=device).to(value.dtype)
-    return torch.empty_strided(shape, strides, dtype=value.dtype, device=device).copy_(made)
+    return TensorSpec(tuple(shape), tuple(strides), value.dtype).random(device)

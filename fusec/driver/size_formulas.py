@@ -37,7 +37,10 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeC
     known = SizeMap().plain()
     specs = tuple(_spec(value, known) for value in values)
     bounds = [bound for size in known.used.values() for bound in _bounds(size)]
-    asked = [_condition(one) for env in _environments(values) for one in known.asked(env)]
+    shapes = (v.shape if isinstance(v, torch.Tensor) else (v,) for v in values)
+    numbers = (n for shape in shapes for n in shape if isinstance(n, torch.SymInt))
+    environments = [number.node.shape_env for number in numbers][:1]  # all have the same
+    asked = [_condition(one) for env in environments for one in known.asked(env)]
     return specs, tuple(dict.fromkeys((*bounds, *asked)))
 
 
@@ -72,15 +75,6 @@ def _grows(extent: Index) -> bool:
     """Return True for an extent that is at least one if all sizes are."""
     signs = (c > 0 and all(isinstance(a, Size) for a in atoms) for atoms, c in extent.terms)
     return extent.const >= 0 and all(signs)
-
-
-def _environments(values: Sequence[Any]) -> Iterator[Any]:
-    """Yield the environment of the symbols in some arguments, if there are any."""
-    for value in values:
-        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(size, torch.SymInt):
-                yield size.node.shape_env
-                return
 
 
 def _spec(value: Any, known: SizeMap) -> Spec:

@@ -140,13 +140,13 @@ class GraphSummary:
     def from_json(cls, text: str) -> GraphSummary:
         """Return the summary that an artifact holds."""
         found = json.loads(text)
-        found["kernels"] = tuple(KernelSummary(**_tupled(k)) for k in found["kernels"])
-        found["externs"] = tuple(ExternSummary(**_tupled(e)) for e in found["externs"])
+        for rows, kind in (("kernels", KernelSummary), ("externs", ExternSummary)):
+            tupled = (
+                {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+                for row in found[rows]
+            )
+            found[rows] = tuple(kind(**row) for row in tupled)
         return cls(**found)
-
-
-def _tupled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
 def graph_id(name: str) -> str:
@@ -264,12 +264,8 @@ def launch_titles(gm: fx.GraphModule, name: str, manifest: bytes) -> dict[str, s
     again = " backward" * (name == "backward")
     rows = [(k.name, k.module, k.computes) for k in kernels]
     rows += [(e.name, e.module, e.op) for e in externs]
-    return {launch: _title(f"{module}{again}", what) for launch, module, what in rows}
-
-
-def _title(where: str, what: str) -> str:
-    title = f"{where.lstrip()}: {what}" if where else what
-    return title.translate(_UNESCAPED)
+    titled = ((launch, f"{module}{again}".lstrip(), what) for launch, module, what in rows)
+    return {k: (f"{at}: {what}" if at else what).translate(_UNESCAPED) for k, at, what in titled}
 
 
 def _launches(
@@ -294,23 +290,15 @@ def _launches(
         )
         for row in found["kernels"]
     )
-    externs = tuple(
-        ExternSummary(
-            row["node"],
-            row["op"],
-            row["reason"],
-            module_path(called[row["node"]][0]) if called[row["node"]] else "",
-            _lines(called[row["node"]]),
-            **row["work"] | _products(called[row["node"]]),
-        )
-        for row in found["externs"]
-    )
-    return kernels, externs
-
-
-def _products(calls: Sequence[fx.Node]) -> dict[str, Any]:
-    """Return the multiply-adds of an eager kernel, which the schedule does not know."""
-    return {"multiplied": multiplied(calls[0])} if calls else {}
+    externs = []
+    for row in found["externs"]:
+        calls = called[row["node"]]
+        module = module_path(calls[0]) if calls else ""
+        # The schedule does not know the products in an eager kernel.
+        work = row["work"] | ({"multiplied": multiplied(calls[0])} if calls else {})
+        made = ExternSummary(row["node"], row["op"], row["reason"], module, _lines(calls), **work)
+        externs.append(made)
+    return kernels, tuple(externs)
 
 
 def _lines(known: Sequence[fx.Node]) -> tuple[str, ...]:

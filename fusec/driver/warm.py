@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from fusec.driver.aot_metadata import NoConvention, convention_of
-from fusec.driver.archive import Packed, Shipped, pack
+from fusec.driver.archive import Packed
 from fusec.driver.compiler import bind_stored, is_unobserved, salt_of
 from fusec.driver.size_formulas import specs_of
 from fusec.driver.stages import CompileContext
@@ -184,16 +184,6 @@ class Start:
     def _calls(self) -> list[BoxedCall]:
         """Return the compiled graphs, without their checks for fake tensors."""
         return [unchecked(part.call) for part in self.parts.values()]
-
-    def ship(self, context: CompileContext) -> Shipped:
-        """Return the compiled graph as a callable that can be saved.
-
-        Raises:
-            Unsupported: naming what of it cannot be saved.
-        """
-        convention, packed = self.packed()
-        call = convention.around(*(part.call for part in self.parts.values()))
-        return Shipped(call, pack(convention, packed, context.target))
 
     def packed(self) -> tuple[Convention, list[Packed]]:
         """Return the convention and the compiled graphs, as an archive holds them.
