@@ -214,9 +214,7 @@ def narrowed(args: Sequence[Scalar], dtype: DType) -> list[Scalar]:
 
     A number, or a 0-dimensional tensor of another type, is rounded to ``dtype`` first.
     """
-    if dtype not in ROUND:
-        return list(args)
-    return [_narrowed(arg, dtype) for arg in args]
+    return [_narrowed(arg, dtype) for arg in args] if dtype in ROUND else list(args)
 
 
 def _narrowed(arg: Scalar, dtype: DType) -> Scalar:

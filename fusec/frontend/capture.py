@@ -211,7 +211,7 @@ class _Capture:
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
         call = AtenCall(self.lines, node.name, results, origin_of(node))
-        preferred = lowering.library(call)
+        preferred = lowering.library(call) if lowering.library is not None else None
         if preferred is not None:
             return self._extern(node, value, preferred, lowering)
         mark = len(self.lines.nodes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.fx_passes.fx_nodes import hint_of
 from fusec.frontend.shapes import from_torch_dtype
 from fusec.frontend.size_facts import UNSEEN
 from fusec.torch_interior import OpOverload, pytree
@@ -41,16 +42,7 @@ def multiplied(node: fx.Node) -> dict[str, int]:
     if formula is None or not kinds:
         return {}
     args, kwargs, out = fx.map_arg((node.args, dict(node.kwargs), node), lambda n: n.meta["val"])
-    shapes: Any = pytree.tree_map_only(torch.Tensor, _shape, (args, kwargs, out))
+    shapes: Any = pytree.tree_map_only(
+        torch.Tensor, lambda t: tuple(hint_of(n, UNSEEN) for n in t.shape), (args, kwargs, out)
+    )
     return {kinds[0]: int(formula(*shapes[0], **shapes[1], out_val=shapes[2])) // 2}
-
-
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(map(_extent, tensor.shape))
-
-
-def _extent(extent: int | torch.SymInt) -> int:
-    """Return an extent as an int: a symbolic one as its hint, or as ``UNSEEN`` if it has none."""
-    if isinstance(extent, int):
-        return extent
-    return int(extent.node.hint) if extent.node.has_hint() else UNSEEN

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.aot.eager_strides import with_eager_strides
 from fusec.frontend.aot.foreach import foreach_decompositions
-from fusec.frontend.aot.refusals import keeping_refused, of_probabilities
+from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
 from fusec.torch_interior import core_decompositions, get_decompositions
 
@@ -70,24 +70,13 @@ def _biased_product(multiply: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _whole_on_cpus(rule: Callable[..., Any], *, images: int) -> Callable[..., Any]:
-    """Return a pad's rule that on CPUs keeps the library's call where rows are contiguous.
+def _copies_rows(x: Any, *_: Any) -> bool:
+    """Return True for a pad on a CPU whose rows are contiguous, which the library copies.
 
     Decomposed, each element is a gather along the lanes. A gradient is a scatter for any strides.
-
-    Args:
-        images: position of the padded tensor among the arguments: 0, or 1 for a gradient.
     """
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        x = args[images]
-        step = x.stride(-1)
-        rows = isinstance(step, int) and step == 1  # comparing a symbol would add a guard
-        if x.device.type == "cpu" and (images or rows):
-            return NotImplemented
-        return rule(*args, **kwargs)
-
-    return keep
+    step = x.stride(-1)
+    return x.device.type == "cpu" and isinstance(step, int) and step == 1  # a symbol adds a guard
 
 
 def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
@@ -149,18 +138,18 @@ def decompositions(
             table.pop(getattr(packet, overload), None)
     if eager_sums:
         for target in _BIASED:
-            table[target] = _whole_in_16_bits(table[target])
+            table[target] = keep_where(_is_half, table[target])
     if eager_draws:
         table[torch.ops.aten.native_dropout.default] = _whole_if_drawn
     return table
 
 
-def _whole_in_16_bits(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def narrow(bias: Any, *args: Any, **kwargs: Any) -> Any:
-        half = bias.dtype in (torch.float16, torch.bfloat16)
-        return NotImplemented if half else rule(bias, *args, **kwargs)
+def _is_half(x: Any, *_: Any, **__: Any) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
 
-    return narrow
+
+def _is_on_cpu(x: Any, *_: Any) -> bool:
+    return bool(x.device.type == "cpu")
 
 
 def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
@@ -198,10 +187,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
     for name in PADS:
-        for suffix, images in (("", 0), ("_backward", 1)):
+        for suffix, kept in (("", _copies_rows), ("_backward", _is_on_cpu)):
             target = getattr(torch.ops.aten, f"{name}{suffix}").default
             if target in table:
-                table[target] = _whole_on_cpus(table[target], images=images)
+                table[target] = keep_where(kept, table[target])
     for name in _WHOLE:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():

@@ -103,16 +103,21 @@ def converted(target: OpOverload) -> tuple[tuple[int, str], ...]:
                  if kind in ("number", "Optional[number]") and name not in _OPERANDS)  # fmt: skip
 
 
+def keep_where(condition: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a decomposition so that it keeps the calls whose arguments satisfy a condition."""
+
+    @functools.wraps(rule)
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if condition(*args, **kwargs) else rule(*args, **kwargs)
+
+    return keep
+
+
 def keeping_refused(target: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a decomposition so that it keeps the calls that eager may refuse."""
     if not isinstance(target, OpOverload):
         return rule
-
-    @functools.wraps(rule)
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if may_refuse(target, args, kwargs) else rule(*args, **kwargs)
-
-    return keep
+    return keep_where(lambda *args, **kwargs: may_refuse(target, args, kwargs), rule)
 
 
 def _converted_to(value: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:

@@ -79,19 +79,15 @@ def _gradients_of_products(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in nodes if _is_product(node.args[2], *node.args[4:10])]
 
 
-def _is_product(
-    weight: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: Any,
-    output_padding: Any,
-    groups: Any,
-) -> bool:
+def _is_product(weight: Any, *settings: Any) -> bool:
     """Return True for an ungrouped convolution without padding, whose kernel has one pixel.
 
     Its strides do not matter for an image of one pixel.
+
+    Args:
+        settings: the arguments of ``aten.convolution`` after the bias.
     """
+    _, padding, _, transposed, _, groups = settings
     if transposed or groups != 1 or any(n != 0 for n in padding):
         return False
     return _has_one_place(weight) and weight.meta["val"].dtype.is_floating_point

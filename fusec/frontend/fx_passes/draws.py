@@ -25,7 +25,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.aot.refusals import may_refuse
-from fusec.frontend.fx_passes.fx_nodes import call_like, cast_like, hint_of
+from fusec.frontend.fx_passes.fx_nodes import call_like, cast_like, hint_of, tensor_of
 from fusec.frontend.ops.random_ops import LARGEST_RANGE
 from fusec.torch_interior import FakeTensor
 
@@ -142,7 +142,8 @@ class _DrawSite:
                 break
             if isinstance(value, torch.SymInt) and value.node.expr == extent.node.expr:
                 return node
-        like = next(n for n in self.node.all_input_nodes if _has_shape(n, self.result.shape))
+        tensors = ((node, tensor_of(node)) for node in self.node.all_input_nodes)
+        like = next(n for n, t in tensors if t is not None and t.dim() == self.result.dim())
         return self.call(aten.sym_size.int, like, dimension)
 
     def number(self, value: float, dtype: torch.dtype) -> fx.Node:
@@ -155,11 +156,6 @@ class _DrawSite:
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         return cast_like(self.node, node, dtype)
-
-
-def _has_shape(node: fx.Node, shape: torch.Size) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and len(value.shape) == len(shape)
 
 
 # -- rules: what a draw becomes, or None where it stays --------------------------------------------

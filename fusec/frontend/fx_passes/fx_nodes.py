@@ -71,11 +71,11 @@ def is_view(node: Any) -> bool:
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
-def hint_of(extent: int | torch.SymInt) -> int:
-    """Return an extent or a stride as a number, 1 where none is known."""
+def hint_of(extent: int | torch.SymInt, unknown: int = 1) -> int:
+    """Return an extent or a stride as a number, ``unknown`` where none is known."""
     if isinstance(extent, int):
         return extent
-    return int(extent.node.hint) if extent.node.has_hint() else 1
+    return int(extent.node.hint) if extent.node.has_hint() else unknown
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:

@@ -11,6 +11,8 @@ Worked example, ``cat([a, b])`` of 3 and 5 elements::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -200,33 +202,10 @@ def constant_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize], value: Scala
     return call.define(body)
 
 
-# A library copies rows, which is faster: these are for targets without one.
-@lowers(
-    aten.reflection_pad1d.default,
-    aten.reflection_pad2d.default,
-    aten.reflection_pad3d.default,
-    alone=True,
-)
-def reflection_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize]) -> Value:
-    return _padded_by_inside(call, x, pad, lambda i, last: (-i, 2 * last - i))
+_Around: TypeAlias = Callable[[Index, Index], tuple[Index, Index]]
 
 
-@lowers(
-    aten.replication_pad1d.default,
-    aten.replication_pad2d.default,
-    aten.replication_pad3d.default,
-    alone=True,
-)
-def replication_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize]) -> Value:
-    return _padded_by_inside(call, x, pad, lambda i, last: (ZERO, last))
-
-
-def _padded_by_inside(
-    call: AtenCall,
-    x: Value,
-    pad: Sequence[IntoSize],
-    around: Callable[[Index, Index], tuple[Index, Index]],
-) -> Value:
+def pad_by_inside(around: _Around, call: AtenCall, x: Value, pad: Sequence[IntoSize]) -> Value:
     """Emit a pad of the last axes with elements of ``x``: a selection of before, within and after.
 
     Args:
@@ -259,6 +238,16 @@ def _padded_by_inside(
         return inside(tuple(where), None, padded)
 
     return call.define(body)
+
+
+_PADS: dict[str, _Around] = {
+    "reflection": lambda i, last: (-i, 2 * last - i),
+    "replication": lambda i, last: (ZERO, last),
+}
+for _kind, _around in _PADS.items():
+    _targets = [getattr(aten, f"{_kind}_pad{rank}d").default for rank in (1, 2, 3)]
+    # A library copies rows, which is faster: these are for targets without one.
+    lowers(*_targets, alone=True)(partial(pad_by_inside, _around))
 
 
 def fill(value: Scalar, call: AtenCall) -> Expr:

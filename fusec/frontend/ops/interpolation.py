@@ -13,7 +13,7 @@ Worked example, the gradient of ``F.interpolate(x, scale_factor=2)``::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -26,7 +26,6 @@ from fusec.frontend.call import AtenCall
 from fusec.frontend.fx_passes.dynamo_graph import call_instead
 from fusec.frontend.ops.pooling import Affine, over_places
 from fusec.frontend.ops.registry import lowers
-from fusec.frontend.ops.views import IntoSize
 from fusec.frontend.value import ZERO, Value
 from fusec.ir.dtype import compute_type
 from fusec.ir.index import Index
@@ -96,13 +95,7 @@ class _Interpolation(torch.autograd.Function):
 def _nearest_gradient(*, center: float) -> Callable[..., Value]:
     """Return the gradient's lowering where output i is element ``floor((i + center) / factor)``."""
 
-    def rule(
-        call: AtenCall,
-        grad: Value,
-        outputs: Sequence[IntoSize],
-        extents: Sequence[IntoSize],
-        *scales: float | None,
-    ) -> Value:
+    def rule(call: AtenCall, grad: Value, _: Any, __: Any, *scales: float | None) -> Value:
         kind = compute_type(call.out.dtype)
         windows = []
         for large, small, scale in zip_longest(grad.shape[2:], call.out.shape[2:], scales):

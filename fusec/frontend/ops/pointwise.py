@@ -302,26 +302,12 @@ def clone(call: AtenCall, x: Value, *, memory_format: Any = None) -> Value:
     return call.define(x.at)
 
 
-@lowers(aten._to_copy.default, aten.to.dtype)
-def to_copy(call: AtenCall, x: Scalar, *_: Any, **__: Any) -> Value:
+@lowers(aten._to_copy.default, aten.to.dtype, prims.convert_element_type.default)
+def convert(call: AtenCall, x: Scalar, *_: Any, **__: Any) -> Value:
+    """Emit a conversion that the program requests: its rounding is never dropped."""
     if not isinstance(x, Value):  # torch.vmap converts a number beside a batch
         return call.pointwise(lambda number: number, x, kind=call.out.dtype)
-    return convert(call, x)
-
-
-@lowers(prims.convert_element_type.default)
-def convert_element_type(call: AtenCall, x: Value, dtype: torch.dtype) -> Value:
-    return convert(call, x)
-
-
-def convert(call: AtenCall, x: Value) -> Value:
-    """Emit a conversion that the program requests: its rounding is never dropped."""
-    target = call.out.dtype
-
-    def body(at: Indices) -> Expr:
-        return stored_exactly(x, at, target)
-
-    return call.define(body)
+    return call.define(lambda at: stored_exactly(x, at, call.out.dtype))
 
 
 def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:

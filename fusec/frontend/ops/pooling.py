@@ -22,7 +22,7 @@ import torch
 from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.arithmetic import div, equal
 from fusec.frontend.ops.domain import Domain, Extreme, Pick
-from fusec.frontend.ops.registry import lowers, never
+from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import linearise
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.ir.dtype import I64, DType, compute_type
@@ -330,6 +330,6 @@ for _rank in (2, 3):
         lowers(_target)(partial(pool, _pool, _rank))
         _scatters = _rank == 2 and _pool.windows is max_windows
         _target = getattr(aten, f"{_name.format(_rank)}_backward").default
-        lowers(_target, library=one_store_each if _scatters else never)(
+        lowers(_target, library=one_store_each if _scatters else None)(
             partial(gradient, _pool, _rank)
         )

@@ -34,15 +34,7 @@ _BITS = {from_torch_dtype(dtype): bits for dtype, bits in BITS.items()}
 
 @lowers(torch.ops.fusec.random.default)
 def random(
-    call: AtenCall,
-    size: Any,
-    order: Any,
-    seeds: Value,
-    which: int,
-    kind: str,
-    dtype: Any,
-    low: int = 0,
-    high: int = 0,
+    call: AtenCall, _: Any, __: Any, seeds: Value, which: int, kind: str, ___: Any, *bounds: int
 ) -> Value:
     """Emit random numbers of a kind; ``random_ops.py`` defines each element."""
 
@@ -54,7 +46,7 @@ def random(
             case "normal":
                 return _normal(draw, call.out.dtype)
             case "integer":
-                return _integer(draw, low, high)
+                return _integer(draw, *bounds)
             case _:
                 raise InternalError(kind, stage="frontend")
 

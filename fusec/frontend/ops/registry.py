@@ -31,11 +31,6 @@ Preference: TypeAlias = Callable[[AtenCall], str | None]
 _Rule = TypeVar("_Rule", bound=LoweringFunction)
 
 
-def never(call: AtenCall) -> str | None:
-    """Return None: the library's call is not preferred."""
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """A row of the table.
@@ -45,7 +40,7 @@ class Lowering:
     """
 
     rule: LoweringFunction
-    library: Preference = never
+    library: Preference | None = None
     alone: bool = False
 
 
@@ -64,7 +59,7 @@ def find_lowering(target: Any, *, alone: bool) -> Lowering | None:
 
 
 def lowers(
-    *targets: Any, library: Preference = never, alone: bool = False
+    *targets: Any, library: Preference | None = None, alone: bool = False
 ) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of ``targets``: overloads, or their names."""
 
