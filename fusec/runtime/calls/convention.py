@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
+from fusec.runtime.from_json import read
 from fusec.runtime.interior import (
     is_autocasting,
     switch_gradients,
@@ -162,10 +163,15 @@ class Convention:
         Raises:
             ValueError: for anything else; each value is checked.
         """
-        try:
-            return _convention(json.loads(text))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no calling convention: {error!r}") from error
+        made: Convention = read(Convention, json.loads(text), "a calling convention")
+        if (training := made.training) is not None:
+            count, tangents = len(made.outputs), training.tangents
+            positions = (*training.fresh, *(t.output for t in tangents))
+            if len(training.differentiable) != count or any(k >= count for k in positions):
+                raise ValueError("no calling convention: positions beyond the results")
+            if unknown := {t.format for t in tangents} - {"", *FORMATS}:
+                raise ValueError(f"no memory format: {unknown}")
+        return made
 
 
 def _without_gradients(forward: Boxed) -> Boxed:
@@ -311,57 +317,3 @@ def _once(compute: Callable[[], tuple[Any, ...]], args: Sequence[Any]) -> tuple[
     # Saved tensors are detached: an input that requires gradients gives the results a history.
     apply: Callable[..., tuple[Any, ...]] = CompiledFunctionBackward.apply
     return apply(torch.empty(0, requires_grad=True), *args)
-
-
-# -- from JSON, with checks ------------------------------------------------------------------------
-
-
-def _convention(found: Any) -> Convention:
-    training = found["training"]
-    return Convention(
-        tuple(None if k is None else _count(k) for k in found["outputs"]),
-        _counts(found["written"]),
-        None if training is None else _training(training, len(found["outputs"])),
-    )
-
-
-def _training(found: Any, outputs: int) -> Training:
-    made = Training(
-        tuple(map(_flag, found["differentiable"])),
-        tuple(map(_tangent, found["tangents"])),
-        _count(found["saved"]),
-        _count(found["unchecked"]),
-        _count(found["sizes"]),
-        _counts(found["fresh"]),
-        _counts(found["detached"]),
-        _flag(found["any_gradient"]),
-        _flag(found["deterministic"]),
-    )
-    positions = (*made.fresh, *(t.output for t in made.tangents))
-    if len(made.differentiable) != outputs or any(k >= outputs for k in positions):
-        raise ValueError("no calling convention: positions beyond the results")
-    return made
-
-
-def _tangent(found: Any) -> Tangent:
-    name = found["format"]
-    if name != "" and name not in FORMATS:
-        raise ValueError(f"no memory format: {name!r}")
-    return Tangent(_count(found["output"]), str(name), _counts(found["shape"]),
-                   _counts(found["strides"]))  # fmt: skip
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"no count: {value!r}")
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(map(_count, values))
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"no flag: {value!r}")
-    return value

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fusec.runtime.cache.store import Cache
+from fusec.runtime.from_json import read
 
 logger = logging.getLogger("fusec.race")
 
@@ -106,18 +107,10 @@ class Verdict:
         Raises:
             ValueError: if it is none; the message says what is wrong with it.
         """
-        names = ("winner", "exhausted", "laps", "sizes")
-        winner, exhausted, rows, sizes = fields_of(found, "a verdict", *names)
-        if not isinstance(winner, str) or not isinstance(exhausted, bool):
-            raise ValueError("a winner is text and exhausted is true or false")
-        if not isinstance(rows, list):
-            raise ValueError("the laps are no list")
-        laps = tuple(map(_lap, rows))
-        if winner not in [lap.name for lap in laps]:
-            raise ValueError(f"the winner {winner!r} has no lap")
-        if not isinstance(sizes, list) or not all(type(n) is int for n in sizes):
-            raise ValueError("the sizes are no list of integers")
-        return cls(winner, laps, exhausted, tuple(sizes))
+        made: Verdict = read(cls, found, "a verdict")
+        if made.winner not in [lap.name for lap in made.laps]:
+            raise ValueError(f"the winner {made.winner!r} has no lap")
+        return made
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
@@ -134,28 +127,6 @@ def duration(us: float) -> str:
 
 def _median(lap: CandidateTime) -> float:
     return math.inf if lap.us is None else lap.us
-
-
-def fields_of(found: object, what: str, *names: str) -> list[object]:
-    """Return the values of an object of JSON; ValueError if it lacks one of these fields."""
-    if not isinstance(found, dict) or not set(names) <= found.keys():
-        raise ValueError(f"{what} has the fields {', '.join(names)}")
-    return [found[name] for name in names]
-
-
-def _lap(found: object) -> CandidateTime:
-    name, us, p20, p80, dropped = fields_of(found, "a lap", "name", "us", "p20", "p80", "dropped")
-    if not isinstance(name, str) or not isinstance(dropped, str | None):
-        raise ValueError("the name of a lap is text, and so is why it was dropped, or null")
-    return CandidateTime(name, _time(us), _time(p20), _time(p80), dropped)
-
-
-def _time(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is no time in microseconds")
-    return float(value)
 
 
 # -- kept ------------------------------------------------------------------------------------------

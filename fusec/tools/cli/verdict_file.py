@@ -22,7 +22,6 @@ from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.verdicts import (
     Verdict,
     all_verdicts,
-    fields_of,
     load_verdict,
     store_verdict,
 )
@@ -92,7 +91,10 @@ def _parse(content: bytes) -> dict[str, Verdict]:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
-    kind, schema, rows = fields_of(found, "the file", "kind", "schema", "verdicts")
+    names = ("kind", "schema", "verdicts")
+    if not isinstance(found, dict) or not set(names) <= found.keys():
+        raise ValueError(f"the file has the fields {', '.join(names)}")
+    kind, schema, rows = (found[name] for name in names)
     if kind != KIND:
         raise ValueError(f"its kind is {kind!r}")
     if schema != SCHEMA:
