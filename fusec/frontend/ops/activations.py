@@ -30,15 +30,12 @@ _TANH_CUBE = 0.044715
 
 @lowers(aten.gelu.default)
 def gelu(call: AtenCall, x: Value, *, approximate: str = "none") -> Value:
-    return call.pointwise(gelu_tanh if approximate == "tanh" else gelu_erf, x)
+    def curve(a: Expr) -> Expr:
+        by_tanh = approximate == "tanh"
+        bend = op("tanh", tanh_argument(a)) if by_tanh else op("erf", mul(a, _SQRT_HALF))
+        return mul(mul(a, 0.5), add(bend, 1.0))
 
-
-def gelu_erf(x: Expr) -> Expr:
-    return mul(mul(x, 0.5), add(op("erf", mul(x, _SQRT_HALF)), 1.0))
-
-
-def gelu_tanh(x: Expr) -> Expr:
-    return mul(mul(x, 0.5), add(op("tanh", tanh_argument(x)), 1.0))
+    return call.pointwise(curve, x)
 
 
 def tanh_argument(x: Expr) -> Expr:

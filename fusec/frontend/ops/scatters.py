@@ -224,17 +224,8 @@ lowers(aten.scatter_add.default)(partial(scatter, SUM))
 _MONOIDS = {"sum": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 
 
-def reduced(
-    call: AtenCall, x: Value, updates: Updates, reduction: str, *, include_self: bool
-) -> Value:
-    """Emit each element reduced with its sources; ``reduction`` is torch's name for it."""
-    if reduction == "mean":
-        return average(call, x, updates, include_self=include_self)
-    return combine(call, x, updates, _MONOIDS[reduction], include_self=include_self)
-
-
-@lowers(aten.scatter_reduce.two)
-def scatter_reduce(
+def reduce_with(
+    updates_of: Callable[..., Updates],
     call: AtenCall,
     x: Value,
     dim: int,
@@ -244,33 +235,27 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
+    """Emit each element reduced with its sources; ``reduce`` is torch's name for it."""
     line = as_line(x)
-    updates = updates_along(call, line, dim, as_line(indices), as_line(source))
-    return reduced(call, line, updates, reduce, include_self=include_self)
+    updates = updates_of(call, line, dim, as_line(indices), as_line(source))
+    if reduce == "mean":
+        return average(call, line, updates, include_self=include_self)
+    return combine(call, line, updates, _MONOIDS[reduce], include_self=include_self)
+
+
+lowers(aten.scatter_reduce.two)(partial(reduce_with, updates_along))
 
 
 # -- slices by an index ---------------------------------------------------------------------------
-
-
-@lowers(aten.index_reduce.default)
-def index_reduce(
-    call: AtenCall,
-    x: Value,
-    dim: int,
-    indices: Value,
-    source: Value,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Value:
-    updates = updates_of_slices(call, x, dim, indices, source)
-    return reduced(call, as_line(x), updates, reduce, include_self=include_self)
 
 
 def updates_of_slices(call: AtenCall, x: Value, dim: int, indices: Value, source: Value) -> Updates:
     line = as_line(x)
     names: list[Value | None] = [None] * wrap(dim, len(line.shape))
     return updates_at_indices(call, line, [*names, as_line(indices)], as_line(source))
+
+
+lowers(aten.index_reduce.default)(partial(reduce_with, updates_of_slices))
 
 
 @lowers(aten.index_add.default)

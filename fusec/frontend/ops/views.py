@@ -232,8 +232,7 @@ def as_strided(
     storage_offset: IntoSize | None = None,
 ) -> Value:
     """Return a strided window of a tensor that is all of a row-major buffer."""
-    buffer = x.buffer
-    if buffer is None or not is_row_major_whole(x):
+    if x.buffer is None or not is_whole(x) or not x.buffer.is_row_major:
         raise Unsupported("a strided window into other than a contiguous tensor")
 
     def where(at: Indices) -> Indices:
@@ -241,9 +240,3 @@ def as_strided(
         return delinearise(linear, x.shape)
 
     return call.view(x, where)
-
-
-def is_row_major_whole(x: Value) -> bool:
-    """Return True if ``x`` is all of a buffer whose elements lie in row-major order."""
-    buffer = x.buffer
-    return buffer is not None and is_whole(x) and buffer.is_row_major
