@@ -158,8 +158,8 @@ def start(
         with without_its_caches():
             compile_with(gm, example_inputs, whole.noting(compile_one), context)
             convention, packed = whole.packed()
-            call = convention.around(*(part.call for part in whole.parts.values()))
-            return Shipped(call, pack(convention, packed, context.target))
+            shipped = convention.around(*(part.call for part in whole.parts.values()))
+            return Shipped(shipped, pack(convention, packed, context.target))
     known = Start.of(gm, example_inputs, context)
     if known is None:
         return compile_with(gm, example_inputs, compile_one, context)

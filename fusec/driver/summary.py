@@ -140,12 +140,13 @@ class GraphSummary:
     def from_json(cls, text: str) -> GraphSummary:
         """Return the summary that an artifact holds."""
         found = json.loads(text)
-        for rows, kind in (("kernels", KernelSummary), ("externs", ExternSummary)):
-            tupled = (
-                {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
-                for row in found[rows]
-            )
-            found[rows] = tuple(kind(**row) for row in tupled)
+        kinds: dict[str, Any] = {"kernels": KernelSummary, "externs": ExternSummary}
+        for rows, kind in kinds.items():
+            made = []
+            for row in found[rows]:
+                lists = {name: tuple(v) for name, v in row.items() if isinstance(v, list)}
+                made.append(kind(**row | lists))
+            found[rows] = tuple(made)
         return cls(**found)
 
 

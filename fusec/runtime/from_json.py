@@ -29,7 +29,7 @@ def read(kind: Any, found: Any, name: str) -> Any:
     Raises:
         ValueError: naming the value that is of another type.
     """
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = _fields(kind)
         if not isinstance(found, dict) or not fields.keys() <= found.keys():
             raise ValueError(f"{name} has the fields {', '.join(fields)}")

@@ -18,6 +18,7 @@ remains where it is saved, itself or through a view.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -93,7 +94,7 @@ def _take(node: fx.Node, outputs: int) -> fx.Node | None:
     snapshot.meta.update({"recompute": CheckpointPolicy.MUST_SAVE, _MARK: True})
     for user in readers:
         if user.op == "output":
-            (values,) = user.args
+            values: Any = user.args[0]
             gradients = (snapshot if v is node else v for v in values[outputs:])
             user.args = ((*values[:outputs], *gradients),)
         else:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # As in PNG, the line ends in the magic show a transfer that translated text.
 MAGIC = b"fusec\x00\r\n"
@@ -54,7 +54,7 @@ def read_head(file: BinaryIO) -> tuple[str, bytes]:
     length = HEADER.unpack(header)[2] if len(header) == HEADER.size else 0
     try:
         found = json.loads(_manifest(header + file.read(length)) or b"")
-        first = next(iter(found["blobs"]), {"name": ""})
+        first: dict[str, Any] = next(iter(found["blobs"]), {"name": ""})
         return str(found["key"]), file.read(first["length"]) if first["name"] == ABOUT else b""
     except (ValueError, KeyError, TypeError):
         return "", b""
