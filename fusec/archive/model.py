@@ -26,6 +26,7 @@ from torch import nn
 from fusec.archive import trees
 from fusec.archive.trees import Tree
 from fusec.errors import EnvironmentProblem, UsageError
+from fusec.runtime.archive import loading
 from fusec.runtime.archive.loading import (
     UNKNOWN,
     BadArchive,
@@ -462,6 +463,14 @@ def _end(tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def conditions_of(content: bytes) -> tuple[SizeCondition, ...]:
+    """Return the conditions on sizes of one target's graphs, without running any."""
+    blobs = decode(loading.KEY, content) or {}
+    wrappers = [blob.decode() for name, blob in blobs.items() if name.endswith("/wrapper.py")]
+    asked = [one for source in wrappers for one in loading.read_contract(source).conditions]
+    return tuple(dict.fromkeys(asked))
 
 
 # -- from and to JSON ------------------------------------------------------------------------------

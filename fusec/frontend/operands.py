@@ -8,7 +8,7 @@ axes. Any other value is first copied into a buffer with the traced strides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,25 +206,18 @@ class Operands:
 
         Views that share its traced storage are not copied: they see the write, as in eager mode.
         """
+        if not self._read_late:  # only what the first write, or a node after it, takes is read late
+            self._read_late = frozenset(inputs_from(write))
+        for node in itertools.islice(self.env, self._noted, None):
+            self._note_reader(node)
+        self._noted = len(self.env)
         changed = self.env[target].buffer
-        for node in self._late_readers(write).get(changed, ()):
+        for node in self._readers.get(changed, ()):
             value = self.env[node]
             if node is target or value.buffer not in (None, changed):
                 continue  # copied since
             if value.buffer is None or self._shared(value, node.meta["val"]) is None:
                 self.copy(node)
-
-    def _late_readers(self, write: fx.Node) -> Mapping[Buffer, list[fx.Node]]:
-        """Return buffer -> the nodes whose values loaded it when they were scanned.
-
-        Only nodes that the graph's first write, or a node after it, takes as arguments.
-        """
-        if not self._read_late:
-            self._read_late = frozenset(inputs_from(write))
-        for node in itertools.islice(self.env, self._noted, None):
-            self._note_reader(node)
-        self._noted = len(self.env)
-        return self._readers
 
     def _note_reader(self, node: fx.Node) -> None:
         value = self.env[node]

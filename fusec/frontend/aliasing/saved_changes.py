@@ -16,7 +16,7 @@ import logging
 import operator
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 
 from fusec.frontend.aliasing.overlap import memory_of, written_by
-from fusec.torch_interior import FakeTensor, FakeTensorMode, autograd_function_apply
+from fusec.torch_interior import FakeTensor, autograd_function_apply
 
 logger = logging.getLogger("fusec.compile")
 
@@ -106,21 +106,16 @@ def _train(gm: fx.GraphModule) -> None:
     """Run a graph forward and backward on fake tensors."""
     given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     mode = next(t for value in given for t in _tensors(value)).fake_mode
-    with mode, torch.enable_grad(), _unnoticed(mode):
+    with ExitStack() as stack:
+        stack.enter_context(mode)
+        stack.enter_context(torch.enable_grad())
+        if (symbols := mode.shape_env) is not None:
+            stack.enter_context(symbols.suppress_guards())
+            stack.enter_context(symbols.ignore_fresh_unbacked_symbols())
         inputs = [_leaf(value) if isinstance(value, FakeTensor) else value for value in given]
         made = _Counting(gm).run(*inputs)
         results = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
         torch.autograd.backward(results, [torch.ones_like(t) for t in results])
-
-
-@contextmanager
-def _unnoticed(mode: FakeTensorMode) -> Iterator[None]:
-    """Suppress guards on symbolic sizes, and ignore fresh unbacked symbols, in this block."""
-    if (symbols := mode.shape_env) is None:
-        yield
-        return
-    with symbols.suppress_guards(), symbols.ignore_fresh_unbacked_symbols():
-        yield
 
 
 def _leaf(value: FakeTensor) -> torch.Tensor:

@@ -55,7 +55,9 @@ def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
         NoKey: for anything else in the graph that a key cannot represent.
     """
     text = [*_settings(), _inputs(inputs), *_lines(gm)]
-    if any(map(_is_own, gm.modules())):
+    graphs = (part.graph for part in gm.modules() if isinstance(part, fx.GraphModule))
+    targets = (node.target for graph in graphs for node in graph.nodes)
+    if any(isinstance(t, OpOverload) and t.namespace not in _NAMESPACES for t in targets):
         return None
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
@@ -72,14 +74,6 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
         yield module_path(node)
         if node.op == "get_attr":
             yield from _lines(_part(gm, str(node.target)))
-
-
-def _is_own(part: Any) -> bool:
-    """Return True for a graph that calls custom operations."""
-    return isinstance(part, fx.GraphModule) and any(
-        isinstance(node.target, OpOverload) and node.target.namespace not in _NAMESPACES
-        for node in part.graph.nodes
-    )
 
 
 def _part(gm: fx.GraphModule, name: str) -> fx.GraphModule:

@@ -236,19 +236,13 @@ def multiply_add(call: AtenCall, a: Scalar, b: Scalar, c: Scalar) -> Value:
 # -- steps ----------------------------------------------------------------------------------------
 
 
-def register_step(name: str) -> None:
-    """Register the lowering of a rounding, which is discontinuous; integers are copied."""
-
-    def rule(call: AtenCall, x: Value) -> Value:
-        if not x.dtype.is_float:
-            return clone(call, x)
-        return call.pointwise_exact(lambda a: op(name, a), x)
-
-    lowers(getattr(aten, name).default)(rule)
+def step(name: str, call: AtenCall, x: Value) -> Value:
+    """Emit a rounding, which is discontinuous; integers are copied."""
+    return call.pointwise_exact(partial(op, name), x) if x.dtype.is_float else clone(call, x)
 
 
 for _name in ("floor", "ceil", "trunc", "round"):
-    register_step(_name)
+    lowers(getattr(aten, _name).default)(partial(step, _name))
 
 
 @lowers(aten.round.decimals)

@@ -255,14 +255,6 @@ def read_contract(source: str) -> Contract:
     return Contract(beside, rows, tuple(map(read_condition, json.loads(conditions))))
 
 
-def conditions_of(content: bytes) -> tuple[SizeCondition, ...]:
-    """Return the conditions on sizes of one target's graphs, without running any."""
-    blobs = decode(KEY, content) or {}
-    wrappers = [blob.decode() for name, blob in blobs.items() if name.endswith("/wrapper.py")]
-    asked = [condition for source in wrappers for condition in read_contract(source).conditions]
-    return tuple(dict.fromkeys(asked))
-
-
 def read_spec(found: Any) -> Spec:
     """Return the spec of an argument, from JSON.
 

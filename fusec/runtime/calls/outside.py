@@ -106,14 +106,14 @@ def unnamed(taken: Mapping[str, Any], gm: fx.GraphModule) -> list[fx.Node]:
         taken: as in ``describe``.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
-    calls = [nodes[name] for name in taken["calls"] if not _is_named(nodes[name].target)]
+    calls = [
+        node
+        for node in map(nodes.__getitem__, taken["calls"])
+        if not isinstance(node.target, OpOverload) or node.target.namespace not in _NAMESPACES
+    ]
     values = [nodes[name] for name, path in taken["constants"]
               if _written(_argument(nodes[name], path)) is None]  # fmt: skip
     return list(dict.fromkeys((*calls, *values)))
-
-
-def _is_named(target: Any) -> bool:
-    return isinstance(target, OpOverload) and target.namespace in _NAMESPACES
 
 
 def described(found: Any) -> GraphReferences:

@@ -60,9 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_inputs(arguments)
     path: Path = arguments.file or Path("model.fusec")
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.archive.model import KEY
+    from fusec.archive.model import KEY, conditions_of
     from fusec.export import build, weights_of
-    from fusec.runtime.archive.loading import conditions_of
     from fusec.runtime.archive.sizes import shown
     from fusec.runtime.cache.entry import decode
     from fusec.tools.cli.model import load_callable
