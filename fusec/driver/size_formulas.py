@@ -39,8 +39,8 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeC
     bounds = [bound for size in known.used.values() for bound in _bounds(size)]
     shapes = (v.shape if isinstance(v, torch.Tensor) else (v,) for v in values)
     numbers = (n for shape in shapes for n in shape if isinstance(n, torch.SymInt))
-    environments = [number.node.shape_env for number in numbers][:1]  # all have the same
-    asked = [_condition(one) for env in environments for one in known.asked(env)]
+    env = next((number.node.shape_env for number in numbers), None)  # all have the same
+    asked = [] if env is None else [_condition(one) for one in known.asked(env)]
     return specs, tuple(dict.fromkeys((*bounds, *asked)))
 
 

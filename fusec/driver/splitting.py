@@ -197,10 +197,9 @@ def _split(gm: fx.GraphModule, numbers: Mapping[fx.Node, int]) -> fx.GraphModule
     Traced values of tensors are removed meanwhile: with them each part would take the symbols of
     their sizes, some of which have no node. Tensors have their sizes.
     """
-    numbers_of_sizes = (torch.SymInt, torch.SymFloat, torch.SymBool, type(None))
-    traced_nodes = [n for n in gm.graph.nodes
-                    if not isinstance(n.meta.get(EXAMPLE), numbers_of_sizes)]  # fmt: skip
-    held = {node: node.meta.pop(EXAMPLE) for node in traced_nodes}
+    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    traced = [n for n in gm.graph.nodes if n.meta.get(EXAMPLE) is not None]
+    held = {n: n.meta.pop(EXAMPLE) for n in traced if not isinstance(n.meta[EXAMPLE], symbolic)}
     try:
         whole = split_module(
             gm, gm, numbers.__getitem__, keep_original_order=True, keep_original_node_name=True
@@ -208,12 +207,12 @@ def _split(gm: fx.GraphModule, numbers: Mapping[fx.Node, int]) -> fx.GraphModule
     finally:
         for node, example in held.items():
             node.meta[EXAMPLE] = example
-    traced = {node.name: example for node, example in held.items()}
+    examples = {node.name: example for node, example in held.items()}
     for part in _parts(whole).values():
         keep_dynamo_names(gm, part)
         for node in part.graph.nodes:
-            if node.name in traced:
-                node.meta[EXAMPLE] = traced[node.name]
+            if node.name in examples:
+                node.meta[EXAMPLE] = examples[node.name]
     return whole
 
 

@@ -48,15 +48,8 @@ class SizeFacts:
             given: names of symbols whose values are known earlier; traced values always are.
         """
         found = [b if a == symbol else a for a, b in self._equal if symbol in (a, b)]
-        calls = sympy.core.function.Application
-        known = (
-            e
-            for e in found
-            if symbol not in e.free_symbols
-            and all(isinstance(part, FloorDiv) for part in e.atoms(calls))
-            and self._are_given(e, given)
-        )
-        return min(known, key=str, default=None)
+        known = (e for e in found if symbol not in e.free_symbols and _only_divides(e))
+        return min((e for e in known if self._are_given(e, given)), key=str, default=None)
 
     def bounds(self, symbol: sympy.Symbol, given: Collection[str]) -> list[sympy.Expr]:
         """Return upper bounds of a data-dependent symbol, as expressions of given symbols."""
@@ -165,6 +158,10 @@ def _finite(bound: sympy.Expr) -> int | None:
     """Return a bound as an int, None if it is infinite or beyond 2**40."""
     number = int(bound) if isinstance(bound, int | sympy.Integer) else None
     return number if number is not None and abs(number) < 1 << 40 else None
+
+
+def _only_divides(expr: sympy.Expr) -> bool:
+    return all(isinstance(part, FloorDiv) for part in expr.atoms(sympy.core.function.Application))
 
 
 def _is_relation(known: Any) -> bool:

@@ -134,12 +134,16 @@ _REORDERS = (*_RESHAPES, aten.permute.default, aten.transpose.int, aten.t.defaul
 
 
 def _has_images(node: fx.Node) -> bool:
-    source: Any = node.args[0] if node.target is operator.getitem else node
-    if source.target is aten.convolution_backward.default and node.args[-1] in (1, 2):
-        return False  # the gradient of a weight or a bias
-    if node.target in _REORDERS:
+    if node.target in _REORDERS or _is_weight_gradient(node):
         return False
     return any(map(is_image, fakes_of(node.meta.get("val"))))
+
+
+def _is_weight_gradient(node: fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    source: Any = node.args[0]
+    return source.target is aten.convolution_backward.default and node.args[1] in (1, 2)
 
 
 # -- what it saves ---------------------------------------------------------------------------------
