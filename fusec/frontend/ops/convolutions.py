@@ -20,7 +20,7 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.ops.domain import Domain
-from fusec.frontend.ops.pooling import Affine, affine, over_places
+from fusec.frontend.ops.pooling import Affine, affine, over_places, pooled_axes
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.ir.dtype import DType, compute_type
@@ -50,7 +50,7 @@ def convolution(
     if not kind.is_float or not all(extent.is_constant for extent in kernel):
         raise Unsupported("a convolution of no numbers, or with a window of any size")
     numbers = (tuple(extent.const for extent in kernel), stride, padding, dilation)
-    windows = affine(rank, x.shape, call.out.shape, numbers)
+    windows = affine(pooled_axes(rank, x.shape, call.out.shape), numbers)
     # The input and the output channels of a group.
     read, made = weight.shape[not transposed], weight.shape[transposed]
     if transposed:

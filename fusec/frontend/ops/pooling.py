@@ -129,7 +129,15 @@ class Adaptive:
 
 
 Windows: TypeAlias = "Affine | Adaptive"
+Ints: TypeAlias = Sequence[int]
+Axes: TypeAlias = "Sequence[tuple[Index, Index]]"
+"""The extent of each pooled axis, and the number of its windows."""
 _AxisWindow: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
+
+
+def pooled_axes(rank: int, extents: Indices, outputs: Indices) -> Axes:
+    """Return the last ``rank`` axes of a tensor and of what it is pooled to."""
+    return list(zip(extents[-rank:], outputs[-rank:], strict=True))
 
 
 def over_places(windows: Sequence[Windows], at: Indices) -> Domain:
@@ -193,46 +201,30 @@ def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
 
 
 def mean_windows(
-    rank: int,
-    extents: Indices,
-    outputs: Indices,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_pad: bool = True,
-    divisor: int | None = None,
+    axes: Axes, kernel: Ints, stride: Ints = (), padding: Ints = (0,), *settings: Any
 ) -> list[Affine]:
-    """Return the windows of an ``avg_pool`` from its settings."""
-    numbers = (kernel, stride or kernel, padding, (1,))
-    return affine(rank, extents, outputs, numbers, count_pad, divisor)
+    """Return the windows of an ``avg_pool``; its last settings are as in ``affine``."""
+    return affine(axes, (kernel, stride or kernel, padding, (1,)), *(settings[1:] or (True,)))
 
 
 def affine(
-    rank: int,
-    extents: Indices,
-    outputs: Indices,
-    numbers: tuple[Sequence[int], ...],
-    count_pad: bool = False,
-    divisor: int | None = None,
+    axes: Axes, numbers: tuple[Ints, ...], count_pad: bool = False, divisor: int | None = None
 ) -> list[Affine]:
-    """Return the windows of the last ``rank`` axes.
+    """Return the windows of some axes.
 
     Args:
         numbers: kernel, stride, padding and dilation; a list of one number is for all axes.
     """
-    each = zip(*(tuple(n) * rank if len(n) == 1 else n for n in numbers), strict=True)
+    each = zip(*(tuple(n) * len(axes) if len(n) == 1 else n for n in numbers), strict=True)
     return [
-        Affine(extent, output, kernel, stride, padding, dilation, count_pad, divisor)
-        for extent, output, (kernel, stride, padding, dilation) in zip(
-            extents[-rank:], outputs[-rank:], each, strict=True
-        )
+        Affine(extent, outputs, kernel, stride, padding, dilation, count_pad, divisor)
+        for (extent, outputs), (kernel, stride, padding, dilation) in zip(axes, each, strict=True)
     ]
 
 
-def adaptive(rank: int, extents: Indices, outputs: Indices, _: Any = None) -> list[Windows]:
-    """Return the windows of an adaptive pool over the last ``rank`` axes."""
-    return [_adaptive(*pair) for pair in zip(extents[-rank:], outputs[-rank:], strict=True)]
+def adaptive(axes: Axes, _: Any = None) -> list[Windows]:
+    """Return the windows of an adaptive pool."""
+    return [_adaptive(*axis) for axis in axes]
 
 
 def _adaptive(extent: Index, outputs: Index) -> Windows:
@@ -273,17 +265,15 @@ def maximum_gradient(
 
 
 def max_windows(
-    rank: int,
-    extents: Indices,
-    outputs: Indices,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
+    axes: Axes,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    *_: Any,
 ) -> list[Affine]:
     """Return the windows of a ``max_pool`` from its settings."""
-    return affine(rank, extents, outputs, (kernel, stride or kernel, padding, dilation))
+    return affine(axes, (kernel, stride or kernel, padding, dilation))
 
 
 def one_store_each(call: AtenCall) -> str | None:
@@ -298,14 +288,16 @@ def one_store_each(call: AtenCall) -> str | None:
 
 def pool(pool: Pool, rank: int, call: AtenCall, x: Value, *settings: Any) -> Any:
     """Emit a pool of the last ``rank`` axes."""
-    return pool.value(call, x, pool.windows(rank, x.shape, call.out.shape, *settings))
+    axes = pooled_axes(rank, x.shape, call.out.shape)
+    return pool.value(call, x, pool.windows(axes, *settings))
 
 
 def gradient(pool: Pool, rank: int, call: AtenCall, grad: Value, x: Value, *settings: Any) -> Value:
     """Emit a pool's gradient; for a maximum, the last setting is the tensor of positions."""
     places = [s for s in settings if isinstance(s, Value)]
     numbers = settings[: len(settings) - len(places)]
-    return pool.gradient(call, grad, *places, pool.windows(rank, x.shape, grad.shape, *numbers))
+    axes = pooled_axes(rank, x.shape, grad.shape)
+    return pool.gradient(call, grad, *places, pool.windows(axes, *numbers))
 
 
 @dataclass(frozen=True, slots=True)

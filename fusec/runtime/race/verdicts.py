@@ -92,9 +92,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form as dictionaries and lists."""
-        laps = [asdict(lap) for lap in self.laps]
-        own = {"winner": self.winner, "exhausted": self.exhausted}
-        return {**own, "laps": laps, "sizes": list(self.sizes)}
+        return {**asdict(self), "laps": list(map(asdict, self.laps)), "sizes": list(self.sizes)}
 
     def to_json(self) -> str:
         """Return the JSON form; the module's docstring has its schema."""
