@@ -132,6 +132,7 @@ ELSEWHERE = {
     "ir/interp/expression": "ir/interp/test_graph",
     "ir/interp/program": "ir/test_program",
     "ir/interp/scalar": "ir/test_scalar",
+    "ir/host": "passes/memory/test_buffers",
     "ir/memory": "passes/memory/test_buffers",
     "ir/monoid": "ir/test_combine",
     "ir/online": "codegen/test_online",

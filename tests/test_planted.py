@@ -18,13 +18,13 @@ from torch import fx
 
 from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
-from fusec.driver.structures import Placed, Planned
+from fusec.driver.structures import Planned
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
 from fusec.ir.graph import Def, Extern, ForeachKernel, Graph, Kernel, RowLoop, Schedule, Store, View
+from fusec.ir.host import Allocation, FreeBuffers, HostProgram, HostStatement, NativeRun
 from fusec.ir.index import index
-from fusec.ir.memory import Allocation, StepMemory
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Update
 from fusec.ir.rewrite import rewrite
@@ -294,29 +294,35 @@ def used_before(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return (body[-1], *body[:-1])
 
 
-def in_memory(change: Callable[[list[StepMemory]], None]) -> Change:
-    def spoil(placed: Placed) -> Placed:
-        steps = list(placed.memory.steps)
-        change(steps)
-        return replace(placed, memory=replace(placed.memory, steps=tuple(steps)))
+def in_host(change: Callable[[list[HostStatement]], None]) -> Change:
+    def spoil(host: HostProgram) -> HostProgram:
+        statements = list(host.statements)
+        change(statements)
+        return replace(host, statements=tuple(statements))
 
     return spoil
 
 
-def freed_early(steps: list[StepMemory]) -> None:
-    """What the second step frees is freed after the first one."""
-    freed = steps[1].freed
-    steps[0], steps[1] = replace(steps[0], freed=freed), replace(steps[1], freed=())
+def freed_early(statements: list[HostStatement]) -> None:
+    """What is freed at last is freed first."""
+    assert isinstance(statements[-1], FreeBuffers)
+    statements.insert(0, statements.pop())
 
 
-def over_the_first(steps: list[StepMemory]) -> None:
-    """What the second step makes lies over what the first one made, which it reads."""
-    (first,), (second,) = steps[0].allocated, steps[1].allocated
-    steps[1] = replace(steps[1], allocated=(Allocation(second.buffer, first.buffer),))
+def over_the_first(statements: list[HostStatement]) -> None:
+    """What the second kernel makes lies over what the first one made, which it reads."""
+    first, second = (s for s in statements if isinstance(s, Allocation))
+    statements[1] = replace(second, over=first.buffer)
 
 
-def unallocated(steps: list[StepMemory]) -> None:
-    steps[0] = replace(steps[0], allocated=steps[0].allocated[1:])
+def unallocated(statements: list[HostStatement]) -> None:
+    statements.remove(next(s for s in statements if isinstance(s, Allocation)))
+
+
+def launched_early(statements: list[HostStatement]) -> None:
+    """A run launches its second kernel first."""
+    position = next(k for k, s in enumerate(statements) if isinstance(s, NativeRun))
+    statements[position] = replace(statements[position], kernels=statements[position].kernels[::-1])
 
 
 def in_form(change: Callable[[Form], Form]) -> Change:
@@ -497,9 +503,10 @@ FAULTS = (
         in_each(ForeachKernel, one_member_twice),
     ),
     # memory
-    Fault("memory", "columns", "freed before its last reader", in_memory(freed_early)),
-    Fault("memory", "columns", "a result over what is read still", in_memory(over_the_first)),
-    Fault("memory", "norm", "memory forgotten", in_memory(unallocated)),
+    Fault("memory", "columns", "freed before its last reader", in_host(freed_early)),
+    Fault("memory", "columns", "a result over what is read still", in_host(over_the_first)),
+    Fault("memory", "norm", "memory forgotten", in_host(unallocated)),
+    Fault("memory", "columns", "kernels of a run in the wrong order", in_host(launched_early)),
     # kernels and plans
     Fault("infinite_masks", "least", "a mask the other way round", renamed("lt", "ge")),
     Fault(

@@ -34,10 +34,11 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.formula import Formula
 from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, all_launches
-from fusec.ir.memory import overlaid
+from fusec.ir.host import HostProgram, overlaid
 from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
 from fusec.passes.machine import Machine
+from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.passes.traffic import work_of
@@ -49,6 +50,7 @@ class Compiled:
 
     Attributes:
         schedule: kernels and externs in order, with the decisions that led there.
+        host: the statements of the graph's call.
         plans, programs: by kernel name.
         code: kernel name -> name of the first kernel of the same structure, whose code it runs.
         functions: the functions that these run; a parametrized one is run with several numbers.
@@ -62,6 +64,7 @@ class Compiled:
     """
 
     schedule: Schedule
+    host: HostProgram
     plans: Mapping[str, Plan]
     programs: Mapping[str, Program]
     code: Mapping[str, str]
@@ -103,9 +106,9 @@ def generate(
     programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
     first: dict[object, str] = {}
     code = {name: first.setdefault(canonical(p).form, name) for name, p in programs.items()}
-    placed = context.apply(MEMORY, schedule)
-    verify(placed)  # always: a wrapper that fails at run time has no fallback
-    programs = _with_overlaid(programs, code, overlaid(schedule, placed.memory))
+    host = context.apply(MEMORY, schedule)
+    verify(host)  # always: a wrapper that fails at run time has no fallback
+    programs = _with_overlaid(programs, code, overlaid(host))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     codegen = context.target.codegen
     functions = fold(FUNCTIONS, one_each(distinct), context)
@@ -114,10 +117,11 @@ def generate(
     pointers = fold_each(codegen.form, copied, context.quiet())
     printed = codegen.print_functions(functions, forms)
     watched = held if context.options.verify else None
-    runs = {} if watched is not None else run_codes(placed.memory, programs, code)
-    print_call = partial(wrapper.print_wrapper, schedule, placed.memory, programs, code, watched)
+    runs = {} if watched is not None else run_codes(host, programs, code)
+    print_call = partial(wrapper.print_wrapper, host, programs, code, watched)
     return Compiled(
         schedule,
+        host,
         {name: one.plan for name, one in planned.items()},
         programs,
         code,
@@ -128,7 +132,7 @@ def generate(
         print_call(),
         partial(print_call, named=True),
         tuple({run.name: run for run in runs.values()}.values()),
-        print_native(schedule, placed.memory, programs, code, asked())
+        print_native(plan_host(schedule, codegen.overwritable), programs, code, asked())
         if context.options.native
         else None,
     )
@@ -290,6 +294,6 @@ def manifest(compiled: Compiled, machine: Machine) -> bytes:
     described = {
         "kernels": kernel_rows(compiled),
         "summary": facts(compiled.schedule, compiled.code, work),
-        "taken": wrapper.taken(compiled.schedule),
+        "taken": wrapper.taken(compiled.host),
     }
     return json.dumps(described, sort_keys=True).encode()

@@ -24,7 +24,7 @@ from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.driver.partition import partition, recompute_scores
-from fusec.driver.structures import Placed, Planned, printed, verify
+from fusec.driver.structures import Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
 from fusec.frontend.capture import capture_with_values
@@ -64,7 +64,7 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.masks import mask_by_infinity
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.kernel.unroll_rows import unroll_rows
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Observe, Stage, fold
@@ -496,15 +496,13 @@ PASSES = (
 
 MEMORY = Stage(
     "memory",
-    "assign each buffer its memory and lifetime; always verified",
-    lambda schedule, context: Placed(
-        schedule,
-        plan_memory(
-            schedule, context.target.codegen.overwritable, context.target.codegen.run_bytes
-        ),
+    "decide when each buffer is allocated and freed, and which kernels one call launches; "
+    "always verified",
+    lambda schedule, context: plan_host(
+        schedule, context.target.codegen.overwritable, context.target.codegen.run_bytes
     ),
     "Schedule",
-    "Memory",
+    "HostProgram",
     needs=("fuse_horizontally",),
 )
 

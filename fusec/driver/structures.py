@@ -15,7 +15,7 @@ from fusec.driver.partition import Joint
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir import text
 from fusec.ir.graph import FlatKernel, Graph, Kernel, Schedule
-from fusec.ir.memory import Memory, print_memory, verify_memory
+from fusec.ir.host import HostProgram, print_host, verify_host
 from fusec.ir.program import Program, print_program
 from fusec.ir.verify import verify_graph, verify_kernel, verify_schedule
 from fusec.ir.verify_program import verify_program
@@ -28,14 +28,6 @@ class Planned:
 
     kernel: FlatKernel
     plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A schedule, and the memory of its buffers."""
-
-    schedule: Schedule
-    memory: Memory
 
 
 def verify(structure: Any) -> None:
@@ -51,8 +43,8 @@ def verify(structure: Any) -> None:
             verify_schedule(structure)
         case Kernel():
             verify_kernel(structure)
-        case Placed():
-            verify_memory(structure.schedule, structure.memory)
+        case HostProgram():
+            verify_host(structure)
         case Planned():
             verify_plan(structure.kernel, structure.plan)
         case Program():
@@ -87,8 +79,8 @@ def printed(structure: Any) -> Callable[[], str]:
             return partial(text.print_schedule, structure)
         case Kernel():
             return partial(text.print_kernel, structure)
-        case Placed():
-            return partial(print_memory, structure.schedule, structure.memory)
+        case HostProgram():
+            return partial(print_host, structure)
         case Planned():
             return partial(print_plan, structure.kernel.name, structure.plan)
         case Program():

@@ -1,6 +1,6 @@
 """Static memory of a schedule: one block of bytes with an offset for each buffer.
 
-A memory plan (``ir/memory.py``) gives the lifetime of a buffer and the buffer whose memory it
+A host program (``ir/host.py``) gives the lifetime of a buffer and the buffer whose memory it
 reuses; where there is no allocator, an arena also gives the offset. Buffers that are computed in
 the caller's result tensors are not in the arena.
 
@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
-from fusec.ir.memory import Memory, bytes_of
+from fusec.ir.host import Allocation, FreeBuffers, HostProgram
+from fusec.ir.memory import bytes_of
 from fusec.ir.verify import check
 
 ALIGNMENT = 64
@@ -49,26 +50,29 @@ def upwards(arena: Arena) -> list[Buffer]:
     return sorted(arena.offsets, key=lambda b: (arena.offsets[b], bytes_of(b)))
 
 
-def verify_arena(memory: Memory, arena: Arena) -> None:
+def verify_arena(program: HostProgram, arena: Arena) -> None:
     """Check that no two buffers that are live at once share a byte, for all values of sizes.
 
     Raises:
-        InvalidIR: naming the step and the buffers.
+        InvalidIR: naming the statement and the buffers.
     """
     beneath = _all_below(arena)
     present: dict[Buffer, None] = {}
-    for position, plan in enumerate(memory.steps):
-        line = f"step {position}"
-        for allocation in plan.allocated:
-            buffer, over = allocation.buffer, allocation.over
-            present[buffer] = None
-            check(buffer in arena.results or buffer in arena.offsets, line, f"{buffer} is nowhere")
-            if over is not None:
-                present.pop(over, None)
-        _check_apart(tuple(present), arena, line)
-        _check_ordered([b for b in present if b in arena.offsets], beneath, line)
-        for buffer in plan.freed:
-            present.pop(buffer, None)
+    for position, statement in enumerate(program.statements):
+        line = f"statement {position}"
+        match statement:
+            case Allocation(buffer, over):
+                present[buffer] = None
+                nowhere = buffer not in arena.results and buffer not in arena.offsets
+                check(not nowhere, line, f"{buffer} is nowhere")
+                if over is not None:
+                    present.pop(over, None)
+            case FreeBuffers(buffers):
+                for buffer in buffers:
+                    present.pop(buffer, None)
+            case _:
+                _check_apart(tuple(present), arena, line)
+                _check_ordered([b for b in present if b in arena.offsets], beneath, line)
 
 
 def _check_apart(present: tuple[Buffer, ...], arena: Arena, line: str) -> None:

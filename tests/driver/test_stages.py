@@ -22,15 +22,15 @@ from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import Form
 from fusec.driver.partition import Joint
 from fusec.driver.stages import FUSE, PASSES, CompileContext, all_stages
-from fusec.driver.structures import Placed, Planned
+from fusec.driver.structures import Planned
 from fusec.driver.trace import Trace
 from fusec.errors import InvalidIR
 from fusec.ir.choice import Choice, Decided
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Load, Var
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Store
+from fusec.ir.host import HostProgram
 from fusec.ir.index import Axis, index
-from fusec.ir.memory import Memory
 from fusec.ir.program import Program, Put
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
@@ -174,7 +174,7 @@ ILLEGAL: dict[str, Any] = {
     "Kernel": _kernel,
     "FlatKernel": _kernel,
     "Plan": lambda: Planned(_kernel(), Plan(())),
-    "Memory": lambda: Placed(Schedule(graph((), ()), ()), Memory((buffer("x", 4),), ())),
+    "HostProgram": lambda: HostProgram(_graph(), (_kernel(),)),
     "Program": _program,
     "Form": lambda: Form(_program(), {}),
     "Functions": lambda: Functions({"k": _program()}, {}, {"k": FunctionCall("k")}),
@@ -272,8 +272,8 @@ DESIGN = ROOT / "docs" / "design.md"
 HEAD = "| stage | in → out | what it does |\n|---|---|---|\n"
 PRINTED = (
     "| printer | Form (GPU), Program (CPU) → source | `codegen/triton/`, `codegen/cpp/` |\n"
-    "| wrapper | Memory → source | the graph's `call(args)`: allocate, launch, extern, free |\n"
-    "| native | Memory → source | the same in C++, for C: each buffer has a place (`--native`) |\n"
+    "| wrapper | HostProgram → source | the graph's `call(args)`: a line for each statement |\n"
+    "| native | HostProgram → source | the same in C++: each buffer has a place (`--native`) |\n"
 )
 
 

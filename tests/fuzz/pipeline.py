@@ -17,14 +17,14 @@ from fusec.driver.pipeline import flat_kernels
 from fusec.driver.stages import FUSE, LOWER, CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
+from fusec.ir.host import HostProgram, verify_host
 from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import run_graph, run_schedule
+from fusec.ir.interp.graph import run_graph, run_host, run_schedule
 from fusec.ir.interp.program import run_program
-from fusec.ir.memory import Memory, verify_memory
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.machine import Tuning
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from fusec.passes.stage import Observe, Stage, fold, fold_each
 
 SMALL = Tuning(
@@ -91,9 +91,9 @@ def check_pipeline(
     compared = replace(context(target), observe=comparing(expected, run))
     schedule = fold(FUSE, graph, compared)
     programs = lower_all(schedule, target)
-    memory = plan_memory(schedule, target.codegen.overwritable)
-    verify_memory(schedule, memory)
-    _compare("lower", expected, run_programs(schedule, programs, inputs, extern, memory))
+    host = plan_host(schedule, target.codegen.overwritable)
+    verify_host(host)
+    _compare("lower", expected, run_programs(host, programs, inputs, extern))
     return schedule, programs
 
 
@@ -104,18 +104,14 @@ def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
 
 
 def run_programs(
-    schedule: Schedule,
-    programs: dict[str, Program],
-    inputs: tuple[Any, ...],
-    extern: Any,
-    memory: Memory | None = None,
+    host: HostProgram, programs: dict[str, Program], inputs: tuple[Any, ...], extern: Any
 ) -> list[Any]:
-    """Return what the schedule's graph returns, computed by the programs of its kernels."""
+    """Return what a host program returns, computed by the programs of its kernels."""
 
     def run(kernel: Kernel, env: Env) -> None:
         run_program(programs[kernel.name], env.storage, env.sizes)
 
-    return run_schedule(schedule, inputs, extern, run, memory)
+    return run_host(host, inputs, extern, run)
 
 
 def _compare(stage: str, expected: list[Any], found: list[Any]) -> None:

@@ -59,9 +59,9 @@ from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern
 from fusec.ir.formula import Formula
-from fusec.ir.graph import Kernel, Schedule, SizeMinimum, Step
+from fusec.ir.graph import Graph, Kernel, SizeMinimum, Step
+from fusec.ir.host import HostProgram
 from fusec.ir.index import Index, Size, index
-from fusec.ir.memory import Memory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 from fusec.ir.strides import contiguous_strides
@@ -110,39 +110,40 @@ class Native:
 
 
 def print_native(
-    schedule: Schedule,
-    memory: Memory,
+    program: HostProgram,
     programs: Mapping[str, Program],
     code: Mapping[str, str],
     asked: Sequence[Formula] = (),
 ) -> Native:
-    """Return the C++ function of a scheduled graph.
+    """Return the C++ function of a host program.
 
     Args:
-        memory, programs, code: as of ``wrapper.print_wrapper``.
+        programs, code: as of ``wrapper.print_wrapper``.
         asked: conditions on symbolic sizes, as trees (``runtime/archive/sizes.py``).
     Raises:
         UsageError: listing the steps that need torch.
     """
-    _refuse_others(schedule)
-    views = argument_views(schedule.graph.outputs)
-    direct = _direct(schedule, views)
-    arena = plan_arena(memory, direct)
-    verify_arena(memory, arena)
+    _refuse_others(program)
+    views = argument_views(program.graph.outputs)
+    direct = _direct(program.graph, views)
+    arena = plan_arena(program, direct)
+    verify_arena(program, arena)
+    used = {buffer for step in program.steps for buffer in (*step.reads, *step.writes)}
+    used.update(program.graph.returned)
     inputs = [
-        item if isinstance(item, Buffer) and item not in memory.unread else None
-        for item in schedule.graph.inputs
+        item if isinstance(item, Buffer) and item in used else None
+        for item in program.graph.inputs
         if not isinstance(item, Size)
     ]
-    sizes = _sizes(schedule, asked)
-    signature = _signature(schedule, inputs, views, sizes, asked)
-    function = _Function(schedule, inputs, views, sizes, arena, programs, code)
+    sizes = _sizes(program.graph, asked)
+    signature = _signature(program, inputs, views, sizes, asked)
+    function = _Function(program, inputs, views, sizes, arena, programs, code)
     return Native(signature, function.print(signature))
 
 
-def _sizes(schedule: Schedule, asked: Sequence[Formula]) -> tuple[str, ...]:
+def _sizes(graph: Graph, asked: Sequence[Formula]) -> tuple[str, ...]:
     """Return the names of the symbolic sizes: the graph's, and others that conditions mention."""
-    given = [size.name for size in schedule.graph.given_sizes]
+    given = [size.name for size in graph.given_sizes]
     return tuple(dict.fromkeys((*given, *sorted(_names_in(asked)))))
 
 
@@ -152,10 +153,10 @@ def _names_in(formulas: Sequence[Formula]) -> set[str]:
     return own.union(*(_names_in(part[1:]) for part in formulas if isinstance(part, tuple)))
 
 
-def _refuse_others(schedule: Schedule) -> None:
+def _refuse_others(program: HostProgram) -> None:
     """Raise UsageError if a step is no kernel or an input no dense tensor, listing all of them."""
-    problems = [_problem(step) for step in schedule.steps if _needs_torch(step)]
-    for item in schedule.graph.inputs:
+    problems = [_problem(step) for step in program.steps if _needs_torch(step)]
+    for item in program.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
             problems.append(f"{item.name}: its elements are not one after another in memory")
         elif item is not None and not isinstance(item, Buffer | Size):
@@ -197,12 +198,12 @@ def _is_dense(shape: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
     )
 
 
-def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
+def _direct(graph: Graph, views: Sequence[View]) -> dict[Buffer, int]:
     """Return buffer -> number of the result whose memory it can use directly.
 
     Other results are copied: views of a part, inputs, and the second of two equal results.
     """
-    inputs = set(schedule.graph.inputs)
+    inputs = set(graph.inputs)
     found: dict[Buffer, int] = {}
     for number, view in enumerate(views):
         whole = view.is_whole and _is_dense(view.shape, view.strides)
@@ -212,14 +213,14 @@ def _direct(schedule: Schedule, views: Sequence[View]) -> dict[Buffer, int]:
 
 
 def _signature(
-    schedule: Schedule,
+    program: HostProgram,
     inputs: Sequence[Buffer | None],
     views: Sequence[View],
     sizes: Sequence[str],
     asked: Sequence[Formula],
 ) -> str:
-    written = {buffer for step in schedule.steps for buffer in step.writes}
-    written |= {call.written.buffer for call in schedule.externs if call.written is not None}
+    written = {buffer for step in program.steps for buffer in step.writes}
+    written |= {call.written.buffer for call in program.externs if call.written is not None}
     lines = [FORMAT, *(f"size {name}" for name in sizes)]
     lines += [f"check {print_formula(condition)}" for condition in asked]
     for buffer in inputs:
@@ -238,7 +239,7 @@ class _Function:
 
     def __init__(
         self,
-        schedule: Schedule,
+        program: HostProgram,
         inputs: Sequence[Buffer | None],
         views: Sequence[View],
         sizes: Sequence[str],
@@ -246,10 +247,10 @@ class _Function:
         programs: Mapping[str, Program],
         code: Mapping[str, str],
     ) -> None:
-        self.schedule, self.inputs, self.views, self.arena = schedule, inputs, views, arena
+        self.program, self.inputs, self.views, self.arena = program, inputs, views, arena
         self.programs, self.code, self.sizes = programs, code, sizes
         self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
-        known = {s.name: self.names(s) for s in schedule.graph.given_sizes}
+        known = {s.name: self.names(s) for s in program.graph.given_sizes}
         self.named = {name: known.get(name) or self.names.new(name) for name in sizes}
         self.size = partial(print_size, name=self.named.__getitem__)
         self.lines: list[str] = []
@@ -260,7 +261,7 @@ class _Function:
         for k, buffer in enumerate(self.inputs):
             if buffer is not None:
                 self._declare(buffer, f"arguments[{k}]")
-        for step in self.schedule.steps:
+        for step in self.program.steps:
             match step:
                 case Kernel():
                     self._launch(step)

@@ -1,8 +1,8 @@
 """Runs: consecutive kernels, launched by one native call.
 
 A call from Python to a kernel costs some 2 us (its tensors' addresses, ctypes, the lock), as much
-as a kernel of a few thousand elements takes. The memory plan chooses the runs (``Memory.runs``),
-since all buffers of a run are allocated before its first kernel and freed after its last.
+as a kernel of a few thousand elements takes. The host program has the runs (``NativeRun``), since
+all buffers of a run are allocated before its first kernel and freed after its last.
 
 Worked example: k0 computes t from x, and k1 computes y from t and a size n::
 
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
+from fusec.ir.host import HostProgram, NativeRun
 from fusec.ir.index import Size
-from fusec.ir.memory import Memory, NativeRun
 from fusec.ir.program import Program
 
 
@@ -44,7 +44,7 @@ class RunCode:
 
 
 def run_codes(
-    memory: Memory, programs: Mapping[str, Program], code: Mapping[str, str]
+    program: HostProgram, programs: Mapping[str, Program], code: Mapping[str, str]
 ) -> dict[NativeRun, RunCode]:
     """Return run -> its function; runs that call the same code on the same pattern share one.
 
@@ -54,15 +54,16 @@ def run_codes(
     """
     functions: dict[object, str] = {}
     found = {}
-    for run in memory.runs:
-        own = [programs[name] for name in run.kernels]
-        buffers = tuple(dict.fromkeys(b for program in own for b in program.buffers))
-        sizes = tuple(dict.fromkeys(s for program in own for s in program.sizes))
+    for run in program.runs:
+        names = [kernel.name for kernel in run.kernels]
+        own = [programs[name] for name in names]
+        buffers = tuple(dict.fromkeys(b for p in own for b in p.buffers))
+        sizes = tuple(dict.fromkeys(s for p in own for s in p.sizes))
         places = tuple(
             (tuple(map(buffers.index, p.buffers)), tuple(map(sizes.index, p.sizes))) for p in own
         )
-        kernels = tuple(code[name] for name in run.kernels)
-        name = f"{run.kernels[0]}_to_{run.kernels[-1]}"
+        kernels = tuple(code[name] for name in names)
+        name = f"{names[0]}_to_{names[-1]}"
         name = functions.setdefault((kernels, places), name)
         found[run] = RunCode(name, kernels, buffers, sizes, places)
     return found

@@ -3,8 +3,8 @@
 ``runtime.executable`` binds the few names that it uses: ``empty`` (shape, strides, dtype),
 ``window`` (a strided view; ``strided`` where a call only reads it), ``restride`` (an eager kernel's
 result with the traced strides), ``constant`` (an argument that only the FX graph has), the kernels
-by name, and ``extern_<node>`` for eager kernels. The memory plan decides where memory is allocated,
-reused and freed (``passes/memory/buffers.py``).
+by name, and ``extern_<node>`` for eager kernels. What it does, and where memory is allocated,
+reused and freed, is the host program's (``ir/host.py``): this module prints its statements.
 
 Worked example::
 
@@ -46,15 +46,22 @@ from fusec.ir.graph import (
     NodeConstant,
     OwnTensor,
     RowLoop,
-    Schedule,
     SizeMinimum,
     SizeValue,
     Step,
     View,
     argument_views,
 )
+from fusec.ir.host import (
+    Allocation,
+    FreeBuffers,
+    HostLoop,
+    HostProgram,
+    HostStatement,
+    NativeRun,
+    steps_of,
+)
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
-from fusec.ir.memory import Allocation, Memory, NativeRun, StepMemory
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
@@ -70,8 +77,7 @@ _LOOP = {"start", "rows", "part", "range"}
 class _Wrapper:
     def __init__(
         self,
-        schedule: Schedule,
-        memory: Memory,
+        program: HostProgram,
         programs: dict[str, Program],
         code: dict[str, str],
         watched: Watched | None = None,
@@ -81,68 +87,69 @@ class _Wrapper:
         self.watched = watched
         self.named = named
         apart = named or watched is not None
-        self.runs = {} if apart else run_codes(memory, programs, code)
-        self.schedule = schedule
-        self.memory = memory
+        self.runs = {} if apart else run_codes(program, programs, code)
+        self.program = program
         self.programs = programs
         self.code = code
-        loops = {loop.name for loop in schedule.loops}
-        calls = {callee(s) for s in schedule.steps if isinstance(s, Extern)}
+        loops = {inner.loop.name for inner in program.loops}
+        calls = {callee(extern) for extern in program.externs}
         used = _RESERVED | set(programs) | loops | calls
         used |= {run.name for run in self.runs.values()}
         self.names = Names(used | _LOOP if loops else used)
         self.lines: list[str] = []
+        self.read = {b for step in program.steps for b in step.reads} | set(program.graph.returned)
         self.last_write = self._last_writes()
 
-    def _last_writes(self) -> dict[Buffer, int]:
-        """Return buffer -> position of the last step that writes it, entirely or in part."""
-        last: dict[Buffer, int] = {}
-        for position, step in enumerate(self.schedule.steps):
+    def _last_writes(self) -> dict[Buffer, Step]:
+        """Return buffer -> the last step that writes it, entirely or in part."""
+        last: dict[Buffer, Step] = {}
+        for step in self.program.steps:
             match step:
                 case Kernel() | ForeachKernel():
-                    last.update((buffer, position) for buffer in step.writes)
+                    last.update(dict.fromkeys(step.writes, step))
                 case Extern() if step.written is not None:
-                    last[step.written.buffer] = position
+                    last[step.written.buffer] = step
         return last
 
     # -- lines -------------------------------------------------------------------------------------
 
     def print(self, name: str = "call") -> str:
-        graph = self.schedule.graph
-        self._inputs(graph)
-        steps = zip(self.schedule.steps, self.memory.steps, strict=True)
-        runs = {run.first: (run, code) for run, code in self.runs.items()}
-        launched = {k for run in self.runs for k in range(run.first, run.last + 1)}
-        for position, (step, memory) in enumerate(steps):
-            if position in runs:
-                self._run(*runs[position])
-            if position not in launched:
-                self._step(position, step, memory)
-        self._return(graph)
+        self._inputs(self.program.graph)
+        for statement in self.program.statements:
+            self._statement(statement)
+        self._return(self.program.graph)
         body = "\n".join(f"    {line}" for line in self.lines)
-        loops = zip(self.schedule.loops, self.memory.bodies, strict=True)
         bodies = [
-            _Wrapper(loop.schedule, memory, self.programs, self.code, named=self.named).print(
-                loop.name
-            )
+            _Wrapper(inner.body, self.programs, self.code, named=self.named).print(inner.loop.name)
             + "\n\n"
-            for loop, memory in loops
+            for inner in self.program.loops
         ]
         title = "graph" if name == "call" else "a chunk of"
-        return f"{''.join(bodies)}# {title} {graph.name}\ndef {name}(args):\n{body}\n"
+        graph = self.program.graph.name
+        return f"{''.join(bodies)}# {title} {graph}\ndef {name}(args):\n{body}\n"
 
-    def _step(self, position: int, step: Step, memory: StepMemory) -> None:
+    def _statement(self, statement: HostStatement) -> None:
+        match statement:
+            case Allocation():
+                self._allocate(statement)
+            case FreeBuffers(buffers):  # of those that have a name; others have never been bound
+                self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
+            case NativeRun() if statement in self.runs:
+                self._run(self.runs[statement])
+            case _:
+                for step in steps_of(statement):
+                    self._step(step)
+
+    def _step(self, step: Step) -> None:
         match step:
             case Kernel():
-                self._allocate(memory)
                 self._kernel(step)
             case ForeachKernel():
-                self._allocate(memory)
                 self._foreach(step)
             case RowLoop():
                 self._row_loop(step)
             case Extern():
-                self._extern(step, set(step.writes).intersection(memory.freed))
+                self._extern(step)
             case Constant():
                 made = self.names(step.buffer)
                 self.lines.append(f"{made} = constant({step.node!r}, ())")
@@ -150,8 +157,7 @@ class _Wrapper:
                 args = ", ".join(print_size(a, self.names) for a in step.size.args)
                 self.lines.append(f"{self.names(step.size)} = min({args})")
         if self.watched is not None:
-            self._watch(position, step, self.watched)
-        self._free(memory.freed)
+            self._watch(step, self.watched)
 
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
@@ -162,22 +168,15 @@ class _Wrapper:
         self.lines += ["del _"] if None in graph.inputs else []
         for size, buffer, axis in graph.measured:
             self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
-        self._free(self.memory.unread)
 
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
         self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
 
-    def _run(self, run: NativeRun, code: RunCode) -> None:
-        """Print the call of a run, with its kernels' allocations before and frees after it."""
-        memory = self.memory.of_run(run)
-        for allocation in memory.allocated:
-            self._lay(allocation)
+    def _run(self, code: RunCode) -> None:
         args = [self.names(b) for b in code.buffers] + [self.names(s) for s in code.sizes]
         self.lines.append(f"{code.name}({', '.join(args)})")
-        over = (a.over for a in memory.allocated if a.over is not None)
-        self._free(dict.fromkeys([*over, *memory.freed]))
 
     def _launch(self, name: str, called: str) -> str:
         """Return the text of a launch up to its first argument."""
@@ -194,20 +193,15 @@ class _Wrapper:
         values = tuple(tuple(row[k] for k in sizes) for _, row in foreach.rows)
         self.lines.append(f"), {values!r})")
 
-    def _allocate(self, memory: StepMemory) -> None:
-        """Print the allocations of a launch's results."""
-        for allocation in memory.allocated:
-            self._lay(allocation)
-            over = allocation.over
-            if over is not None and over not in memory.freed:  # by the step itself, which reads it
-                self.lines.append(f"del {self.names(over)}")
-
-    def _lay(self, allocation: Allocation) -> None:
-        name, over = self.names(allocation.buffer), allocation.over
+    def _allocate(self, allocation: Allocation) -> None:
+        buffer, over = allocation.buffer, allocation.over
+        name = self.names(buffer)
         if over is None:
-            self.lines.append(f"{name} = empty({self._layout(allocation.buffer)})")
+            shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
+            make = "zeros" if allocation.zeroed else "empty"
+            self.lines.append(f"{name} = {make}({shape}, {strides}, {buffer.dtype})")
         else:
-            self.lines.append(f"{name} = {self._placed(allocation.buffer, over)}  # memory reused")
+            self.lines.append(f"{name} = {self._placed(buffer, over)}  # memory reused")
 
     def _placed(self, buffer: Buffer, over: Buffer) -> str:
         """Return ``over``'s tensor, restrided if needed, as the memory of ``buffer``."""
@@ -216,15 +210,7 @@ class _Wrapper:
         shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
         return f"strided({self.names(over)}, {shape}, {strides}, 0)"
 
-    def _layout(self, buffer: Buffer) -> str:
-        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
-        return f"{shape}, {strides}, {buffer.dtype}"
-
-    def _free(self, buffers: Iterable[Buffer]) -> None:
-        """Print ``del`` for buffers that have a name; others have never been bound."""
-        self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
-
-    def _extern(self, extern: Extern, dropped: set[Buffer]) -> None:
+    def _extern(self, extern: Extern) -> None:
         reader = "window" if extern.may_alias or extern.written is not None else "strided"
         args = [self._argument(a, reader) for a in extern.args]
         if extern.written is not None:
@@ -236,7 +222,7 @@ class _Wrapper:
         if extern.gives:
             self._sized(extern, call)
             return
-        used = [b for b in extern.writes if b not in dropped]
+        used = [b for b in extern.writes if b in self.read]
         if not used:
             self.lines.append(call)
             return
@@ -271,9 +257,6 @@ class _Wrapper:
 
     def _row_loop(self, loop: RowLoop) -> None:
         """Print a loop over chunks of rows: pass windows, copy results to their rows, add sums."""
-        for buffer in loop.writes:
-            maker = "empty" if buffer in loop.results else "zeros"
-            self.lines.append(f"{self.names(buffer)} = {maker}({self._layout(buffer)})")
         rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
         count = "rows" if ragged else str(loop.chunk)
         self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
@@ -310,7 +293,7 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _watch(self, position: int, step: Step, watched: Watched) -> None:
+    def _watch(self, step: Step, watched: Watched) -> None:
         """Print a ``watch`` of the values that a step has stored, under its kernel's name; an
         extern's name is its library, None for eager's own.
 
@@ -325,7 +308,7 @@ class _Wrapper:
             case _:
                 return
         known = [b for b in made if b in watched and b in self.names]
-        known = [b for b in known if self.last_write.get(b, position) == position]
+        known = [b for b in known if self.last_write.get(b, step) is step]
         if known:
             values = ", ".join(repr(watched[b]) for b in known)
             tensors = ", ".join(self.names(b) for b in known)
@@ -393,25 +376,25 @@ def callee(extern: Extern) -> str:
     return f"ops.{extern.target}" if extern.library else f"{_EXTERN}{extern.node}"
 
 
-def taken(schedule: Schedule) -> dict[str, list[Any]]:
-    """Return the parts of the FX graph that a schedule's wrapper refers to.
+def taken(program: HostProgram) -> dict[str, list[Any]]:
+    """Return the parts of the FX graph that a program's wrapper refers to.
 
     Returns:
         "calls": nodes whose callables it calls; "constants": nodes, with paths in their arguments.
     """
     calls: list[str] = []
     constants: list[tuple[str, tuple[str | int, ...]]] = []
-    for step in schedule.steps:
-        match step:
-            case RowLoop():
-                inner = taken(step.schedule)
+    for statement in program.statements:
+        match statement:
+            case HostLoop():
+                inner = taken(statement.body)
                 calls += inner["calls"]
                 constants += inner["constants"]
             case Constant():
-                constants.append((step.node, ()))
+                constants.append((statement.node, ()))
             case Extern():
-                calls += [step.node] * callee(step).startswith(_EXTERN)
-                constants += [(one.node, one.path) for one in _constants(step.arguments)]
+                calls += [statement.node] * callee(statement).startswith(_EXTERN)
+                constants += [(one.node, one.path) for one in _constants(statement.arguments)]
     return {"calls": list(dict.fromkeys(calls)), "constants": list(dict.fromkeys(constants))}
 
 
@@ -459,21 +442,19 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
 
 
 def print_wrapper(
-    schedule: Schedule,
-    memory: Memory,
+    program: HostProgram,
     programs: dict[str, Program],
     code: dict[str, str],
     watched: Watched | None = None,
     *,
     named: bool = False,
 ) -> str:
-    """Return the source of ``call(args)`` for a scheduled graph.
+    """Return the source of ``call(args)`` for a host program.
 
     Args:
-        memory: the plan of its buffers' allocations.
         programs: kernel name -> program.
         code: kernel name -> name of the kernel whose code it runs.
         watched: buffer -> node whose value it holds; if given, a ``watch`` follows each step.
         named: whether to print the form for profilers.
     """
-    return _Wrapper(schedule, memory, programs, code, watched, named=named).print()
+    return _Wrapper(program, programs, code, watched, named=named).print()

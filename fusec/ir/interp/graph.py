@@ -42,6 +42,16 @@ from fusec.ir.graph import (
     Store,
     View,
 )
+from fusec.ir.host import (
+    Allocation,
+    FreeBuffers,
+    HostLoop,
+    HostProgram,
+    HostStatement,
+    NativeRun,
+    steps_of,
+    trivial_program,
+)
 from fusec.ir.index import Size, index
 from fusec.ir.interp.expression import (
     STAGE,
@@ -59,7 +69,7 @@ from fusec.ir.interp.expression import (
     store,
 )
 from fusec.ir.interp.scalar import Array, convert, fill_value
-from fusec.ir.memory import Allocation, Memory, StepMemory, made_by, trivial_plan
+from fusec.ir.memory import made_by
 
 ExternCall: TypeAlias = Callable[
     [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]
@@ -182,70 +192,70 @@ def run_schedule(
     inputs: Sequence[Any],
     extern: ExternCall | None = None,
     kernel: KernelCall = interpret_kernel,
-    memory: Memory | None = None,
 ) -> list[Any]:
     """Return what the schedule's graph returns, computed by its kernels and externs.
 
     Args:
         kernel: runs one kernel; it may run the kernel's program or machine code instead.
-        memory: the memory plan; by default each buffer has memory of its own, never freed. A buffer
-            that is freed, or over which another one lies, reads as unwritten memory from then on:
-            a plan that does so too early gives wrong values.
+    """
+    return run_host(trivial_program(schedule), inputs, extern, kernel)
+
+
+def run_host(
+    program: HostProgram,
+    inputs: Sequence[Any],
+    extern: ExternCall | None = None,
+    kernel: KernelCall = interpret_kernel,
+) -> list[Any]:
+    """Return what a host program returns.
+
+    A buffer that is freed reads as unwritten memory from then on, and one over which another lies
+    as what is written there: a program that frees or reuses memory too early gives wrong values.
+
+    Args:
+        kernel: as of ``run_schedule``.
     Raises:
         InternalError: if a step writes a buffer that has no memory.
     """
-    env = _bind_inputs(schedule.graph, inputs)
-    _run_steps(schedule, env, extern, kernel, memory or trivial_plan(schedule))
-    return _collect_outputs(schedule.graph, env)
+    env = _bind_inputs(program.graph, inputs)
+    _run_statements(program, env, extern, kernel)
+    return _collect_outputs(program.graph, env)
 
 
-def _run_steps(
-    schedule: Schedule,
-    env: Env,
-    extern: ExternCall | None,
-    kernel: KernelCall,
-    memory: Memory,
+def _run_statements(
+    program: HostProgram, env: Env, extern: ExternCall | None, kernel: KernelCall
 ) -> None:
-    bodies = iter(memory.bodies)
-    for buffer in memory.unread:
-        _free(buffer, env)
-    for step, plan in zip(schedule.steps, memory.steps, strict=True):
-        for allocation in plan.allocated:
-            _allocate(allocation, plan, env)
+    for statement in program.statements:
+        _run_statement(statement, env, extern, kernel)
+
+
+def _run_statement(
+    statement: HostStatement, env: Env, extern: ExternCall | None, kernel: KernelCall
+) -> None:
+    for step in steps_of(statement):
         for buffer in made_by(step):
             if buffer not in env.storage:
                 raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
-        match step:
-            case RowLoop(body=Graph() as lines):
-                _run_row_loop(step, env, functools.partial(_run_lines, lines, extern=extern))
-            case RowLoop(body=Schedule() as body):
-                run = functools.partial(
-                    _run_steps, body, extern=extern, kernel=kernel, memory=next(bodies)
-                )
-                _run_row_loop(step, env, run)
-            case Kernel() | ForeachKernel():
-                for member in step.kernels:
-                    kernel(member, env)
-            case RowLoop():
-                raise InternalError(step, stage=STAGE)
-            case _:
-                _run_call(step, env, extern)
-        for buffer in plan.freed:
-            _free(buffer, env)
-
-
-def _allocate(allocation: Allocation, plan: StepMemory, env: Env) -> None:
-    """Give a buffer new storage, or that of ``over``, with which existing views still share it.
-
-    A buffer that the step itself frees keeps its values until the step overwrites them.
-    """
-    buffer, over = allocation.buffer, allocation.over
-    if over is None:
-        allocate(buffer, env)
-    else:
-        if over not in plan.freed:
-            env.storage[over][...] = fill_value(over.dtype)
-        env.storage[buffer] = env.storage[over]
+    match statement:
+        case Allocation(buffer, None):
+            allocate(buffer, env)
+        case Allocation(buffer, over):
+            env.storage[buffer] = env.storage[over]
+        case FreeBuffers(buffers):
+            for buffer in buffers:
+                _free(buffer, env)
+        case NativeRun() | Kernel() | ForeachKernel():
+            for member in statement.kernels:
+                kernel(member, env)
+        case HostLoop(loop, body):
+            run = functools.partial(_run_statements, body, extern=extern, kernel=kernel)
+            _run_row_loop(loop, env, run)
+        case RowLoop(body=Graph() as lines):
+            _run_row_loop(statement, env, functools.partial(_run_lines, lines, extern=extern))
+        case RowLoop():
+            raise InternalError(statement, stage=STAGE)
+        case _:
+            _run_call(statement, env, extern)
 
 
 def _free(buffer: Buffer, env: Env) -> None:

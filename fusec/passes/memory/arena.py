@@ -1,6 +1,6 @@
 """Assign each buffer of a schedule a static offset in one block of memory, the arena.
 
-Spec: ``memory -> arena``. Buffers that the memory plan puts over each other share a slot. The
+Spec: ``host program -> arena``. Buffers that the program puts over each other share a slot. The
 largest slots are placed first, each at the lowest offset where it overlaps no slot that is live at
 the same time: within a few percent of the peak in practice (the order is that of TensorFlow Lite's
 "greedy by size", Pisarchyk and Lee, 2020).
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from fusec.ir.arena import ALIGNMENT, Arena
 from fusec.ir.expr import Buffer
-from fusec.ir.memory import Memory, bytes_of
+from fusec.ir.host import Allocation, FreeBuffers, HostProgram
+from fusec.ir.memory import bytes_of
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +26,7 @@ class _Slot:
     """Memory that several buffers use, one after the other.
 
     Attributes:
-        first, last: the first and last step at which it is live, inclusive.
+        first, last: the first and last statement at which it is live, inclusive.
     """
 
     buffers: list[Buffer]
@@ -39,15 +40,15 @@ class _Slot:
         return self.offset + -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def plan_arena(memory: Memory, results: Mapping[Buffer, int]) -> Arena:
-    """Return the offsets of a schedule's buffers.
+def plan_arena(program: HostProgram, results: Mapping[Buffer, int]) -> Arena:
+    """Return the offsets of a program's buffers.
 
     Args:
         results: buffer that lies in the caller's memory for a result -> number of that result.
     """
     placed: list[_Slot] = []
     own: dict[Buffer, int] = {}
-    slots = sorted(_slots(memory), key=lambda slot: -slot.end)
+    slots = sorted(_slots(program), key=lambda slot: -slot.end)
     for slot in slots:
         number = next((results[b] for b in slot.buffers if b in results), None)
         if number is None:
@@ -77,21 +78,23 @@ def _live_together(one: _Slot, other: _Slot) -> bool:
     return one.first <= other.last and other.first <= one.last
 
 
-def _slots(memory: Memory) -> list[_Slot]:
+def _slots(program: HostProgram) -> list[_Slot]:
     slots: list[_Slot] = []
     of: dict[Buffer, _Slot] = {}
-    for position, plan in enumerate(memory.steps):
-        for allocation in plan.allocated:
-            if allocation.over is None:
-                slots.append(_Slot([allocation.buffer], position, len(memory.steps)))
-                of[allocation.buffer] = slots[-1]
-            else:
-                of[allocation.buffer] = of[allocation.over]
-                of[allocation.buffer].buffers.append(allocation.buffer)
-                of[allocation.buffer].last = len(memory.steps)
-        for buffer in plan.freed:
-            if buffer in of and of[buffer].buffers[-1] is buffer:
-                of[buffer].last = position
+    end = len(program.statements)
+    for position, statement in enumerate(program.statements):
+        match statement:
+            case Allocation(buffer, None):
+                of[buffer] = _Slot([buffer], position, end)
+                slots.append(of[buffer])
+            case Allocation(buffer, Buffer() as over):
+                of[buffer] = of[over]
+                of[buffer].buffers.append(buffer)
+                of[buffer].last = end
+            case FreeBuffers(buffers):
+                for buffer in buffers:
+                    if buffer in of and of[buffer].buffers[-1] is buffer:
+                        of[buffer].last = position
     return slots
 
 

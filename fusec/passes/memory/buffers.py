@@ -1,9 +1,9 @@
-"""Plan the memory of buffers by liveness: allocation, reuse and freeing.
+"""Plan the host program of a schedule: allocation, reuse and freeing by liveness, and runs.
 
-Spec: ``schedule -> memory``. A buffer is freed after the last step that accesses it. If a later
-kernel writes a buffer of the same footprint, the dead one is kept until then and its memory reused:
-pages that are mapped, and perhaps cached, cost less than new ones. But keeping dead buffers never
-raises the peak memory over all steps.
+Spec: ``schedule -> host program``. A buffer is freed after the last step that accesses it. If a
+later kernel writes a buffer of the same footprint, the dead one is kept until then and its memory
+reused: pages that are mapped, and perhaps cached, cost less than new ones. But keeping dead buffers
+never raises the peak memory over all steps.
 
 A kernel that may write a result over an operand that dies in it (``overwritable``) does so: it
 needs one buffer less while it runs, and it writes memory that it has just read.
@@ -12,76 +12,97 @@ Inputs, and buffers of which an eager kernel may have kept a view, are never reu
 an eager kernel is not kept for reuse: its memory goes back to the allocator, from which eager
 kernels take theirs.
 
-Consecutive small kernels are launched together (``Memory.runs``). All their buffers are then live
-during the whole run, so a run may allocate few bytes only.
+Consecutive small kernels are launched together (``NativeRun``). Their buffers are allocated before
+the first and freed after the last, so a run may allocate few bytes only.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import ForeachKernel, Kernel, Schedule
-from fusec.ir.memory import (
-    Allocation,
-    Memory,
+from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule
+from fusec.ir.host import (
+    FreeBuffers,
+    HostLoop,
+    HostProgram,
+    HostStatement,
     NativeRun,
-    StepMemory,
-    bytes_of,
-    footprint,
-    kept_views,
-    made_by,
-    owned,
+    allocation,
 )
+from fusec.ir.memory import bytes_of, footprint, kept_views, made_by, owned
 
 _MOST_BUFFERS = 256
 """Most buffers of one native call: ctypes takes a thousand arguments."""
 Overwritable: TypeAlias = Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]]
 
 
-def plan_memory(
+def plan_host(
     schedule: Schedule,
     may_overwrite: Overwritable = lambda kernel: {},
     run_bytes: int = 0,
-) -> Memory:
-    """Return the memory plan of a schedule.
+) -> HostProgram:
+    """Return the host program of a schedule.
 
     Args:
         may_overwrite: kernel -> its results, each with operands that it may overwrite.
         run_bytes: most bytes that the kernels of a run may allocate; 0: no runs.
     """
     plan = _Plan(schedule, may_overwrite)
-    steps = []
-    for position, step in enumerate(schedule.steps):
-        new = [b for b in made_by(step) if plan.first.get(b) == position]
-        allocated = tuple(Allocation(b, plan.over.get(b)) for b in new)
-        freed = tuple(b for b in plan.dying[position] if b not in plan.taken)
-        steps.append(StepMemory(allocated, freed))
-    bodies = tuple(plan_memory(loop.schedule, may_overwrite) for loop in schedule.loops)
-    unread = tuple(b for b in plan.inputs if b not in plan.last)
-    return Memory(unread, tuple(steps), bodies, _runs(schedule, steps, run_bytes))
+    statements = list(_free(b for b in plan.inputs if b not in plan.last))
+    for positions in _launches(schedule, plan, run_bytes):
+        new = [(schedule.steps[p], b) for p in positions for b in plan.new[p]]
+        statements += [allocation(step, b, plan.over.get(b)) for step, b in new]
+        statements.append(_statement(schedule, positions, may_overwrite))
+        dead = [plan.over[b] for _, b in new if b in plan.over]
+        dead += [b for p in positions for b in plan.dying[p] if b not in plan.taken]
+        statements += _free(dict.fromkeys(dead))
+    return HostProgram(schedule.graph, tuple(statements))
 
 
-def _runs(schedule: Schedule, plans: list[StepMemory], most: int) -> tuple[NativeRun, ...]:
-    """Return maximal runs of kernels that together allocate at most ``most`` bytes."""
-    found: list[NativeRun] = []
+def _free(buffers: Iterable[Buffer]) -> Iterator[HostStatement]:
+    freed = tuple(buffers)
+    if freed:
+        yield FreeBuffers(freed)
+
+
+def _statement(
+    schedule: Schedule, positions: Sequence[int], may_overwrite: Overwritable
+) -> HostStatement:
+    """Return the statement that runs some consecutive steps."""
+    steps = [schedule.steps[position] for position in positions]
+    match steps:
+        case [RowLoop() as loop]:
+            return HostLoop(loop, plan_host(loop.schedule, may_overwrite))
+        case [step]:
+            return step
+        case _:
+            return NativeRun(tuple(step for step in steps if isinstance(step, Kernel)))
+
+
+def _launches(schedule: Schedule, plan: _Plan, most: int) -> list[list[int]]:
+    """Return the positions of steps, those of a run together.
+
+    A run is of the most kernels that together allocate at most ``most`` bytes.
+    """
+    found: list[list[int]] = []
     size, buffers = most + 1, set[Buffer]()
-    for position, (step, plan) in enumerate(zip(schedule.steps, plans, strict=True)):
+    for position, step in enumerate(schedule.steps):
         match step:
-            case Kernel():
-                new = sum(bytes_of(a.buffer) for a in plan.allocated if a.over is None)
+            case Kernel() if most:
+                new = sum(bytes_of(b) for b in plan.new[position] if b not in plan.over)
                 touched = {*step.reads, *step.writes}
                 if size + new > most or len(buffers | touched) > _MOST_BUFFERS:
-                    found.append(NativeRun(position, ()))
+                    found.append([])
                     size, buffers = 0, set()
-                found[-1] = replace(found[-1], kernels=(*found[-1].kernels, step.name))
+                found[-1].append(position)
                 size, buffers = size + new, buffers | touched
             case _:
+                found.append([position])
                 size = most + 1
-    return tuple(run for run in found if most and len(run.kernels) > 1)
+    return found
 
 
 class _Plan:
@@ -90,6 +111,7 @@ class _Plan:
     Attributes:
         first: buffer that is no input -> the first step that accesses it.
         last: buffer -> the last step that accesses it; the number of steps if it is returned.
+        new: for each step, the buffers that it is the first to access, and writes.
         dying: for each step, the buffers that it is the last to access.
         over: buffer -> the buffer whose memory it reuses: one of ``taken`` was dead before the
             step, one of ``overwritten`` dies in it.
@@ -100,6 +122,7 @@ class _Plan:
         self.inputs = {i: None for i in schedule.graph.inputs if isinstance(i, Buffer)}
         self.first: dict[Buffer, int] = {}
         self.last: dict[Buffer, int] = {}
+        self.new: list[list[Buffer]] = []
         self.dying: list[list[Buffer]] = [[] for _ in schedule.steps]
         self.over: dict[Buffer, Buffer] = {}
         self.taken: set[Buffer] = set()
@@ -116,6 +139,7 @@ class _Plan:
                 self.last[buffer] = position
                 if buffer not in self.inputs:
                     self.first.setdefault(buffer, position)
+            self.new.append([b for b in made_by(step) if self.first.get(b) == position])
         self.last.update(dict.fromkeys(schedule.graph.returned, len(schedule.steps)))
         for position, step in enumerate(schedule.steps):
             touched = dict.fromkeys((*step.reads, *step.writes))

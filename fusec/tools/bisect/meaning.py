@@ -15,15 +15,16 @@ from fusec.codegen.lowering.lower import lower
 from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
-from fusec.driver.structures import Placed, Planned
+from fusec.driver.structures import Planned
 from fusec.errors import InternalError
 from fusec.frontend.fx_passes.freezing import RECIPE
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.extern import Constant
 from fusec.ir.graph import Graph, Kernel, Schedule, View
+from fusec.ir.host import HostProgram
 from fusec.ir.index import Size, index
 from fusec.ir.interp.expression import Env, allocate
-from fusec.ir.interp.graph import run_graph, run_kernel, run_schedule
+from fusec.ir.interp.graph import run_graph, run_host, run_kernel, run_schedule
 from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
 from fusec.tools.bisect.steps import Step
@@ -41,7 +42,7 @@ def differs(step: Step, made: Any, tolerance: float = 2e-2) -> str | None:
         return None
     with np.errstate(all="ignore"):
         expected, found = computed(step.before, step), computed(made, step)
-    if isinstance(made, Placed):
+    if isinstance(made, HostProgram):
         expected = expected[: len(found)]  # without the inputs, which may be freed
     if len(expected) != len(found):
         return f"{len(found)} results, not {len(expected)}"
@@ -75,9 +76,8 @@ def computed(structure: Any, step: Step) -> list[Any]:
         case Schedule():
             seen = replace(structure, graph=watched(structure.graph))
             return run_schedule(seen, arrays(structure.graph, step.inputs), call)
-        case Placed():
-            given = arrays(structure.schedule.graph, step.inputs)
-            return run_schedule(structure.schedule, given, call, memory=structure.memory)
+        case HostProgram():
+            return run_host(structure, arrays(structure.graph, step.inputs), call)
         case Functions():
             return [array for name in structure.calls for array in stored(structure.instance(name))]
         case Mapping():

@@ -20,9 +20,9 @@ from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches
-from fusec.ir.memory import peak_bytes
+from fusec.ir.host import peak_bytes
 from fusec.passes.fusion.libraries import ATEN
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
@@ -212,9 +212,7 @@ def lock_graph(staged: Staged) -> LockedGraph:
 
 
 def _peak(schedule: Schedule, target: Target) -> int:
-    return peak_bytes(
-        schedule, plan_memory(schedule, target.codegen.overwritable, target.codegen.run_bytes)
-    )
+    return peak_bytes(plan_host(schedule, target.codegen.overwritable, target.codegen.run_bytes))
 
 
 def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:

@@ -15,7 +15,7 @@ from fusec.ir.formula import Formula
 from fusec.ir.graph import Extern, Schedule
 from fusec.ir.index import Size, index
 from fusec.passes.fusion.fuse import separate
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from tests.codegen.host.test_wrapper import chain, unary
 from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import F32, buffer, graph, whole
@@ -23,9 +23,7 @@ from tests.ir.graphs import F32, buffer, graph, whole
 
 def printed(schedule: Schedule, asked: Sequence[Formula] = ()) -> Native:
     programs = lower_all(schedule, small_target("cpu"))
-    return print_native(
-        schedule, plan_memory(schedule), programs, {name: name for name in programs}, asked
-    )
+    return print_native(plan_host(schedule), programs, {name: name for name in programs}, asked)
 
 
 def test_the_function_calls_kernels_and_copies_what_is_a_part(

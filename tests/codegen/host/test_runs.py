@@ -12,9 +12,10 @@ from fusec.codegen.host.wrapper import print_wrapper
 from fusec.codegen.targets import find_target
 from fusec.errors import IndexOutOfRange
 from fusec.ir.dtype import F32
+from fusec.ir.host import NativeRun
 from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import separate
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from fusec.runtime.kernels.cpp_kernel import CppKernel
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.pipeline import lower_all
@@ -27,8 +28,8 @@ def lowered(count: int) -> tuple[str, dict[str, Program]]:
     """Return the wrapper of a chain of kernels, and their programs."""
     schedule = separate(chain(*[F32] * count)[0])
     programs = lower_all(schedule, find_target("cpu"))
-    memory = plan_memory(schedule, run_bytes=FEW)
-    return print_wrapper(schedule, memory, programs, {k: k for k in programs}), programs
+    host = plan_host(schedule, run_bytes=FEW)
+    return print_wrapper(host, programs, {k: k for k in programs}), programs
 
 
 def test_kernels_that_follow_each_other_are_one_call() -> None:
@@ -37,8 +38,8 @@ def test_kernels_that_follow_each_other_are_one_call() -> None:
     assert launches == ["k0_to_k2(x, t0, t1, t2)"]
     assert text.index("t2 = t0  # memory reused") < text.index("k0_to_k2") < text.index("del t1")
     schedule = separate(chain(*[F32] * 3)[0])
-    memory = plan_memory(schedule, run_bytes=FEW)
-    ((_, code),) = run_codes(memory, programs, {k: k for k in programs}).items()
+    host = plan_host(schedule, run_bytes=FEW)
+    ((_, code),) = run_codes(host, programs, {k: k for k in programs}).items()
     function = print_run(code, {n: replace(p, name=f"neg_{n}") for n, p in programs.items()})
     assert function.splitlines() == [
         'extern "C" void k0_to_k2(any b0, any b1, any b2, any b3, int *status) {',
@@ -55,10 +56,9 @@ def test_kernels_that_follow_each_other_are_one_call() -> None:
 def test_runs_of_alike_kernels_share_a_function() -> None:
     schedule = separate(chain(*[F32] * 6)[0])
     programs = lower_all(schedule, find_target("cpu"))
-    memory = plan_memory(schedule, run_bytes=FEW)
-    (run,) = memory.runs
-    halves = (replace(run, kernels=run.kernels[:3]), replace(run, first=3, kernels=run.kernels[3:]))
-    apart = replace(memory, runs=halves)
+    host = plan_host(schedule, run_bytes=FEW)
+    (run,) = host.runs
+    apart = replace(host, statements=(NativeRun(run.kernels[:3]), NativeRun(run.kernels[3:])))
     alike = run_codes(apart, programs, dict.fromkeys(programs, "k0"))
     assert [code.name for code in alike.values()] == ["k0_to_k2", "k0_to_k2"]
     different = run_codes(apart, programs, {k: k for k in programs})

@@ -28,7 +28,7 @@ from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import fuse, separate
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from fusec.runtime.calls.executable import bind, restride
 from fusec.runtime.calls.outside import NOTHING
 from tests.fuzz.graphs import Example
@@ -52,9 +52,7 @@ class Slots:
 
     def __init__(self, schedule: Schedule, programs: dict[str, Program]) -> None:
         self.graph = schedule.graph
-        self.text = print_wrapper(
-            schedule, plan_memory(schedule), programs, {k: k for k in programs}
-        )
+        self.text = print_wrapper(plan_host(schedule), programs, {k: k for k in programs})
         self.made = 0
         self.sizes: dict[Size, int] = {}
         names: dict[str, Any] = {
@@ -199,7 +197,7 @@ def test_memory_is_written_again_in_another_shape() -> None:
     slots = slots_of(graph((x,), (first, second, row), row.buffer))
     slots.run()
     assert slots.made == 2
-    assert "t2 = strided(t0, (24,), (1,), 0)  # memory reused\n    del t0" in slots.text
+    assert "t2 = strided(t0, (24,), (1,), 0)  # memory reused\n    k2(t1, t2)" in slots.text
 
 
 def test_what_is_returned_is_never_handed_out_again() -> None:
@@ -229,7 +227,7 @@ def schedule_with_extern(effect: Effect) -> Schedule:
 def text_with_extern(effect: Effect) -> str:
     schedule = schedule_with_extern(effect)
     programs = lower_all(schedule, find_target("cpu"))
-    return print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
+    return print_wrapper(plan_host(schedule), programs, {k: k for k in programs})
 
 
 @pytest.mark.parametrize(("effect", "reused"), [(Fresh(), True), (Unknown(), False)], ids=repr)
@@ -262,13 +260,13 @@ def test_kernels_of_random_graphs_read_what_was_written_for_them(drawn: Example)
 
 def test_launches_have_their_own_names_in_the_form_for_profilers() -> None:
     schedule = schedule_with_extern(Fresh())
-    programs, memory = lower_all(schedule, find_target("cpu")), plan_memory(schedule)
+    programs, host = lower_all(schedule, find_target("cpu")), plan_host(schedule)
     code = dict.fromkeys(programs, "k0")  # all kernels run the code of the first
-    text = print_wrapper(schedule, memory, programs, code, named=True)
+    text = print_wrapper(host, programs, code, named=True)
     launches = re.findall(r"named\('(\w+)', ([\w.]+), ", text)
     assert launches == [("k0", "k0"), ("e", "aten.f"), ("k1", "k0"), ("k2", "k0")]
     plain = re.sub(r"named\('\w+', ([\w.]+), ", r"\1(", text)
-    assert plain == print_wrapper(schedule, memory, programs, code)
+    assert plain == print_wrapper(host, programs, code)
 
 
 # -- real tensors ----------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ def test_launches_have_their_own_names_in_the_form_for_profilers() -> None:
 def bound(before: Graph, kernels: dict[str, Any]) -> Any:
     schedule = separate(before)
     programs = lower_all(schedule, find_target("cpu"))
-    text = print_wrapper(schedule, plan_memory(schedule), programs, {k: k for k in programs})
+    text = print_wrapper(plan_host(schedule), programs, {k: k for k in programs})
     return bind(text, kernels, NOTHING, torch.device("cpu"))
 
 

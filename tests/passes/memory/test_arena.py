@@ -10,21 +10,20 @@ from hypothesis import given
 from fusec.errors import InvalidIR
 from fusec.ir.arena import ALIGNMENT, Arena, verify_arena
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Schedule
-from fusec.ir.memory import Memory, bytes_of, overwritable, peak_bytes
+from fusec.ir.host import Allocation, HostProgram, peak_bytes
+from fusec.ir.memory import bytes_of, overwritable
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.memory.arena import plan_arena
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import F32
 from tests.passes.pipelines import BOUNDED, random_graphs
 
 
-def chain_of(count: int) -> tuple[Schedule, Memory]:
+def chain_of(count: int) -> HostProgram:
     """x -> t0 -> t1 -> ..., of which the last is returned."""
-    schedule = separate(chain(*[F32] * count)[0])
-    return schedule, plan_memory(schedule)
+    return plan_host(separate(chain(*[F32] * count)[0]))
 
 
 def rounded(count: int) -> int:
@@ -32,19 +31,20 @@ def rounded(count: int) -> int:
 
 
 def test_a_chain_takes_two_places() -> None:
-    schedule, memory = chain_of(6)
-    arena = plan_arena(memory, {})
-    verify_arena(memory, arena)
+    host = chain_of(6)
+    arena = plan_arena(host, {})
+    verify_arena(host, arena)
     assert len(set(arena.offsets.values())) == 2
-    assert arena.bytes == 2 * rounded(peak_bytes(schedule, memory) // 2)
+    assert arena.bytes == 2 * rounded(peak_bytes(host) // 2)
 
 
 def test_a_result_lies_where_the_caller_wants_it_with_what_lies_under_it() -> None:
-    schedule, memory = chain_of(4)
-    (returned,) = schedule.graph.returned
-    arena = plan_arena(memory, {returned: 3})
-    verify_arena(memory, arena)
-    under = next(a.over for step in memory.steps for a in step.allocated if a.buffer is returned)
+    host = chain_of(4)
+    (returned,) = host.graph.returned
+    arena = plan_arena(host, {returned: 3})
+    verify_arena(host, arena)
+    allocations = [s for s in host.statements if isinstance(s, Allocation)]
+    (under,) = (one.over for one in allocations if one.buffer is returned)
     assert under is not None
     assert arena.results == {returned: 3, under: 3}
     assert returned not in arena.offsets
@@ -53,10 +53,9 @@ def test_a_result_lies_where_the_caller_wants_it_with_what_lies_under_it() -> No
 @BOUNDED
 @given(random_graphs())
 def test_no_two_buffers_that_live_at_once_share_a_byte(drawn: Example) -> None:
-    schedule = separate(drawn.graph)
-    memory = plan_memory(schedule, overwritable)
-    arena = plan_arena(memory, {})
-    verify_arena(memory, arena)
+    host = plan_host(separate(drawn.graph), overwritable)
+    arena = plan_arena(host, {})
+    verify_arena(host, arena)
     for buffer, offset in arena.offsets.items():
         ends = (arena.offsets[b] + rounded(bytes_of(b)) for b in arena.below[buffer])
         assert offset == max(ends, default=0), "more than the order asks for"
@@ -67,8 +66,8 @@ def moved(arena: Arena, buffer: Buffer, offset: int) -> Arena:
 
 
 def test_planted_faults_are_found() -> None:
-    _, memory = chain_of(4)
-    arena = plan_arena(memory, {})
+    host = chain_of(4)
+    arena = plan_arena(host, {})
     first = next(iter(arena.offsets))
     second = next(b for b in arena.offsets if arena.offsets[b] != arena.offsets[first])
     apart = replace(arena, below=dict.fromkeys(arena.offsets, ()))
@@ -83,4 +82,4 @@ def test_planted_faults_are_found() -> None:
         (replace(arena, offsets={}, results=dict.fromkeys(arena.offsets, 0)), "in one result"),
     ):
         with pytest.raises(InvalidIR, match=problem):
-            verify_arena(memory, wrong)
+            verify_arena(host, wrong)

@@ -1,6 +1,6 @@
-"""The plan of memory: what it reuses and frees, and that a wrong one is found twice.
+"""Host programs: what they reuse, free and launch together, and that a wrong one is found twice.
 
-``verify_memory`` finds it by rule; the interpreter, which overwrites what is freed or lain over, by
+``verify_host`` finds it by rule; the interpreter, which overwrites what is freed or lain over, by
 wrong values. Both see each planted fault.
 """
 
@@ -19,23 +19,23 @@ from fusec.errors import InternalError, InvalidIR
 from fusec.ir.expr import Buffer, Expr, Op, loads
 from fusec.ir.extern import Effect, Fresh, Unknown
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store
-from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp.graph import run_schedule
-from fusec.ir.memory import (
+from fusec.ir.host import (
     Allocation,
-    Memory,
+    FreeBuffers,
+    HostProgram,
+    HostStatement,
     NativeRun,
-    bytes_of,
-    footprint,
-    overwritable,
     peak_bytes,
-    print_memory,
-    trivial_plan,
-    verify_memory,
+    print_host,
+    trivial_program,
+    verify_host,
 )
+from fusec.ir.index import Axis, Size, index
+from fusec.ir.interp.graph import run_host, run_schedule
+from fusec.ir.memory import bytes_of, footprint, overwritable
 from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fusion.fuse import fuse, separate
-from fusec.passes.memory.buffers import plan_memory
+from fusec.passes.memory.buffers import plan_host
 from tests.codegen.host.test_wrapper import chain, unary
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import lower_all, run_programs, small_target
@@ -69,12 +69,18 @@ def same(call: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
 
 
 def test_a_chain_lies_in_two_places() -> None:
-    schedule = chain_of(4)
-    assert print_memory(schedule, plan_memory(schedule)).splitlines() == [
-        "new t0; free x",
+    assert print_host(plan_host(chain_of(4))).splitlines() == [
+        "new t0",
+        "k0: x -> t0",
+        "free x",
         "new t1",
+        "k1: t0 -> t1",
         "t2 over t0",
-        "t3 over t1; free t2",
+        "k2: t1 -> t2",
+        "free t0",
+        "t3 over t1",
+        "k3: t2 -> t3",
+        "free t1, t2",
     ]
 
 
@@ -82,72 +88,64 @@ def test_a_peak_counts_what_is_in_memory_at_once() -> None:
     """Two of a chain's results are, its input aside; of one that lies over another, one."""
     four, over = chain_of(4), reading(lambda t, m, c: load(t, m, c))
     size = bytes_of(four.kernels[0].writes[0])
-    assert peak_bytes(four, plan_memory(four)) == 2 * size
-    assert peak_bytes(four, trivial_plan(four)) == 4 * size
-    assert peak_bytes(over, plan_memory(over)) == 2 * 4 * 8 * 8
-    assert peak_bytes(over, plan_memory(over, overwritable)) == 4 * 8 * 8
+    assert peak_bytes(plan_host(four)) == 2 * size
+    assert peak_bytes(trivial_program(four)) == 4 * size
+    assert peak_bytes(plan_host(over)) == 2 * 4 * 8 * 8
+    assert peak_bytes(plan_host(over, overwritable)) == 4 * 8 * 8
+
+
+def runs_of(schedule: Schedule, run_bytes: int) -> list[tuple[str, ...]]:
+    """The names of the kernels of each run."""
+    host = plan_host(schedule, run_bytes=run_bytes)
+    return [tuple(kernel.name for kernel in run.kernels) for run in host.runs]
 
 
 def test_small_kernels_between_calls_are_runs() -> None:
     chained = chain_of(5)
     size = bytes_of(buffers_of(chained)["t0"])
-    (run,) = plan_memory(chained, run_bytes=1 << 18).runs
-    assert (run.first, run.last, run.kernels) == (0, 4, ("k0", "k1", "k2", "k3", "k4"))
-    assert plan_memory(chained, run_bytes=0).runs == ()
-    for most, kernels in ((size, ("k1", "k2", "k3", "k4")), (size - 1, ("k2", "k3", "k4"))):
-        (run,) = plan_memory(chained, run_bytes=most).runs
-        assert run.kernels == kernels  # the last three need no memory of their own
-    called = with_call(Fresh())
-    assert [run.kernels for run in plan_memory(called, run_bytes=1 << 18).runs] == [("k1", "k2")]
+    assert runs_of(chained, 1 << 18) == [("k0", "k1", "k2", "k3", "k4")]
+    assert runs_of(chained, 0) == []
+    assert runs_of(chained, size) == [("k1", "k2", "k3", "k4")]
+    assert runs_of(chained, size - 1) == [("k2", "k3", "k4")]  # they need no memory of their own
+    assert runs_of(with_call(Fresh()), 1 << 18) == [("k1", "k2")]
 
 
 def test_what_a_run_allocates_is_there_from_its_beginning_to_its_end() -> None:
     schedule = chain_of(5)
-    memory = trivial_plan(schedule)
+    apart, together = (plan_host(schedule, run_bytes=most) for most in (0, 1 << 18))
     size = bytes_of(buffers_of(schedule)["t0"])
-    freeing = replace(
-        memory,
-        steps=tuple(
-            replace(step, freed=tuple(b for b in kernel.reads if b.name != "x"))
-            for step, kernel in zip(memory.steps, schedule.steps, strict=True)
-        ),
-    )
-    verify_memory(schedule, freeing)
-    assert peak_bytes(schedule, freeing) == 2 * size
-    whole = replace(freeing, runs=(NativeRun(1, ("k1", "k2", "k3")),))
-    verify_memory(schedule, whole)
-    assert peak_bytes(schedule, whole) == 4 * size
-    assert print_memory(schedule, whole).splitlines()[-1] == "run k1, k2, k3"
+    for host in (apart, together):
+        verify_host(host)
+        assert peak_bytes(host) == 2 * size
+    assert print_host(together).splitlines() == [
+        "new t0",
+        "new t1",
+        "t2 over t0",
+        "t3 over t1",
+        "t4 over t2",
+        "run k0, k1, k2, k3, k4: x -> t0, t1, t2, t3, t4",
+        "free t0, t1, t2, x, t3",
+    ]
 
 
-@pytest.mark.parametrize(
-    ("runs", "problem"),
-    [
-        ((NativeRun(0, ("k0",)),), "no kernels that follow"),
-        ((NativeRun(0, ("k0", "k2")),), "other steps than its kernels"),
-        ((NativeRun(1, ("k0", "k1")),), "other steps than its kernels"),
-        ((NativeRun(3, ("k3", "k4", "k5")),), "other steps than its kernels"),
-        ((NativeRun(0, ("k0", "k1")), NativeRun(1, ("k1", "k2"))), "no kernels that follow"),
-    ],
-)
-def test_a_wrong_run_is_refused(runs: tuple[NativeRun, ...], problem: str) -> None:
-    schedule = chain_of(5)
-    memory = replace(plan_memory(schedule), runs=runs)
-    with pytest.raises(InvalidIR, match=problem):
-        verify_memory(schedule, memory)
+def test_a_run_of_one_kernel_is_refused() -> None:
+    host = plan_host(chain_of(4))
+    one = NativeRun((host.statements[1],))
+    with pytest.raises(InvalidIR, match="a run of fewer than two kernels"):
+        verify_host(planted(host, host.statements[1], one))
 
 
 def test_an_input_that_nobody_reads_goes_at_once() -> None:
     x, y = buffer("x", 4, 6), buffer("y", 4, 6)
     line = unary("t0", x)
     schedule = separate(graph((x, y), (line,), line.buffer))
-    assert plan_memory(schedule).unread == (y,)
+    assert plan_host(schedule).statements[0] == FreeBuffers((y,))
 
 
 def test_what_an_eager_kernel_may_see_is_not_written_again() -> None:
     for effect, reused in ((Unknown(), False), (Fresh(), True)):
         schedule = with_call(effect)
-        assert ("t1 over t0" in print_memory(schedule, plan_memory(schedule))) == reused
+        assert ("t1 over t0" in print_host(plan_host(schedule))) == reused
 
 
 def test_waiting_never_needs_more_memory() -> None:
@@ -162,12 +160,9 @@ def test_waiting_never_needs_more_memory() -> None:
     last = unary("t4", gathered.buffer)
     lines = (first, spread, between, gathered, last)
     schedule = separate(graph((x,), lines, last.buffer))
-    assert print_memory(schedule, plan_memory(schedule)).splitlines() == [
-        "new t0; free x",
-        "new t1; free t0",
-        "new t2; free t1",
-        "new t3; free t2",
-        "new t4; free t3",
+    assert memory_lines(plan_host(schedule)) == [
+        *("new t0", "free x", "new t1", "free t0", "new t2", "free t1"),
+        *("new t3", "free t2", "new t4", "free t3"),
     ]
 
 
@@ -208,11 +203,9 @@ def flipped(t: Buffer, m: Axis, c: Axis) -> Expr:
 
 def test_a_kernel_writes_over_what_dies_in_it() -> None:
     schedule = chain_of(4)
-    assert print_memory(schedule, plan_memory(schedule, overwritable)).splitlines() == [
-        "new t0; free x",
-        "t1 over t0; free t0",
-        "t2 over t1; free t1",
-        "t3 over t2; free t2",
+    assert memory_lines(plan_host(schedule, overwritable)) == [
+        *("new t0", "free x", "t1 over t0", "free t0"),
+        *("t2 over t1", "free t1", "t3 over t2", "free t2"),
     ]
 
 
@@ -222,9 +215,9 @@ def test_what_an_eager_kernel_made_is_written_over_if_nobody_else_sees_it() -> N
         call = Extern("e", "aten.f", (whole(x),), (), (e,), "", effect=effect)
         last = unary("t0", e)
         schedule = separate(graph((x,), (call, last), last.buffer))
-        memory = plan_memory(schedule, overwritable)
-        verify_memory(schedule, memory)
-        assert ("t0 over e; free e" in print_memory(schedule, memory)) == over
+        host = plan_host(schedule, overwritable)
+        verify_host(host)
+        assert ("t0 over e" in memory_lines(host)) == over
 
 
 def test_a_kernel_writes_over_a_product_of_another_shape() -> None:
@@ -233,9 +226,9 @@ def test_a_kernel_writes_over_a_product_of_another_shape() -> None:
     b, t, c = axes("b t c", 2, 3, 8)
     y = Def(buffer("y", 2, 3, 8), (b, t, c), Op("neg", (load(p, index(b) * 3 + t, c),)))
     schedule = separate(graph((x, w), (mm("p", whole(x), whole(w), p), y), y.buffer))
-    memory = plan_memory(schedule, overwritable)
-    verify_memory(schedule, memory)
-    assert print_memory(schedule, memory).splitlines()[1] == "y over p; free p"
+    host = plan_host(schedule, overwritable)
+    verify_host(host)
+    assert memory_lines(host)[-2:] == ["y over p", "free p"]
 
 
 def test_memory_of_nothing_is_not_written_again() -> None:
@@ -267,9 +260,8 @@ def test_what_is_summed_where_a_result_is_stored_is_loaded_once_for_both(late: b
     schedule = summed_beside(late)
     b = buffers_of(schedule)
     assert overwritable(schedule.kernels[-1]) == ({} if late else {b["y"]: (b["t"],)})
-    over = (Allocation(b["y"], b["t"]), Allocation(b["s"], None))
-    memory = planted(plan_memory(schedule), 1, allocated=over, freed=(b["t"],))
-    wanted, found = run_over(schedule, memory)
+    host = planted(plan_host(schedule), Allocation(b["y"]), Allocation(b["y"], b["t"]))
+    wanted, found = run_over(schedule, host)
     assert (found != wanted).any() == late
 
 
@@ -290,18 +282,18 @@ def test_a_sum_beside_a_store_waits_for_what_the_store_does() -> None:
     schedule = replace(
         apart, steps=(*apart.steps, kernel), graph=replace(apart.graph, outputs=outputs)
     )
-    memory = plan_memory(schedule, overwritable)
-    verify_memory(schedule, memory)
-    assert "y over t" in print_memory(schedule, memory)
-    np.testing.assert_allclose(*run_over(schedule, memory), rtol=1e-5)
+    host = plan_host(schedule, overwritable)
+    verify_host(host)
+    assert "y over t" in memory_lines(host)
+    np.testing.assert_allclose(*run_over(schedule, host), rtol=1e-5)
 
 
-def run_over(schedule: Schedule, memory: Memory) -> tuple[Any, Any]:
+def run_over(schedule: Schedule, host: HostProgram) -> tuple[Any, Any]:
     """What is to be computed at last, and what programs compute, one point after another."""
     inputs = (np.arange(64.0, dtype=np.float32).reshape(8, 8),)
     programs = lower_all(schedule, find_target("cpu", 4))
     *_, wanted = run_schedule(schedule, inputs)
-    *_, found = run_programs(schedule, programs, inputs, None, memory)
+    *_, found = run_programs(host, programs, inputs, None)
     return wanted, found
 
 
@@ -310,9 +302,9 @@ def test_what_was_reduced_before_is_written_over(
     value: Callable[[Buffer, Axis, Axis], Expr],
 ) -> None:
     schedule = reading(value)
-    memory = plan_memory(schedule, overwritable)
-    assert print_memory(schedule, memory).splitlines()[1] == "t1 over t0; free t0"
-    np.testing.assert_array_equal(*run_over(schedule, memory))
+    host = plan_host(schedule, overwritable)
+    assert memory_lines(host)[-2:] == ["t1 over t0", "free t0"]
+    np.testing.assert_array_equal(*run_over(schedule, host))
 
 
 @pytest.mark.parametrize("value", [flipped, transposed])
@@ -320,12 +312,12 @@ def test_what_is_read_elsewhere_is_not_written_over(
     value: Callable[[Buffer, Axis, Axis], Expr],
 ) -> None:
     schedule = reading(value)
-    memory = plan_memory(schedule, overwritable)
-    assert print_memory(schedule, memory).splitlines()[1] == "new t1; free t0"
+    host = plan_host(schedule, overwritable)
+    assert memory_lines(host)[-2:] == ["new t1", "free t0"]
     b = buffers_of(schedule)
-    wrong = planted(memory, 1, allocated=(Allocation(b["t1"], b["t0"]),))
+    wrong = planted(host, Allocation(b["t1"]), Allocation(b["t1"], b["t0"]))
     with pytest.raises(InvalidIR, match="t1 lies over t0, which may be read after t1 is written"):
-        verify_memory(schedule, wrong)
+        verify_host(wrong)
     wanted, found = run_over(schedule, wrong)
     assert (found != wanted).any()
 
@@ -357,21 +349,30 @@ def test_two_results_do_not_lie_over_one_operand() -> None:
     schedule = replace(
         lines, steps=(first, second), graph=replace(lines.graph, outputs=tuple(map(whole, made)))
     )
-    memory = plan_memory(schedule, overwritable)
-    verify_memory(schedule, memory)
-    assert [a.over for a in memory.steps[1].allocated] == [t, None]
-    wrong = planted(memory, 1, allocated=tuple(Allocation(b, t) for b in made))
-    with pytest.raises(InvalidIR, match="two buffers lie over one"):
-        verify_memory(schedule, wrong)
+    host = plan_host(schedule, overwritable)
+    verify_host(host)
+    y, z = made
+    assert [Allocation(y, t), Allocation(z)] == list(host.statements[3:5])
+    wrong = planted(host, Allocation(z), Allocation(z, t))
+    with pytest.raises(InvalidIR, match="y is read where z was written"):
+        verify_host(wrong)
 
 
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def planted(memory: Memory, position: int, **change: Any) -> Memory:
-    steps = list(memory.steps)
-    steps[position] = replace(steps[position], **change)
-    return replace(memory, steps=tuple(steps))
+def planted(host: HostProgram, old: HostStatement, *new: HostStatement) -> HostProgram:
+    """A program with one statement replaced."""
+    assert old in host.statements
+    return replace(
+        host,
+        statements=tuple(x for s in host.statements for x in (new if s == old else (s,))),
+    )
+
+
+def memory_lines(host: HostProgram) -> list[str]:
+    """The lines of a program's text that allocate and free."""
+    return [line for line in print_host(host).splitlines() if ": " not in line]
 
 
 def buffers_of(schedule: Schedule) -> dict[str, Buffer]:
@@ -379,68 +380,80 @@ def buffers_of(schedule: Schedule) -> dict[str, Buffer]:
     return {b.name: b for b in found}
 
 
-def reuse_too_early(schedule: Schedule, memory: Memory) -> Memory:
-    b = buffers_of(schedule)
-    early = planted(memory, 1, allocated=(Allocation(b["t1"], b["t0"]),))
-    return planted(early, 2, allocated=(Allocation(b["t2"], None),))
+Buffers = dict[str, Buffer]
 
 
-def free_too_early(schedule: Schedule, memory: Memory) -> Memory:
-    return planted(memory, 1, freed=(buffers_of(schedule)["t1"],))
+def free_too_early(host: HostProgram, b: Buffers) -> HostProgram:
+    return planted(host, FreeBuffers((b["x"],)), FreeBuffers((b["x"], b["t0"])))
 
 
-def an_input_too_early(schedule: Schedule, memory: Memory) -> Memory:
-    return replace(planted(memory, 0, freed=()), unread=(buffers_of(schedule)["x"],))
+def an_input_too_early(host: HostProgram, b: Buffers) -> HostProgram:
+    return replace(host, statements=(FreeBuffers((b["x"],)), *host.statements))
 
 
-def no_memory(schedule: Schedule, memory: Memory) -> Memory:
-    return planted(memory, 0, allocated=())
+def no_memory(host: HostProgram, b: Buffers) -> HostProgram:
+    return planted(host, Allocation(b["t0"]))
 
 
-def over_the_result(schedule: Schedule, memory: Memory) -> Memory:
-    return planted(memory, 3, freed=(buffers_of(schedule)["t3"],))
+def over_the_result(host: HostProgram, b: Buffers) -> HostProgram:
+    return planted(host, FreeBuffers((b["t1"], b["t2"])), FreeBuffers((b["t3"],)))
 
 
 @pytest.mark.parametrize(
     ("plant", "problem"),
     [
-        (reuse_too_early, "t0 is read, and has no memory"),
-        (free_too_early, "t1 is read, and has no memory"),
+        (free_too_early, "t0 is read, and has no memory"),
         (an_input_too_early, "x is read, and has no memory"),
         (no_memory, "t0 is written, and has no memory"),
         (over_the_result, "t3 is read, and has no memory"),
     ],
 )
 def test_a_wrong_plan_is_refused_and_makes_wrong_values(
-    plant: Callable[[Schedule, Memory], Memory], problem: str
+    plant: Callable[[HostProgram, Buffers], HostProgram], problem: str
 ) -> None:
     schedule = chain_of(4)
-    memory = plan_memory(schedule)
-    verify_memory(schedule, memory)
-    wrong = plant(schedule, memory)
+    host = plan_host(schedule)
+    verify_host(host)
+    wrong = plant(host, buffers_of(schedule))
     with pytest.raises(InvalidIR, match=problem):
-        verify_memory(schedule, wrong)
-    (value,) = run_schedule(schedule, [INPUT], memory=memory)
+        verify_host(wrong)
+    (value,) = run_host(host, [INPUT])
     np.testing.assert_array_equal(value, INPUT)
     try:
-        (value,) = run_schedule(schedule, [INPUT], memory=wrong)
+        (value,) = run_host(wrong, [INPUT])
     except InternalError as error:
         assert "has no memory" in str(error)
     else:
         assert np.isnan(value).any()
 
 
+def test_a_value_that_is_read_later_is_not_written_over() -> None:
+    x = buffer("x", 4, 6)
+    first = unary("t0", x)
+    second = unary("t1", first.buffer)
+    m, c = axes("m c", 4, 6)
+    both = Op("add", (load(first.buffer, m, c), load(second.buffer, m, c)))
+    last = Def(buffer("t2", 4, 6), (m, c), both)
+    schedule = separate(graph((x,), (first, second, last), last.buffer))
+    host, b = plan_host(schedule, overwritable), buffers_of(schedule)
+    verify_host(host)
+    wrong = planted(host, Allocation(b["t1"]), Allocation(b["t1"], b["t0"]))
+    with pytest.raises(InvalidIR, match="t0 is read where t1 was written"):
+        verify_host(wrong)
+    assert (run_host(wrong, [INPUT])[0] != run_host(host, [INPUT])[0]).any()
+
+
 def test_memory_of_which_a_call_kept_a_view_is_not_written_again() -> None:
     schedule = with_call(Unknown())
     b = buffers_of(schedule)
-    memory = plan_memory(schedule)
-    wrong = planted(memory, 2, allocated=(Allocation(b["t1"], b["t0"]),))
-    wrong = planted(wrong, 1, freed=())
+    host = plan_host(schedule)
+    wrong = planted(host, Allocation(b["t1"]), Allocation(b["t1"], b["t0"]))
+    wrong = planted(wrong, FreeBuffers((b["t0"],)))
     with pytest.raises(InvalidIR, match="t1 lies over t0, which others may see"):
-        verify_memory(schedule, wrong)
-    _, right = run_schedule(schedule, [INPUT], same, memory=memory)
+        verify_host(wrong)
+    _, right = run_host(host, [INPUT], same)
     np.testing.assert_array_equal(right, -INPUT)
-    _, value = run_schedule(schedule, [INPUT], same, memory=wrong)
+    _, value = run_host(wrong, [INPUT], same)
     assert (value != -INPUT).any()
 
 
@@ -451,10 +464,10 @@ def test_memory_of_which_a_call_kept_a_view_is_not_written_again() -> None:
 def test_only_memory_of_the_plan_is_written_again(over: str, problem: str) -> None:
     schedule = with_call(Unknown())
     b = {**buffers_of(schedule), "none": buffer("none", 4, 6)}
-    memory = planted(plan_memory(schedule), 3, allocated=(Allocation(b["t2"], b[over]),), freed=())
-    memory = planted(memory, 0, freed=())
+    host = planted(plan_host(schedule), Allocation(b["t2"]), Allocation(b["t2"], b[over]))
+    host = planted(host, FreeBuffers((b["x"],)))
     with pytest.raises(InvalidIR, match=problem):
-        verify_memory(schedule, memory)
+        verify_host(host)
 
 
 def test_a_buffer_of_another_layout_does_not_fit() -> None:
@@ -464,10 +477,10 @@ def test_a_buffer_of_another_layout_does_not_fit() -> None:
     m, n = axes("m n", 4, 3)
     half = Def(buffer("t2", 4, 3), (m, n), load(second.buffer, m, n))
     schedule = separate(graph((x,), (first, second, half), half.buffer))
-    memory = planted(plan_memory(schedule), 1, freed=())
-    wrong = planted(memory, 2, allocated=(Allocation(half.buffer, first.buffer),))
+    host = planted(plan_host(schedule), FreeBuffers((first.buffer,)))
+    wrong = planted(host, Allocation(half.buffer), Allocation(half.buffer, first.buffer))
     with pytest.raises(InvalidIR, match="t2 does not fit over t0"):
-        verify_memory(schedule, wrong)
+        verify_host(wrong)
 
 
 def test_a_size_is_known_before_memory_of_it_is_allocated() -> None:
@@ -475,10 +488,11 @@ def test_a_size_is_known_before_memory_of_it_is_allocated() -> None:
     x = buffer("x", 4, 6)
     line = unary("t0", buffer("y", n, 6))
     schedule = separate(Graph("g", (line.expr.args[0].buffer,), (line,), (whole(line.buffer),)))
-    verify_memory(schedule, plan_memory(schedule))
-    unknown = replace(schedule, graph=replace(schedule.graph, inputs=(x,)))
+    host = plan_host(schedule)
+    verify_host(host)
+    unknown = replace(host, graph=replace(schedule.graph, inputs=(x,)))
     with pytest.raises(InvalidIR, match="the size N is not known yet"):
-        verify_memory(unknown, plan_memory(schedule))
+        verify_host(unknown)
 
 
 @BOUNDED
@@ -488,9 +502,9 @@ def test_plans_of_random_graphs_keep_values(drawn: Example) -> None:
         target = small_target("cpu")
         fused = fuse(drawn.graph, target.machine, target.accepts)
         for schedule in (separate(drawn.graph), fused):
-            memory = plan_memory(schedule, overwritable)
-            verify_memory(schedule, memory)
+            host = plan_host(schedule, overwritable, run_bytes=1 << 18)
+            verify_host(host)
             wanted = run_schedule(schedule, drawn.inputs, copy_extern)
-            found = run_schedule(schedule, drawn.inputs, copy_extern, memory=memory)
+            found = run_host(host, drawn.inputs, copy_extern)
             for a, b in zip(wanted, found, strict=True):
                 np.testing.assert_array_equal(a, b)

@@ -1,4 +1,4 @@
-"""The memory that a graph holds over its call, from the plan of memory (``ir/memory.py``).
+"""The memory that a graph holds over its call, from its host program (``ir/host.py``).
 
 The caller's buffers (weights, inputs, what a forward saved) count until they are freed; the call's
 own count from their allocation on. A loop over rows adds the peak of its body for as long as it
@@ -7,12 +7,21 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Extern, RowLoop, Schedule, Step
-from fusec.ir.memory import Memory, bytes_of, steps_with_runs
+from fusec.ir.graph import Extern
+from fusec.ir.host import (
+    Allocation,
+    FreeBuffers,
+    HostLoop,
+    HostProgram,
+    HostStatement,
+    name_of,
+    steps_of,
+)
+from fusec.ir.memory import bytes_of
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.stages import Staged
 
@@ -57,35 +66,41 @@ def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
         return None
     names = staged.observed.names
-    moments, largest = _usage(record.structure.schedule, record.structure.memory)
+    moments, largest = _usage(record.structure)
     sizes = ((names.get(b.name, b.name), size) for b, size in largest.items())
     return Usage(moments, _ranked(sizes, layers))
 
 
-def _usage(schedule: Schedule, memory: Memory) -> tuple[tuple[Moment, ...], Mapping[Buffer, int]]:
+def _usage(program: HostProgram) -> tuple[tuple[Moment, ...], Mapping[Buffer, int]]:
     """Return the bytes held at each step, and the buffers at the peak, with their bytes."""
-    given = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
-    given -= set(memory.unread)
-    given |= {constant.buffer for constant in schedule.constants}
+    given = {item for item in program.graph.inputs if isinstance(item, Buffer)}
+    given |= {constant.buffer for constant in program.constants}
     held: dict[Buffer, int] = {buffer: bytes_of(buffer) for buffer in given}
-    bodies = iter(memory.bodies)
     moments: list[Moment] = []
     most, largest = -1, held
-    for step, plan in zip(schedule.steps, steps_with_runs(memory), strict=True):
-        for allocation in plan.allocated:
-            if allocation.over is not None:
-                held.pop(allocation.over, None)
-            held[allocation.buffer] = bytes_of(allocation.buffer)
-        held |= {buffer: bytes_of(buffer) for buffer in _made(step)}
-        inside = _inside(step, bodies)
+    for statement in program.statements:
+        _hold(statement, held)
         theirs = sum(size for buffer, size in held.items() if buffer in given)
-        made = sum(held.values()) - theirs + inside
-        moments.append(Moment(_name(step), theirs, made))
-        if theirs + made > most:
+        made = sum(held.values()) - theirs + _inside(statement)
+        steps = steps_of(statement)
+        moments += [Moment(name_of(step), theirs, made) for step in steps]
+        if steps and theirs + made > most:
             most, largest = theirs + made, dict(held)
-        for buffer in plan.freed:
-            held.pop(buffer, None)
     return tuple(moments), largest
+
+
+def _hold(statement: HostStatement, held: dict[Buffer, int]) -> None:
+    """Add the buffers that a statement allocates, and remove those that it frees."""
+    match statement:
+        case Allocation(buffer, over):
+            if over is not None:
+                held.pop(over, None)
+            held[buffer] = bytes_of(buffer)
+        case FreeBuffers(buffers):
+            for buffer in buffers:
+                held.pop(buffer, None)
+        case Extern() if statement.is_launch:
+            held |= {buffer: bytes_of(buffer) for buffer in statement.writes}
 
 
 def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str, int], ...]:
@@ -100,23 +115,11 @@ def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str
     return tuple(sorted(found, key=lambda row: -row[1])[:LARGEST])
 
 
-def _made(step: Step) -> tuple[Buffer, ...]:
-    """Return the buffers that a step allocates itself: the results of an eager kernel."""
-    match step:
-        case Extern() if step.is_launch:
-            return step.writes
-        case _:
-            return ()
-
-
-def _inside(step: Step, bodies: Iterator[Memory]) -> int:
-    match step:
-        case RowLoop(body=Schedule() as body):
-            moments, _ = _usage(body, next(bodies))
+def _inside(statement: HostStatement) -> int:
+    """Return the most bytes that the body of a loop holds."""
+    match statement:
+        case HostLoop(body=body):
+            moments, _ = _usage(body)
             return max((moment.made for moment in moments), default=0)
         case _:
             return 0
-
-
-def _name(step: Step) -> str:
-    return str(getattr(step, "name", None) or getattr(step, "node", "") or "a size")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fusec.ir.memory import bytes_of, peak_bytes
+from fusec.ir.host import FreeBuffers, peak_bytes
+from fusec.ir.memory import bytes_of
 from fusec.tools.report.html.document import Document, Timing, document_of
 from fusec.tools.report.html.machine_code import judge_code
 from fusec.tools.report.html.steps import drawn_steps
@@ -131,12 +132,12 @@ def test_memory_is_followed_through_the_call(document: Document) -> None:
 
 def test_memory_is_what_the_plan_says(document: Document, staged: list[Staged]) -> None:
     for graph, one in zip(document.graphs, staged, strict=True):
-        plan = one.trace.records["memory"].structure
+        host = one.trace.records["memory"].structure
         assert graph.usage is not None
         most = max(moment.made for moment in graph.usage.moments)
-        assert most == peak_bytes(plan.schedule, plan.memory) > 0
-        held = [c.buffer for c in plan.schedule.constants]
-        held += [item for item in plan.schedule.graph.inputs if item not in plan.memory.unread]
+        assert most == peak_bytes(host) > 0
+        held = [constant.buffer for constant in host.constants]
+        held += [item for item in host.graph.inputs if host.statements[0] != FreeBuffers((item,))]
         assert graph.usage.moments[0].given == sum(map(bytes_of, held))
 
 
