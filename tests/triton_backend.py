@@ -31,6 +31,7 @@ from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.kernels import table
 from fusec.runtime.kernels.triton_kernel import describe
 from tests.codegen.kernels import triton_source
@@ -140,6 +141,7 @@ def _compile_one(
                 of_graph(graph),
                 torch.device("cpu"),
                 watch=verification.watch,
+                ranges=Ranges(name, compiled.statements(), dict),
             )
         )
 

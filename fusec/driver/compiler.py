@@ -288,7 +288,7 @@ def _binding(
     device, title = main_device(gm), graph_id(name)
     outside = of_graph(gm, _compile_parts(gm, name, options))
     titles = partial(launch_titles, gm, name, trace.manifest)
-    ranges = Ranges(f"fusec {title}", trace.blobs["named.py"].decode(), titles)
+    ranges = Ranges(f"fusec {title}", trace.blobs["statements.json"].decode(), titles)
     bind = partial(executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges)
     if options.verify:
         verification = Verification(gm, name, strict=options.strict)
@@ -310,8 +310,9 @@ def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
     trace.target = target.name
     with trace.timed("bind"):
         kernels = _load(blobs, device)
-        named = Ranges(f"fusec {graph_id(name)}", blobs["named.py"].decode(), lambda: stored.titles)
-        return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=named)
+        statements = blobs["statements.json"].decode()
+        ranges = Ranges(f"fusec {graph_id(name)}", statements, lambda: stored.titles)
+        return executable.bind(trace.wrapper, kernels, stored.outside, device, ranges=ranges)
 
 
 def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str, ...]:
@@ -436,7 +437,7 @@ def _generate(
     blobs = {
         ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
         "wrapper.py": compiled.wrapper.encode(),
-        "named.py": compiled.named().encode(),
+        "statements.json": compiled.statements().encode(),
         "manifest.json": manifest(compiled, target.machine),
     }
     if compiled.native is not None:

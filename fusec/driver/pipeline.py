@@ -58,7 +58,7 @@ class Compiled:
         pointers: the same without descriptors, of kernels that take tensor descriptors.
         sources: kernel name -> source text of its code.
         wrapper: the Python source of ``call``.
-        named: returns the wrapper's form for profilers, in which each launch has a name.
+        statements: returns those of ``call``, as JSON, for who watches it.
         runs: the functions that launch several kernels.
         native: the function for programs without Python, where the options want it.
     """
@@ -73,7 +73,7 @@ class Compiled:
     pointers: Mapping[str, Any]
     sources: Mapping[str, str]
     wrapper: str
-    named: Callable[[], str]
+    statements: Callable[[], str]
     runs: tuple[RunCode, ...] = ()
     native: Native | None = None
 
@@ -116,9 +116,8 @@ def generate(
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
     pointers = fold_each(codegen.form, copied, context.quiet())
     printed = codegen.print_functions(functions, forms)
-    watched = held if context.options.verify else None
-    runs = {} if watched is not None else run_codes(host, programs, code)
-    print_call = partial(wrapper.print_wrapper, host, programs, code, watched)
+    watched = held if context.options.verify and held is not None else {}
+    runs = run_codes(host, programs, code)
     return Compiled(
         schedule,
         host,
@@ -129,8 +128,8 @@ def generate(
         forms,
         pointers,
         {name: printed[code[name]] for name in programs},
-        print_call(),
-        partial(print_call, named=True),
+        wrapper.print_wrapper(host, programs, code),
+        partial(wrapper.print_statements, host, programs, code, watched),
         tuple({run.name: run for run in runs.values()}.values()),
         print_native(plan_host(schedule, codegen.overwritable), programs, code, asked())
         if context.options.native

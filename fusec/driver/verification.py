@@ -1,9 +1,9 @@
 """Compare each kernel with eager at run time, under ``options={"verify": True}``.
 
-The printed wrapper of a verified graph reports each launch as soon as it has run::
+The statements of a verified graph's wrapper are interpreted (``runtime/calls/executable.py``), and
+what each has stored is reported as soon as it has run::
 
-    k0(x, w, add, gelu)
-    watch("k0", (("add", None), ("gelu", None)), (add, gelu,))
+    watch("k0", (("add", None), ("gelu", None)), (add, gelu))
 
 Here the same FX nodes are computed by their eager kernels, from the nearest values that the program
 itself has stored before: so an error does not propagate to later kernels, and the first kernel that
@@ -30,11 +30,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
 
+from fusec.codegen.host.wrapper import NodeResult
 from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
@@ -43,9 +44,6 @@ from fusec.runtime.race.agreement import disagreement
 from fusec.torch_interior import pytree, trace_artifact
 
 logger = logging.getLogger("fusec.verify")
-
-NodeResult: TypeAlias = tuple[str, int | None]
-"""The name of an FX node, and the index of its result; None for a single one."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _COPY = torch.ops.aten.copy_.default

@@ -413,8 +413,8 @@ class Unverified(Emulator):
 
     __slots__ = ()
 
-    def _bound(self, graph: Any, name: str, wrapper: str, kernels: Any) -> Any:
-        return executable.bind(wrapper, kernels, of_graph(graph), torch.device("cpu"))
+    def _bound(self, graph: Any, name: str, compiled: Any, kernels: Any) -> Any:
+        return executable.bind(compiled.wrapper, kernels, of_graph(graph), torch.device("cpu"))
 
 
 def emulator(target: str = "sm_90") -> Unverified:

@@ -16,17 +16,23 @@ Worked example::
         k0(mm, b, y)
         return (y,)
 
-If a program is verified (``fusec/driver/verification.py``), each launch is followed by a line that
-reports the values it stored: ``watch("k0", (("add", None),), (y,))``. A second form of the text is
-for profilers (``runtime/calls/ranges.py``): its launches have names, ``named("k3", k0, mm, b, y)``.
-Neither form has runs (``codegen/host/runs.py``), one call for several kernels.
+The same statements are printed one by one, as JSON, for whoever watches a call: profilers,
+``fusec.watch`` and ``verify`` (``runtime/calls/executable.py`` interprets them). There each launch
+has its name, and each statement says whose values it stored. Kernels of a run (``runs.py``) are
+launched one by one::
+
+    {"call": [..., ["k0(mm, b, y)", "k3", "k3", {"y": ["add", null]}], ["(y,)", "", null, {}]]}
 """
 
 from __future__ import annotations
 
+import json
 import keyword
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from itertools import starmap
 from typing import Any, TypeAlias
 
 from fusec.codegen.host.runs import RunCode, run_codes
@@ -57,7 +63,6 @@ from fusec.ir.host import (
     FreeBuffers,
     HostLoop,
     HostProgram,
-    HostStatement,
     NativeRun,
     steps_of,
 )
@@ -65,13 +70,32 @@ from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
-Watched: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+NodeResult: TypeAlias = tuple[str, int | None]
+"""The name of an FX node, and the index of its result; None for a single one."""
+Watched: TypeAlias = Mapping[Buffer, NodeResult]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
-    "mkldnn", "ops", "float", "watch", "named", "min", "_",
+    "mkldnn", "ops", "float", "min", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedStatement:
+    """One statement as Python.
+
+    Attributes:
+        text: its lines; of the last statement, the expression that is returned.
+        launch: the name under which a launch is timed; "" for anything else.
+        kernel: what stored the values: a kernel, or a library; None for eager's own kernels.
+        stored: variable -> the node whose value it holds now.
+    """
+
+    text: str
+    launch: str = ""
+    kernel: str | None = None
+    stored: Mapping[str, NodeResult] = field(default_factory=dict)
 
 
 class _Wrapper:
@@ -80,23 +104,17 @@ class _Wrapper:
         program: HostProgram,
         programs: dict[str, Program],
         code: dict[str, str],
-        watched: Watched | None = None,
-        *,
-        named: bool = False,
+        runs: Mapping[NativeRun, RunCode],
+        watched: Watched,
     ) -> None:
-        self.watched = watched
-        self.named = named
-        apart = named or watched is not None
-        self.runs = {} if apart else run_codes(program, programs, code)
-        self.program = program
-        self.programs = programs
-        self.code = code
+        self.program, self.programs, self.code = program, programs, code
+        self.runs, self.watched = runs, watched
         loops = {inner.loop.name for inner in program.loops}
-        calls = {callee(extern) for extern in program.externs}
-        used = _RESERVED | set(programs) | loops | calls
-        used |= {run.name for run in self.runs.values()}
+        used = _RESERVED | set(programs) | loops | set(map(callee, program.externs))
+        used |= {run.name for run in runs.values()}
         self.names = Names(used | _LOOP if loops else used)
         self.lines: list[str] = []
+        self.printed: list[PrintedStatement] = []
         self.read = {b for step in program.steps for b in step.reads} | set(program.graph.returned)
         self.last_write = self._last_writes()
 
@@ -113,32 +131,43 @@ class _Wrapper:
 
     # -- lines -------------------------------------------------------------------------------------
 
-    def print(self, name: str = "call") -> str:
-        self._inputs(self.program.graph)
-        for statement in self.program.statements:
-            self._statement(statement)
-        self._return(self.program.graph)
-        body = "\n".join(f"    {line}" for line in self.lines)
-        bodies = [
-            _Wrapper(inner.body, self.programs, self.code, named=self.named).print(inner.loop.name)
-            + "\n\n"
-            for inner in self.program.loops
-        ]
-        title = "graph" if name == "call" else "a chunk of"
-        graph = self.program.graph.name
-        return f"{''.join(bodies)}# {title} {graph}\ndef {name}(args):\n{body}\n"
+    def functions(self, name: str = "call") -> dict[str, list[PrintedStatement]]:
+        """Return the statements of the bodies of loops, and of the call, by name of the function.
 
-    def _statement(self, statement: HostStatement) -> None:
-        match statement:
-            case Allocation():
-                self._allocate(statement)
-            case FreeBuffers(buffers):  # of those that have a name; others have never been bound
-                self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
-            case NativeRun() if statement in self.runs:
-                self._run(self.runs[statement])
-            case _:
-                for step in steps_of(statement):
-                    self._step(step)
+        A body of a loop has no runs, and its values are not watched.
+        """
+        found: dict[str, list[PrintedStatement]] = {}
+        self._inputs(self.program.graph)
+        self._end()
+        for statement in self.program.statements:
+            match statement:
+                case Allocation():
+                    self._allocate(statement)
+                    self._end()
+                case FreeBuffers(buffers):  # of those that have a name; others were never bound
+                    self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
+                    self._end()
+                case NativeRun() if statement in self.runs:
+                    self._run(self.runs[statement])
+                    self._end()
+                case _:
+                    for step in steps_of(statement):
+                        self._step(step)
+                        self._end(_launch(step), *self._stored(step))
+            if isinstance(statement, HostLoop):
+                body = _Wrapper(statement.body, self.programs, self.code, {}, {})
+                found |= body.functions(statement.loop.name)
+        self._return(self.program.graph)
+        return found | {name: self.printed}
+
+    def _end(
+        self, launch: str = "", kernel: str | None = None, stored: Mapping[str, NodeResult] = {}
+    ) -> None:
+        """End a statement, which has the lines that were printed since the last one."""
+        if self.lines:
+            text = "\n".join(self.lines)
+            self.printed.append(PrintedStatement(text, launch, kernel, stored))
+            self.lines = []
 
     def _step(self, step: Step) -> None:
         match step:
@@ -156,8 +185,6 @@ class _Wrapper:
             case SizeMinimum():
                 args = ", ".join(print_size(a, self.names) for a in step.size.args)
                 self.lines.append(f"{self.names(step.size)} = min({args})")
-        if self.watched is not None:
-            self._watch(step, self.watched)
 
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
@@ -172,22 +199,18 @@ class _Wrapper:
     def _kernel(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
         args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
-        self.lines.append(f"{self._launch(kernel.name, self.code[kernel.name])}{', '.join(args)})")
+        self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
 
     def _run(self, code: RunCode) -> None:
         args = [self.names(b) for b in code.buffers] + [self.names(s) for s in code.sizes]
         self.lines.append(f"{code.name}({', '.join(args)})")
-
-    def _launch(self, name: str, called: str) -> str:
-        """Return the text of a launch up to its first argument."""
-        return f"named({name!r}, {called}, " if self.named else f"{called}("
 
     def _foreach(self, foreach: ForeachKernel) -> None:
         """Print the launch of a foreach kernel: a tuple of tensors for each row, then the sizes."""
         program = self.programs[foreach.name]
         buffers = [foreach.buffers.index(b) for b in program.buffers]
         sizes = [foreach.extents.index(s) for s in program.sizes]
-        self.lines.append(f"{self._launch(foreach.name, self.code[foreach.name])}(")
+        self.lines.append(f"{self.code[foreach.name]}((")
         for row, _ in foreach.rows:
             self.lines.append(f"    ({', '.join(self.names(row[k]) for k in buffers)},),")
         values = tuple(tuple(row[k] for k in sizes) for _, row in foreach.rows)
@@ -217,8 +240,7 @@ class _Wrapper:
             args[0] += ".data"  # has its own version counter: AOTAutograd counts the write itself
         args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
         made = extern.outputs
-        launch = self._launch(extern.node, callee(extern)) if extern.is_launch else ""
-        call = f"{launch or f'{callee(extern)}('}{', '.join(args)})"
+        call = f"{callee(extern)}({', '.join(args)})"
         if extern.gives:
             self._sized(extern, call)
             return
@@ -293,38 +315,32 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _watch(self, step: Step, watched: Watched) -> None:
-        """Print a ``watch`` of the values that a step has stored, under its kernel's name; an
-        extern's name is its library, None for eager's own.
-
-        An input that several steps write is watched after the last.
-        """
-        name: str | None = None
+    def _stored(self, step: Step) -> tuple[str | None, Mapping[str, NodeResult]]:
+        """Return what stored a step's values, and these; an input is stored by its last write."""
+        kernel: str | None = None
+        made: tuple[Buffer, ...] = ()
         match step:
-            case Extern():
-                name, made = step.library, () if step.is_pending else step.writes
+            case Extern() if not step.is_pending:
+                kernel, made = step.library, step.writes
             case Kernel() | ForeachKernel() | RowLoop():
-                name, made = step.name, step.writes
-            case _:
-                return
-        known = [b for b in made if b in watched and b in self.names]
-        known = [b for b in known if self.last_write.get(b, step) is step]
-        if known:
-            values = ", ".join(repr(watched[b]) for b in known)
-            tensors = ", ".join(self.names(b) for b in known)
-            self.lines.append(f"watch({name!r}, ({values},), ({tensors},))")
+                kernel, made = step.name, step.writes
+        known = [b for b in made if b in self.watched and b in self.names]
+        last = [b for b in known if self.last_write.get(b, step) is step]
+        return kernel, {self.names(b): self.watched[b] for b in last}
 
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
     def _return(self, graph: Graph) -> None:
-        """Print the return statement; equal results are returned as one object, bound to a name."""
+        """Print the results; equal ones are returned as one object, bound to a name."""
         made = (o for o in graph.outputs if isinstance(o, OwnTensor) or _is_window(o))
         twice = {o: self.names.new("result") for o, count in Counter(made).items() if count > 1}
         self.lines += [f"{name} = {self._argument(o)}" for o, name in twice.items()]
+        self._end()
         outputs = ", ".join(twice[o] if o in twice else self._argument(o) for o in graph.outputs)
         comma = "," if len(graph.outputs) == 1 else ""
-        self.lines.append(f"return ({outputs}{comma})")
+        self.lines.append(f"({outputs}{comma})")
+        self._end()
 
     # -- arguments ---------------------------------------------------------------------------------
 
@@ -363,6 +379,16 @@ class _Wrapper:
         name = self.names(view.buffer)
         shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
         return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
+
+
+def _launch(step: Step) -> str:
+    match step:
+        case Kernel() | ForeachKernel():
+            return step.name
+        case Extern() if step.is_launch:
+            return step.node
+        case _:
+            return ""
 
 
 def _is_window(argument: Argument) -> bool:
@@ -441,20 +467,34 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
             raise InternalError(atom, stage="codegen.wrapper")
 
 
-def print_wrapper(
-    program: HostProgram,
-    programs: dict[str, Program],
-    code: dict[str, str],
-    watched: Watched | None = None,
-    *,
-    named: bool = False,
-) -> str:
+def print_wrapper(program: HostProgram, programs: dict[str, Program], code: dict[str, str]) -> str:
     """Return the source of ``call(args)`` for a host program.
 
     Args:
         programs: kernel name -> program.
         code: kernel name -> name of the kernel whose code it runs.
-        watched: buffer -> node whose value it holds; if given, a ``watch`` follows each step.
-        named: whether to print the form for profilers.
     """
-    return _Wrapper(program, programs, code, watched, named=named).print()
+    runs = run_codes(program, programs, code)
+    functions = _Wrapper(program, programs, code, runs, {}).functions()
+    return "\n\n".join(starmap(partial(_print_function, program.graph.name), functions.items()))
+
+
+def _print_function(graph: str, name: str, printed: Sequence[PrintedStatement]) -> str:
+    *statements, result = (one.text for one in printed)
+    lines = [*"\n".join(statements).splitlines(), f"return {result}"]
+    title = f"graph {graph}" if name == "call" else "a chunk of rows"
+    return "\n".join([f"# {title}", f"def {name}(args):", *(f"    {s}" for s in lines), ""])
+
+
+def print_statements(
+    program: HostProgram, programs: dict[str, Program], code: dict[str, str], watched: Watched
+) -> str:
+    """Return the statements of ``call``, and of the bodies of loops, for the interpreter.
+
+    Args:
+        programs, code: as of ``print_wrapper``.
+        watched: buffer -> the node whose value it holds, for buffers that are to be compared.
+    """
+    functions = _Wrapper(program, programs, code, {}, watched).functions()
+    rows = {name: [astuple(one) for one in printed] for name, printed in functions.items()}
+    return json.dumps(rows)

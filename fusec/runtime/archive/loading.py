@@ -50,7 +50,7 @@ UNKNOWN = (
     ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError
 )  # fmt: skip
 """Exceptions of reading content that no ``fusec build`` writes."""
-FORMAT = 5
+FORMAT = 6
 KEY = "fusec archive"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """Names of element types, by torch's."""
@@ -195,7 +195,7 @@ def load_kernels(
 def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, Contract]:
     """Return the callable of an archive's graph, and its contract."""
     own = blobs_of(part.name, blobs)
-    if not {"wrapper.py", "named.py", "manifest.json"} <= own.keys():
+    if not {"wrapper.py", "statements.json", "manifest.json"} <= own.keys():
         raise BadArchive(f"The archive has no whole graph {part.name!r}.")
     source = own["wrapper.py"].decode()
     found = read_contract(source)
@@ -204,7 +204,7 @@ def _bind(part: Stored, blobs: Mapping[str, bytes]) -> tuple[BoxedCall, Contract
             f"What the archive says of its graph {part.name!r} is not what its code was made with."
         )
     kernels = load_kernels(own, json.loads(own["manifest.json"])["kernels"], part.device)
-    ranges = Ranges(f"fusec {part.name}", own["named.py"].decode(), lambda: part.titles)
+    ranges = Ranges(f"fusec {part.name}", own["statements.json"].decode(), lambda: part.titles)
     call = bind(source, kernels, part.outside, part.device, ranges=ranges)
     return _checked(call, found, part.name), found
 

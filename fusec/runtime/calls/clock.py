@@ -1,10 +1,10 @@
 """Measure the seconds of kernels, eager kernels and whole graphs while a program runs.
 
-If a clock is active, ``bind`` takes the form of a printed wrapper in which launches have names
-(``runtime/calls/ranges.py``). Only ``fusec.watch`` activates one, so that other programs run the
-plain wrapper. On a CPU the clock is read around each launch. On a GPU, where launches return at
-once, a pair of events is recorded around each of the first ones, and the others count as their
-mean. Where the device waits for the host, such a pair includes the host's time.
+If a clock is active, ``bind`` interprets the statements of a printed wrapper, with the clock as a
+hook around each launch. Only ``fusec.watch`` activates one, so that other programs run the wrapper
+as it is. On a CPU the clock is read around each launch. On a GPU, where launches return at once, a
+pair of events is recorded around each of the first ones, and the others count as their mean. Where
+the device waits for the host, such a pair includes the host's time.
 
 Python may collect garbage at any allocation, so in the midst of any launch. That time is subtracted
 from the launch and has a name of its own, ``COLLECTION``. Collections during a compile count as
@@ -146,22 +146,14 @@ class Clock:
 
 
 class GraphClock:
-    """Times the launches of a printed wrapper by their names, and the whole wrapper."""
+    """Times the launches of a wrapper by their names, and the whole wrapper."""
 
     def __init__(self, clock: Clock, graph: str, around: Around) -> None:
         self._clock, self._graph, self._around = clock, graph, around
-        self._timed: dict[str, Callable[..., Any]] = {}
-
-    def named(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a launcher, timed under its name."""
-        timed = self._timed.get(name)
-        if timed is None:
-            timed = self._timed[name] = self._time(name, call)
-        return timed(*args, **kwargs)
 
     def graph(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the wrapper, timed under the name ""."""
-        timed = self._time("", call)
+        timed = self.launch("", call)
 
         def run(args: list[Any]) -> Any:
             self._clock.at_graph(self._graph)
@@ -169,7 +161,8 @@ class GraphClock:
 
         return run
 
-    def _time(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a launch, timed under its name."""
         spent = self._clock.spent.setdefault((self._graph, name), Spent())
         return self._around(call, spent, self._clock.collected)
 
@@ -196,10 +189,10 @@ def clock_running() -> Iterator[Clock]:
 
 
 def _on_cpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: Any) -> Any:
         start = time.perf_counter() - collected.seconds
         try:
-            return call(*args, **kwargs)
+            return call(*args)
         finally:
             spent.seconds += time.perf_counter() - collected.seconds - start
             spent.calls += 1
@@ -209,14 +202,14 @@ def _on_cpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callabl
 
 
 def _on_gpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: Any) -> Any:
         spent.calls += 1
         if spent.timed + len(spent.events) >= _TIMED_CALLS:
-            return call(*args, **kwargs)
+            return call(*args)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         try:
-            return call(*args, **kwargs)
+            return call(*args)
         finally:
             end.record()
             spent.events.append((start, end))

@@ -1,20 +1,30 @@
-"""Bind the names that a printed wrapper uses, and return its ``call``."""
+"""Bind the names that a printed wrapper uses, and return its ``call``.
+
+The wrapper is compiled as a whole. While somebody watches (``verify``, ``fusec.watch``, a profiler)
+its statements are interpreted one by one instead, with hooks around launches (``interpreted``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
 
 from fusec.runtime.calls.clock import GraphClock
 from fusec.runtime.calls.outside import GraphReferences
-from fusec.runtime.calls.ranges import Ranges
+from fusec.runtime.calls.ranges import Hook, Ranges
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
 """Takes the arguments in one list, which it empties, so that memory is freed early."""
+Watch: TypeAlias = Callable[[str | None, Sequence[Any], Sequence[torch.Tensor]], None]
+"""Takes the name of what stored some values, the nodes whose values they are, and the tensors."""
+
+_FILE = "<fusec wrapper>"
 
 DTYPES = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
@@ -79,19 +89,19 @@ def bind(
     kernels: Mapping[str, Callable[..., None]],
     outside: GraphReferences,
     device: torch.device,
-    watch: Callable[..., None] | None = None,
+    watch: Watch | None = None,
     clock: GraphClock | None = None,
     ranges: Ranges | None = None,
-) -> Callable[[list[Any]], Any]:
+) -> BoxedCall:
     """Return the ``call`` of a printed wrapper.
 
     Args:
         source: text printed by ``codegen.wrapper``.
         kernels: launchers by kernel name.
         outside: the eager callables and constants of its FX graph.
-        watch: what a verified wrapper calls after each launch.
-        ranges: the names of the call and of its launches under a profiler.
-        clock: times both, by the names of ``ranges``; None outside of ``fusec.watch``.
+        watch: takes the values that each step has stored; needs ``ranges``, as ``clock`` does.
+        clock: times the call and its launches; None outside of ``fusec.watch``.
+        ranges: the statements of the call, and their names under a profiler.
     """
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +120,6 @@ def bind(
         "window": window,
         "strided": reinterpret,
         "restride": restride,
-        "watch": watch or (lambda *_: None),
         "aten": _Operators(torch.ops.aten),
         "mkl": _Operators(torch.ops.mkl),
         "mkldnn": _Operators(torch.ops.mkldnn),
@@ -119,42 +128,56 @@ def bind(
         **outside.names(),
         **kernels,
     }
-    return _watched(source, namespace, ranges, clock)
-
-
-def _watched(
-    source: str, namespace: Mapping[str, Any], ranges: Ranges | None, clock: GraphClock | None
-) -> BoxedCall:
-    """Return the ``call`` of a source, with its ranges and times if these are wanted."""
     if ranges is None:
         return _define(source, namespace)
-    if clock is None:
-        return ranges.around(_define(source, namespace), partial(_define_named, namespace))
-    timed = _define_named(namespace, ranges.source, clock.named)
-    return clock.graph(ranges.around(timed, partial(_define_timed, namespace, clock)))
-
-
-def _define_named(
-    namespace: Mapping[str, Any], source: str, named: Callable[..., Any]
-) -> BoxedCall:
-    """Return the ``call`` of a source whose launches are ``named(name, what, *arguments)``."""
-    return _define(source, {**namespace, "named": named})
-
-
-def _define_timed(
-    namespace: Mapping[str, Any], clock: GraphClock, source: str, named: Callable[..., Any]
-) -> BoxedCall:
-    """Return the same, each launch timed inside the range that ``named`` opens."""
-
-    def timed(name: str, *call: Any, **kwargs: Any) -> Any:
-        return named(name, clock.named, name, *call, **kwargs)
-
-    return _define_named(namespace, source, timed)
+    interpret = partial(interpreted, ranges.statements, namespace, watch)
+    timed = () if clock is None else (clock.launch,)
+    call = interpret(timed) if watch or timed else _define(source, namespace)
+    call = ranges.around(call, lambda named: interpret((*timed, named)))
+    return call if clock is None else clock.graph(call)
 
 
 def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
     """Execute a source in a copy of a namespace, and return its ``call``."""
     own = dict(namespace)
-    exec(compile(source, "<fusec wrapper>", "exec"), own)
+    exec(compile(source, _FILE, "exec"), own)
     call: BoxedCall = own["call"]
     return call
+
+
+def interpreted(
+    statements: str, namespace: Mapping[str, Any], watch: Watch | None, hooks: Sequence[Hook]
+) -> BoxedCall:
+    """Return a ``call`` that runs printed statements one by one, with hooks.
+
+    Args:
+        statements: JSON printed by ``codegen.wrapper``.
+        watch: takes what a step has stored.
+        hooks: put around each launch, in order.
+    """
+    functions: dict[str, BoxedCall] = {}
+    for name, (*rows, (result, *_)) in json.loads(statements).items():
+        steps = []
+        for text, launch, kernel, stored in rows:
+            run: Callable[..., Any] = exec
+            for hook in hooks if launch else ():
+                run = hook(launch, run)
+            steps.append((compile(text, _FILE, "exec"), run, kernel, stored))
+        returned = compile(result, _FILE, "eval")
+        functions[name] = partial(_interpret, steps, returned, {**namespace, **functions}, watch)
+    return functions["call"]
+
+
+def _interpret(
+    steps: Sequence[tuple[CodeType, Callable[..., Any], str | None, Mapping[str, list[Any]]]],
+    returned: CodeType,
+    namespace: Mapping[str, Any],
+    watch: Watch | None,
+    args: list[Any],
+) -> Any:
+    variables = {**namespace, "args": args}
+    for code, run, kernel, stored in steps:
+        run(code, variables)
+        if stored and watch:
+            watch(kernel, tuple(map(tuple, stored.values())), [variables[v] for v in stored])
+    return eval(returned, variables)

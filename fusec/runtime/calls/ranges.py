@@ -1,14 +1,10 @@
-"""Name launches in traces: a range of torch's profiler around each call of a printed wrapper.
+"""Name launches in traces: a range of torch's profiler around each launch of a wrapper.
 
-A wrapper is printed in two forms, and the second, in which launches have names, is bound when a
-profiler first runs. Each call of the graph checks once which of them to run, so that a launch costs
-nothing more while no profiler runs. On a GPU the range is around the launch, which the trace joins
+Each call of the graph checks once whether a profiler runs. If so, the wrapper's statements are
+interpreted, with a range around each launch; they are bound when a profiler first runs. So a launch
+costs nothing more while none runs. On a GPU the range is around the launch, which the trace joins
 to its kernel. ``emit_nvtx`` and ``emit_itt`` of ``torch.autograd.profiler`` set the same flag as a
 profiler, and get the ranges by the same callbacks: they become NVTX ranges.
-
-Worked example, a line of the second form, which a trace calls "h.3.ln_2: add + layer_norm"::
-
-    named("k3", k0, mm, b, y)
 """
 
 from __future__ import annotations
@@ -20,6 +16,8 @@ from typing import Any, TypeAlias
 from fusec.runtime.interior import is_profiling, profiler_range
 
 BoxedFunction: TypeAlias = Callable[[list[Any]], Any]
+Hook: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""(a launch's name, the launch) -> the launch with something around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +26,21 @@ class Ranges:
 
     Attributes:
         graph: the name of the range around all of them.
-        source: the form of the wrapper in which launches have names.
-        titles: returns the names of launches in traces, by their names in the source.
+        statements: the wrapper's statements, as JSON, with the names of launches.
+        titles: returns the names of launches in traces, by their names in the statements.
     """
 
     graph: str
-    source: str
+    statements: str
     titles: Callable[[], Mapping[str, str]]
 
     def around(
-        self, call: BoxedFunction, bind: Callable[[str, Callable[..., Any]], BoxedFunction]
+        self, call: BoxedFunction, interpret: Callable[[Hook], BoxedFunction]
     ) -> BoxedFunction:
-        """Return a callable that runs ``call``, or under a profiler the form with names.
+        """Return a callable that runs ``call``, or under a profiler the statements.
 
         Args:
-            bind: returns the callable of a source, given its function ``named``.
+            interpret: returns the callable of the statements, given a hook for launches.
         """
         bound: list[BoxedFunction] = []
 
@@ -51,18 +49,21 @@ class Ranges:
                 return call(args)
             if not bound:
                 with profiler_range("fusec: names of launches"):
-                    bound.append(bind(self.source, launcher(self.titles())))
+                    bound.append(interpret(launcher(self.titles())))
             with profiler_range(self.graph):
                 return bound[0](args)
 
         return run
 
 
-def launcher(titles: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function ``named`` of a wrapper, which calls its argument within a range."""
+def launcher(titles: Mapping[str, str]) -> Hook:
+    """Return a hook that puts a range around each launch."""
 
-    def named(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with profiler_range(titles.get(name, name)):
-            return call(*args, **kwargs)
+    def hook(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(*args: Any) -> Any:
+            with profiler_range(titles.get(name, name)):
+                return call(*args)
 
-    return named
+        return launch
+
+    return hook

@@ -31,7 +31,7 @@ from fusec.codegen.targets import Target, find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32
-from fusec.driver.pipeline import compile_to_source
+from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.verification import Verification
@@ -39,6 +39,7 @@ from fusec.errors import Unsupported, WrongKernel
 from fusec.options import Options
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.calls.ranges import Ranges
 from fusec.tools.emulator.faults import EmulationError
 from fusec.tools.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.tools.report.arguments import Given
@@ -203,7 +204,7 @@ class Emulator:
             }
             self.kernels += codes.values()
             kernels = {kernel: codes[code] for kernel, code in compiled.code.items()}
-            call = self._bound(graph, name, compiled.wrapper, kernels)
+            call = self._bound(graph, name, compiled, kernels)
 
         def boxed(args: list[Any]) -> Any:
             return call(args)
@@ -212,7 +213,7 @@ class Emulator:
         return boxed
 
     def _bound(
-        self, graph: fx.GraphModule, name: str, wrapper: str, kernels: Mapping[str, _Watched]
+        self, graph: fx.GraphModule, name: str, compiled: Compiled, kernels: Mapping[str, _Watched]
     ) -> Callable[[list[Any]], Any]:
         verification = Verification(graph, name, strict=True)
 
@@ -223,10 +224,11 @@ class Emulator:
                 kernels[str(kernel)].problem = str(error)
                 raise
 
-        cpu = torch.device("cpu")
-        return verification.around(
-            executable.bind(wrapper, kernels, of_graph(graph), cpu, watch=watch)
+        cpu, ranges = torch.device("cpu"), Ranges(name, compiled.statements(), dict)
+        call = executable.bind(
+            compiled.wrapper, kernels, of_graph(graph), cpu, watch=watch, ranges=ranges
         )
+        return verification.around(call)
 
 
 _DRAWN = (

@@ -7,8 +7,8 @@ reads another buffer from a slot than its own finds memory that was handed out t
 from __future__ import annotations
 
 import gc
+import json
 import math
-import re
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fusec.codegen.host.wrapper import callee, print_wrapper
+from fusec.codegen.host.wrapper import callee, print_statements, print_wrapper
 from fusec.codegen.targets import find_target
 from fusec.errors import InvalidIR
 from fusec.ir.dtype import BF16, F32, DType
@@ -258,15 +258,38 @@ def test_kernels_of_random_graphs_read_what_was_written_for_them(drawn: Example)
             Slots(schedule, programs).run(sizes)
 
 
-def test_launches_have_their_own_names_in_the_form_for_profilers() -> None:
+def test_statements_are_the_wrapper_with_the_names_of_its_launches() -> None:
     schedule = schedule_with_extern(Fresh())
     programs, host = lower_all(schedule, find_target("cpu")), plan_host(schedule)
     code = dict.fromkeys(programs, "k0")  # all kernels run the code of the first
-    text = print_wrapper(host, programs, code, named=True)
-    launches = re.findall(r"named\('(\w+)', ([\w.]+), ", text)
-    assert launches == [("k0", "k0"), ("e", "aten.f"), ("k1", "k0"), ("k2", "k0")]
-    plain = re.sub(r"named\('\w+', ([\w.]+), ", r"\1(", text)
-    assert plain == print_wrapper(host, programs, code)
+    made = {buffer: (buffer.name, None) for step in host.steps for buffer in step.writes}
+    *rows, (result, *_) = json.loads(print_statements(host, programs, code, made))["call"]
+    launches = [(text.partition("(")[0], launch) for text, launch, *_ in rows if launch]
+    assert launches == [("k0", "k0"), ("e = restride", "e"), ("k0", "k1"), ("k0", "k2")]
+    stored = [(kernel, values) for *_, kernel, values in rows if values]
+    assert stored == [
+        ("k0", {"t0": ["t0", None]}),
+        (None, {"e": ["e", None]}),
+        ("k1", {"t1": ["t1", None]}),
+        ("k2", {"t2": ["t2", None]}),
+    ]
+    lines = [line for text, *_ in rows for line in text.splitlines()]
+    assert print_wrapper(host, programs, code).splitlines()[2:] == [
+        *(f"    {line}" for line in lines),
+        f"    return {result}",
+    ]
+
+
+def test_statements_launch_the_kernels_of_a_run_one_by_one() -> None:
+    schedule = separate(chain(F32, F32, F32)[0])
+    programs = lower_all(schedule, find_target("cpu"))
+    host = plan_host(schedule, run_bytes=1 << 18)
+    rows = json.loads(print_statements(host, programs, {k: k for k in programs}, {}))["call"]
+    assert [text for text, launch, *_ in rows if launch] == [
+        "k0(x, t0)",
+        "k1(t0, t1)",
+        "k2(t1, t2)",
+    ]
 
 
 # -- real tensors ----------------------------------------------------------------------------------

@@ -29,9 +29,11 @@ def test_launches_are_timed_by_their_names() -> None:
     clock = Clock()
     graph = clock.of_graph("forward 0/0", CPU)
 
+    k0, mm, mm_1 = (graph.launch(name, add) for name in ("k0", "mm", "mm_1"))
+
     def wrapper(args: list[Any]) -> Any:
-        graph.named("k0", lambda: None)
-        return graph.named("mm_1", add, graph.named("mm", add, args[0]), by=1)
+        k0(0)
+        return mm_1(mm(args[0]), 1)
 
     call: Callable[[list[Any]], Any] = graph.graph(wrapper)
     assert [call([n]) for n in range(3)] == [2, 3, 4]
@@ -54,7 +56,7 @@ def test_a_lap_is_what_was_spent_since_the_last() -> None:
     begun: list[str] = []
     clock.at_graph = begun.append
     graph = clock.of_graph("forward 0/0", CPU)
-    call = graph.graph(lambda args: graph.named("k0", add, args[0]))
+    call = graph.graph(lambda args: graph.launch("k0", add)(args[0]))
     call([1])
     first = clock.lap()
     assert first.compiled and first.spent[("forward 0/0", "k0")][0] == 1
@@ -76,7 +78,7 @@ def test_a_call_that_raises_is_counted_and_raises() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        clock.of_graph("g", CPU).named("k0", fail)
+        clock.of_graph("g", CPU).launch("k0", fail)()
     assert clock.totals("g")["k0"][0] == 1
     assert clock.totals("another") == {}
 
@@ -90,7 +92,7 @@ def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
         gc.callbacks.append(slow)  # behind the clock's own: within what that times
         try:
             graph = clock.of_graph("forward 0/0", CPU)
-            graph.graph(lambda args: graph.named(name, gc.collect))([])
+            graph.graph(lambda args: graph.launch(name, gc.collect)())([])
         finally:
             gc.callbacks.remove(slow)
     totals = clock.totals("forward 0/0")

@@ -112,12 +112,12 @@ def test_launches_are_the_printed_ones_where_no_profiler_runs(
 def test_which_form_runs_is_asked_at_each_call_of_the_graph() -> None:
     ran: list[str] = []
 
-    def bind(source: str, named: Callable[..., Any]) -> Callable[[list[Any]], None]:
-        ran.append(source)
-        return lambda args: named("k3", ran.append, "named")
+    def interpret(launch: Callable[..., Any]) -> Callable[[list[Any]], None]:
+        ran.append("bound")
+        return lambda args: launch("k3", ran.append)("named")
 
-    around = Ranges("g", "bound", lambda: {"k3": "m: add"})
-    call = around.around(lambda args: ran.append("printed"), bind)
+    around = Ranges("g", "", lambda: {"k3": "m: add"})
+    call = around.around(lambda args: ran.append("printed"), interpret)
     call([])
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         call([])

@@ -193,7 +193,7 @@ def bound(
             of_graph(one.graph),
             cpu,
             clock=clock.of_graph(summary.id, torch.device("cuda", DEVICE)) if clock else None,
-            ranges=Ranges(summary.id, made.compiled.named(), dict),
+            ranges=Ranges(summary.id, made.compiled.statements(), dict),
         )
         found.append(Bound(one.name, call, one.graph, summary))
     return found
