@@ -73,9 +73,10 @@ ELSEWHERE = {
     "runtime/archive/loading": "driver/test_archive",
     "archive/model": "export/test_building",
     # What C runs is tested by a program in C.
-    "codegen/host/native_sizes": "native/test_native",
-    "codegen/host/native_writes": "native/test_native",
+    "export/native_sizes": "native/test_native",
+    "export/native_writes": "native/test_native",
     "export/native_names": "native/test_native",
+    "export/size_conditions": "export/test_building",
     "driver/size_formulas": "export/test_building",
     # What every compile runs through.
     "driver/build": "runtime/cache/test_store",
@@ -121,7 +122,6 @@ ELSEWHERE = {
     "frontend/fx_passes/weights": "frontend/fx_passes/test_freezing",
     # Structures have their printed form, verifier and interpreter tested together.
     "ir/argument": "ir/test_verify",
-    "ir/arena": "passes/memory/test_arena",
     "ir/contraction": "passes/schedule/test_tiling",
     "ir/definition": "ir/test_verify",
     "ir/disjoint": "ir/test_verify",

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from fusec.codegen.host.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target, target_of_device
 from fusec.driver.blame import blame
 from fusec.driver.build import BUILDS
@@ -41,7 +40,6 @@ from fusec.driver.pipeline import (
     print_code,
 )
 from fusec.driver.race import NewContest, RaceJudge, Races
-from fusec.driver.size_formulas import shape_guards
 from fusec.driver.stages import CompileContext
 from fusec.driver.summary import (
     announce,
@@ -106,6 +104,21 @@ LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
 """What is told of each graph once it is compiled: while a report of a running program is made."""
 Entry: TypeAlias = Mapping[str, bytes]
 """What the cache has of a graph, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What an entry has beside the code that Python calls.
+
+    Attributes:
+        key: what the addition depends on beside the graph.
+        add: takes the target and the generated code; returns the code with ``added``, and blobs.
+    """
+
+    key: str
+    add: Callable[[Target, Compiled], tuple[Compiled, Entry]]
+
+
 _lock = threading.Lock()
 _libraries: dict[tuple[bytes, torch.device], Mapping[str, Callable[..., None]]] = {}
 _built_beside: WeakValueDictionary[str, Background[Entry]] = WeakValueDictionary()
@@ -201,26 +214,37 @@ def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
     return call
 
 
-def compile_entry(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> Entry:
+def compile_entry(
+    gm: fx.GraphModule,
+    name: str,
+    options: Options,
+    trace: Trace,
+    addition: Addition | None = None,
+) -> Entry:
     """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
 
     Nothing of it is loaded, so that its device need not be here.
     """
-    entry = _begin_entry(gm, name, options, trace, build_async=False)
+    entry = _begin_entry(gm, name, options, trace, addition, build_async=False)
     return entry.result() if isinstance(entry, Background) else entry
 
 
 def _begin_entry(
-    gm: fx.GraphModule, name: str, options: Options, trace: Trace, *, build_async: bool
+    gm: fx.GraphModule,
+    name: str,
+    options: Options,
+    trace: Trace,
+    addition: Addition | None = None,
+    *,
+    build_async: bool,
 ) -> Entry | Background[Entry]:
     """Return a graph's entry of the cache; with ``build_async`` before its C++ is compiled."""
     device = main_device(gm)
     target = target_for(device, options)
     trace.target = target.name
     with trace.timed("key"):
-        # The function for C says what is asked of sizes, and guards are no part of a graph.
-        asked = repr(shape_guards(gm)) if options.native else ""
-        trace.key = key = graph_key(gm, *salt_of(device, target, options), name, asked)
+        added = "" if addition is None else addition.key
+        trace.key = key = graph_key(gm, *salt_of(device, target, options), name, added)
         cache = open_cache(options)
     with trace.timed("cache"):
         # An entry of the cache has neither stages nor sources.
@@ -236,7 +260,7 @@ def _begin_entry(
     if blobs is not None:
         trace.blobs = blobs
         return blobs
-    printed_parts, build = _generate(gm, name, target, options, trace)
+    printed_parts, build = _generate(gm, name, target, options, trace, addition)
 
     def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
         with timed("build"):
@@ -422,7 +446,12 @@ def device_target(device: torch.device) -> str:
 
 
 def _generate(
-    gm: fx.GraphModule, name: str, target: Target, options: Options, trace: Trace
+    gm: fx.GraphModule,
+    name: str,
+    target: Target,
+    options: Options,
+    trace: Trace,
+    addition: Addition | None,
 ) -> tuple[Entry, Callable[[], Entry]]:
     """Return what a graph's entry says of its kernels, and what builds these."""
     trace.texts = trace.texts or options.dump_dir is not None
@@ -440,9 +469,10 @@ def _generate(
         "statements.json": compiled.statements().encode(),
         "manifest.json": manifest(compiled, target.machine),
     }
-    if compiled.native is not None:
-        blobs[SIGNATURE] = compiled.native.signature.encode()
-    if not compiled.programs and compiled.native is None:
+    if addition is not None:
+        compiled, more = addition.add(target, compiled)
+        blobs |= more
+    if not compiled.programs and not compiled.added:
         return blobs, dict
     return blobs, partial(BUILDS[target.language], compiled, target.name, options)
 

@@ -9,7 +9,7 @@ graph, so a warm start runs none of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,27 +18,23 @@ from torch import fx
 
 from fusec.codegen.cpp import printer as cpp
 from fusec.codegen.host import wrapper
-from fusec.codegen.host.native import Native, print_native
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.host.table import print_blocks
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
-from fusec.driver.size_formulas import shape_guards
 from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
 from fusec.driver.summary import facts, launched_externs
-from fusec.frontend.capture import NodeOfBuffer
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
-from fusec.ir.formula import Formula
+from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, all_launches
 from fusec.ir.host import HostProgram, overlaid
 from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
 from fusec.passes.machine import Machine
-from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.passes.traffic import work_of
@@ -60,7 +56,7 @@ class Compiled:
         wrapper: the Python source of ``call``.
         statements: returns those of ``call``, as JSON, for who watches it.
         runs: the functions that launch several kernels.
-        native: the function for programs without Python, where the options want it.
+        added: C++ that follows the kernels, in the same unit.
     """
 
     schedule: Schedule
@@ -75,7 +71,7 @@ class Compiled:
     wrapper: str
     statements: Callable[[], str]
     runs: tuple[RunCode, ...] = ()
-    native: Native | None = None
+    added: str = ""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -92,13 +88,11 @@ def generate(
     schedule: Schedule,
     context: CompileContext,
     held: NodeOfBuffer | None = None,
-    asked: Callable[[], Sequence[Formula]] = tuple,
 ) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
     Args:
         held: the nodes whose values buffers hold; read under ``verify``.
-        asked: returns the conditions on sizes; called where C is to call the graph.
     """
     launches = {launch.name: launch for launch in all_launches(schedule)}
     planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
@@ -131,9 +125,6 @@ def generate(
         wrapper.print_wrapper(host, programs, code),
         partial(wrapper.print_statements, host, programs, code, watched),
         tuple({run.name: run for run in runs.values()}.values()),
-        print_native(plan_host(schedule, codegen.overwritable), programs, code, asked())
-        if context.options.native
-        else None,
     )
 
 
@@ -195,7 +186,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
         schedule = fold(PASSES, graph, context)
     trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, context, held, partial(shape_guards, gm))
+        compiled = generate(schedule, context, held)
     plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
     trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
     trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))
@@ -242,9 +233,9 @@ def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
         most: the most units; fewer where there is less to compile.
     """
     prelude = partial(cpp.prelude, width)
-    parts = _parts(compiled, most if compiled.native is None else 1)
+    parts = _parts(compiled, 1 if compiled.added else most)
     launching = [print_run(run, compiled.programs) for run in compiled.runs]
-    launching += [compiled.native.source] if compiled.native is not None else []
+    launching += [compiled.added] * bool(compiled.added)
     if launching and len(parts) > 1:
         elsewhere = [name for part in parts[1:] for name in part]
         launching[:0] = [f"{cpp.CppPrinter(compiled.programs[k]).head()};" for k in elsewhere]

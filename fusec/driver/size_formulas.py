@@ -13,17 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.shapes import SizeMap
 from fusec.ir.argument import Comparison, Condition, Junction
 from fusec.ir.atoms import Size
 from fusec.ir.formula import formula_of
-from fusec.ir.index import Index, index
 from fusec.runtime.archive import sizes
 from fusec.runtime.archive.loading import NAMES, Spec
-from fusec.torch_interior import pytree
 
 
 def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeCondition, ...]]:
@@ -42,39 +39,6 @@ def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeC
     env = next((number.node.shape_env for number in numbers), None)  # all have the same
     asked = [] if env is None else [_condition(one) for one in known.asked(env)]
     return specs, tuple(dict.fromkeys((*bounds, *asked)))
-
-
-def not_empty(values: Sequence[Any]) -> tuple[sizes.SizeCondition, ...]:
-    """Return the conditions under which no traced tensor is empty.
-
-    A trace for sizes of any value does not guard that, and ``x[:, -1]`` would read out of bounds.
-    """
-    known = SizeMap().plain()
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    extents = dict.fromkeys(n for tensor in tensors for n in known.tensor(tensor).shape)
-    return tuple(
-        (">=", formula_of(n - n.const), 1 - n.const)
-        for n in extents
-        if not (n.is_constant or _grows(n)) or n in map(index, known.used.values())
-    )
-
-
-def shape_guards(gm: fx.GraphModule) -> tuple[sizes.SizeCondition, ...]:
-    """Return the conditions on sizes under which a graph of ATen runs as it was traced.
-
-    Raises:
-        Unsupported: as ``specs_of`` does.
-    """
-    nodes = gm.graph.nodes
-    traced = pytree.tree_leaves([node.meta.get("val") for node in nodes])
-    given = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
-    return tuple(dict.fromkeys((*not_empty(traced), *specs_of(given)[1])))
-
-
-def _grows(extent: Index) -> bool:
-    """Return True for an extent that is at least one if all sizes are."""
-    signs = (c > 0 and all(isinstance(a, Size) for a in atoms) for atoms, c in extent.terms)
-    return extent.const >= 0 and all(signs)
 
 
 def _spec(value: Any, known: SizeMap) -> Spec:

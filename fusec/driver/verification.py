@@ -30,12 +30,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from fusec.codegen.host.wrapper import NodeResult
 from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
@@ -44,6 +43,9 @@ from fusec.runtime.race.agreement import disagreement
 from fusec.torch_interior import pytree, trace_artifact
 
 logger = logging.getLogger("fusec.verify")
+
+NodeResult: TypeAlias = tuple[str, int | None]
+"""The name of an FX node, and the index of its result; None for a single one."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _COPY = torch.ops.aten.copy_.default

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from fusec.archive.model import CALLING, KEY, named_tensors
-from fusec.codegen.host.native import SIGNATURE
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.archive import pack
 from fusec.errors import FusecError, ModelError, UsageError, describe_failure
 from fusec.export.description import bound_arguments, describe
+from fusec.export.native import SIGNATURE
 from fusec.export.native_names import NAMES, describe_native
 from fusec.export.tracing import (
     Seen,

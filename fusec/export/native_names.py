@@ -1,6 +1,6 @@
 """Names of a graph's arguments and results for C, beside the signature of its function.
 
-The signature (``codegen/host/native.py``) has types and sizes by position, because the library is
+The signature (``native.py``) has types and sizes by position, because the library is
 compiled before any names are known. A line here describes an argument or a result:
 
     needs x86_64 avx avx2        the features of the processor

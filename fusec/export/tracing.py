@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from torch.fx.node import map_aggregate
 from fusec.codegen.targets import find_target
 from fusec.driver.archive import Packed
 from fusec.driver.backend import compile_with, context_of
-from fusec.driver.compiler import compile_entry
-from fusec.driver.size_formulas import not_empty
+from fusec.driver.compiler import Addition, compile_entry
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError
+from fusec.export.native import add_native
+from fusec.export.size_conditions import not_empty, renamed, renamed_spec, shape_guards
 from fusec.frontend.fx_passes.freezing import RECIPE, Recipe
 from fusec.options import Options
 from fusec.runtime.archive.loading import Spec, formulas_in
@@ -108,8 +110,12 @@ def compile_graph(
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))
             seen.unread = frozenset(k for k, node in places if _is_unread(node))
+        native: Addition | None = None
+        if options.native:
+            asked = shape_guards(graph)
+            native = Addition(repr(asked), partial(add_native, asked))
         with unset_fake_temporarily():  # kernels are timed with real tensors
-            compile_entry(graph, name, options, trace)
+            compile_entry(graph, name, options, trace, native)
         return _not_here(name)
 
     start = Start(gm, "", options)
@@ -269,14 +275,14 @@ def _named(part: Packed, is_first: bool, seen: Seen, names: Mapping[str, str]) -
     A backward keeps the conditions on sizes that it takes: its forward has checked the others.
 
     Raises:
-        Unsupported: as ``_renamed`` does.
+        Unsupported: as ``renamed`` does.
     """
     unread = seen.unread if is_first else ()
     arguments = tuple(
-        None if k in unread else _renamed_spec(spec, names) for k, spec in enumerate(part.arguments)
+        None if k in unread else renamed_spec(spec, names) for k, spec in enumerate(part.arguments)
     )
     asked = dict.fromkeys((*seen.conditions, *part.conditions))
-    conditions = tuple(_renamed(condition, names) for condition in asked)
+    conditions = tuple(renamed(condition, names) for condition in asked)
     if not is_first:
         known = _names_bound_by(arguments)
         used = (n for spec in arguments for size in formulas_in(spec) for n in names_in(size))
@@ -285,33 +291,6 @@ def _named(part: Packed, is_first: bool, seen: Seen, names: Mapping[str, str]) -
                 raise Unsupported(f"a backward that is not told the size {name}")
         conditions = tuple(c for c in conditions if known.issuperset(names_in(c)))
     return replace(part, arguments=arguments, conditions=conditions)
-
-
-def _renamed_spec(spec: Spec, names: Mapping[str, str]) -> Spec:
-    """Return the spec of an argument with its sizes renamed; raises as ``_renamed``."""
-    match spec:
-        case (dtype, tuple() as shape, tuple() as strides):
-            own, steps = (tuple(_renamed(n, names) for n in each) for each in (shape, strides))
-            return dtype, own, steps
-        case (kind, formula):
-            return kind, _renamed(formula, names)
-    return None
-
-
-def _renamed(formula: Any, names: Mapping[str, str]) -> Any:
-    """Return a formula or condition with its sizes renamed.
-
-    Raises:
-        Unsupported: for a size without a new name: no input has it as an extent.
-    """
-    match formula:
-        case str():
-            if formula not in names:
-                raise Unsupported(f"a size {formula} that no input has by itself")
-            return names[formula]
-        case (sign, *parts):
-            return sign, *(_renamed(part, names) for part in parts)
-    return formula
 
 
 def _names_bound_by(specs: Iterable[Spec]) -> frozenset[str]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,6 +42,7 @@ from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
 from fusec.ir.expr import Buffer
+from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
     Argument,
     BoundSize,
@@ -75,10 +76,6 @@ _PLACED = {
     aten.select_scatter.default,
     aten.diagonal_scatter.default,
 }
-
-NodeOfBuffer: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
-"""Buffer -> the name of the node whose value it holds, and the index of the result if it has
-several. An input that is written maps to the ``copy_`` that writes it at the graph's end."""
 
 
 def capture(gm: fx.GraphModule, name: str) -> Graph:

@@ -34,6 +34,10 @@ from fusec.ir.definition import NOWHERE, Def, Origin, by_name, sizes_in
 from fusec.ir.expr import Buffer
 from fusec.ir.index import Index, Size, index, is_nonnegative
 
+NodeOfBuffer: TypeAlias = Mapping[Buffer, tuple[str, int | None]]
+"""Buffer -> the name of the node whose value it holds, and the index of the result if it has
+several. An input that is written maps to the ``copy_`` that writes it at the graph's end."""
+
 # -- effects ---------------------------------------------------------------------------------------
 
 

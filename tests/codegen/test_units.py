@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusec.driver import build, compiler, pipeline
 from fusec.driver.trace import Trace
 from fusec.errors import BuildError, IndexOutOfRange
+from fusec.export.native import add_native
 from fusec.options import Options
 from fusec.runtime.kernels import cpp_kernel
 from tests.support import BACKEND
@@ -80,7 +82,8 @@ def test_units_together_are_a_graph(units: list[list[str]]) -> None:
 def test_a_library_for_programs_without_python_is_one_unit(units: list[list[str]]) -> None:
     options = Options.from_compile(None, {**OPTIONS, "native": True})
     gm = make_fx(lambda x: (x.sin().sum(0).exp(), x.cos().sum(1)))(torch.ones(9, 700))
-    compiler.compile_entry(gm, "forward", options, Trace("forward"))
+    addition = compiler.Addition("", partial(add_native, ()))
+    compiler.compile_entry(gm, "forward", options, Trace("forward"), addition)
     assert [len(parts) for parts in units] == [1]
 
 

@@ -22,9 +22,9 @@ from torch import nn
 import fusec
 import fusec.native
 from fusec.archive.model import KEY
-from fusec.codegen.host.native_sizes import print_formula
 from fusec.errors import UsageError
 from fusec.export import Call, build, weights_of
+from fusec.export.native_sizes import print_formula
 from fusec.options import Options
 from fusec.processors import PROCESSORS
 from fusec.runtime.archive import loading, sizes

@@ -33,12 +33,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import Any, TypeAlias
+from typing import Any
 
 from fusec.codegen.host.runs import RunCode, run_codes
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
+from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
     Argument,
     Comparison,
@@ -70,9 +71,6 @@ from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
-NodeResult: TypeAlias = tuple[str, int | None]
-"""The name of an FX node, and the index of its result; None for a single one."""
-Watched: TypeAlias = Mapping[Buffer, NodeResult]
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
     "mkldnn", "ops", "float", "min", "_",
@@ -95,7 +93,7 @@ class PrintedStatement:
     text: str
     launch: str = ""
     kernel: str | None = None
-    stored: Mapping[str, NodeResult] = field(default_factory=dict)
+    stored: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
 
 
 class _Wrapper:
@@ -105,7 +103,7 @@ class _Wrapper:
         programs: dict[str, Program],
         code: dict[str, str],
         runs: Mapping[NativeRun, RunCode],
-        watched: Watched,
+        watched: NodeOfBuffer,
     ) -> None:
         self.program, self.programs, self.code = program, programs, code
         self.runs, self.watched = runs, watched
@@ -161,7 +159,10 @@ class _Wrapper:
         return found | {name: self.printed}
 
     def _end(
-        self, launch: str = "", kernel: str | None = None, stored: Mapping[str, NodeResult] = {}
+        self,
+        launch: str = "",
+        kernel: str | None = None,
+        stored: Mapping[str, tuple[str, int | None]] = {},
     ) -> None:
         """End a statement, which has the lines that were printed since the last one."""
         if self.lines:
@@ -315,7 +316,7 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _stored(self, step: Step) -> tuple[str | None, Mapping[str, NodeResult]]:
+    def _stored(self, step: Step) -> tuple[str | None, Mapping[str, tuple[str, int | None]]]:
         """Return what stored a step's values, and these; an input is stored by its last write."""
         kernel: str | None = None
         made: tuple[Buffer, ...] = ()
@@ -487,7 +488,7 @@ def _print_function(graph: str, name: str, printed: Sequence[PrintedStatement]) 
 
 
 def print_statements(
-    program: HostProgram, programs: dict[str, Program], code: dict[str, str], watched: Watched
+    program: HostProgram, programs: dict[str, Program], code: dict[str, str], watched: NodeOfBuffer
 ) -> str:
     """Return the statements of ``call``, and of the bodies of loops, for the interpreter.
 

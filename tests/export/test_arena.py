@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 
 from fusec.errors import InvalidIR
-from fusec.ir.arena import ALIGNMENT, Arena, verify_arena
+from fusec.export.arena import ALIGNMENT, Arena, plan_arena, verify_arena
 from fusec.ir.expr import Buffer
 from fusec.ir.host import Allocation, HostProgram, peak_bytes
 from fusec.ir.memory import bytes_of, overwritable
 from fusec.passes.fusion.fuse import separate
-from fusec.passes.memory.arena import plan_arena
 from fusec.passes.memory.buffers import plan_host
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.graphs import Example

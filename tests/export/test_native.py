@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.host.native import Native, print_native
-from fusec.codegen.host.native_sizes import print_extent, print_formula
 from fusec.errors import UsageError
+from fusec.export.native import Native, print_native
+from fusec.export.native_sizes import print_extent, print_formula
 from fusec.ir.extern import Fresh
 from fusec.ir.formula import Formula
 from fusec.ir.graph import Extern, Schedule

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 
-from fusec.ir.arena import ALIGNMENT, Arena, upwards
+from fusec.export.arena import ALIGNMENT, Arena, upwards
 from fusec.ir.expr import Buffer
 from fusec.ir.formula import Formula, formula_of
 from fusec.ir.index import Index

@@ -2,7 +2,7 @@
 
 It follows the kernels in the same translation unit, and so in the same library, and calls them in
 order as the Python wrapper does. The caller provides the memory: arguments, results, and a
-workspace in which each buffer has an offset (``ir/arena.py``). A program loads and calls it by
+workspace in which each buffer has an offset (``arena.py``). A program loads and calls it by
 ``fusec/native/fusec.h``, which reads the function's parameters from the text ``fusec_signature``.
 
 Worked example::
@@ -42,30 +42,32 @@ A second function, ``fusec_bytes``, returns the bytes of the workspace (``native
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from fusec.codegen.host.native_sizes import (
+from fusec.codegen.targets import Target
+from fusec.driver.pipeline import Compiled
+from fusec.errors import InternalError, UsageError
+from fusec.export.arena import Arena, plan_arena, verify_arena
+from fusec.export.native_sizes import (
     print_extent,
     print_fixed_places,
     print_formula,
     print_places,
     print_size,
 )
-from fusec.codegen.host.native_writes import NativeWrite, dense, print_write, write_of
-from fusec.errors import InternalError, UsageError
-from fusec.ir.arena import Arena, verify_arena
+from fusec.export.native_writes import NativeWrite, dense, print_write, write_of
 from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern
-from fusec.ir.formula import Formula
 from fusec.ir.graph import Graph, Kernel, SizeMinimum, Step
 from fusec.ir.host import HostProgram
 from fusec.ir.index import Index, Size, index
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 from fusec.ir.strides import contiguous_strides
-from fusec.passes.memory.arena import plan_arena
+from fusec.passes.memory.buffers import plan_host
+from fusec.runtime.archive.sizes import SizeCondition, names_in
 
 FORMAT = "fusec native 2"
 """The first line of a signature: the version of the interface."""
@@ -109,11 +111,26 @@ class Native:
     source: str
 
 
+def add_native(
+    asked: Sequence[SizeCondition], target: Target, compiled: Compiled
+) -> tuple[Compiled, Mapping[str, bytes]]:
+    """Return a compiled graph with the function that C calls, and the blob of its signature.
+
+    Args:
+        asked: as of ``print_native``.
+    Raises:
+        UsageError: as ``print_native`` does.
+    """
+    program = plan_host(compiled.schedule, target.codegen.overwritable)  # no runs: C needs none
+    native = print_native(program, compiled.programs, compiled.code, asked)
+    return replace(compiled, added=native.source), {SIGNATURE: native.signature.encode()}
+
+
 def print_native(
     program: HostProgram,
     programs: Mapping[str, Program],
     code: Mapping[str, str],
-    asked: Sequence[Formula] = (),
+    asked: Sequence[SizeCondition] = (),
 ) -> Native:
     """Return the C++ function of a host program.
 
@@ -141,16 +158,11 @@ def print_native(
     return Native(signature, function.print(signature))
 
 
-def _sizes(graph: Graph, asked: Sequence[Formula]) -> tuple[str, ...]:
+def _sizes(graph: Graph, asked: Sequence[SizeCondition]) -> tuple[str, ...]:
     """Return the names of the symbolic sizes: the graph's, and others that conditions mention."""
     given = [size.name for size in graph.given_sizes]
-    return tuple(dict.fromkeys((*given, *sorted(_names_in(asked)))))
-
-
-def _names_in(formulas: Sequence[Formula]) -> set[str]:
-    """Return the names in formula trees, whose first element is an operator, not a name."""
-    own = {part for part in formulas if isinstance(part, str)}
-    return own.union(*(_names_in(part[1:]) for part in formulas if isinstance(part, tuple)))
+    mentioned = {name for condition in asked for name in names_in(condition)}
+    return tuple(dict.fromkeys((*given, *sorted(mentioned))))
 
 
 def _refuse_others(program: HostProgram) -> None:
@@ -217,7 +229,7 @@ def _signature(
     inputs: Sequence[Buffer | None],
     views: Sequence[View],
     sizes: Sequence[str],
-    asked: Sequence[Formula],
+    asked: Sequence[SizeCondition],
 ) -> str:
     written = {buffer for step in program.steps for buffer in step.writes}
     written |= {call.written.buffer for call in program.externs if call.written is not None}
@@ -271,7 +283,7 @@ class _Function:
                     value = self.size(index(step.size))
                     self.lines.append(f"const long long {self.names(step.size)} = {value};")
                 case _:
-                    raise InternalError(step, stage="codegen.native")
+                    raise InternalError(step, stage="export.native")
         for k, view in enumerate(self.views):
             if self.arena.results.get(view.buffer) != k:
                 result = f"((m_{view.buffer.dtype} *)results[{k}])"
