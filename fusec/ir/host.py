@@ -75,7 +75,7 @@ class FreeBuffers:
     buffers: tuple[Buffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NativeRun:
     """Launch consecutive kernels by one native call."""
 

@@ -141,43 +141,41 @@ class _Wrapper:
             match statement:
                 case Allocation():
                     self._allocate(statement)
-                    self._end()
                 case FreeBuffers(buffers):  # of those that have a name; others were never bound
                     self.lines += [f"del {self.names(b)}" for b in buffers if b in self.names]
-                    self._end()
                 case NativeRun() if statement in self.runs:
-                    self._run(self.runs[statement])
-                    self._end()
+                    run = self.runs[statement]
+                    self._launch(run.name, run.buffers, run.sizes)
+                case HostLoop(loop, body):
+                    self._row_loop(loop)
+                    self._end(loop)
+                    inner = _Wrapper(body, self.programs, self.code, {}, {})
+                    found |= inner.functions(loop.name)
                 case _:
                     for step in steps_of(statement):
                         self._step(step)
-                        self._end(_launch(step), *self._stored(step))
-            if isinstance(statement, HostLoop):
-                body = _Wrapper(statement.body, self.programs, self.code, {}, {})
-                found |= body.functions(statement.loop.name)
+                        self._end(step)
+            self._end()
         self._return(self.program.graph)
         return found | {name: self.printed}
 
-    def _end(
-        self,
-        launch: str = "",
-        kernel: str | None = None,
-        stored: Mapping[str, tuple[str, int | None]] = {},
-    ) -> None:
+    def _end(self, step: Step | None = None) -> None:
         """End a statement, which has the lines that were printed since the last one."""
         if self.lines:
-            text = "\n".join(self.lines)
-            self.printed.append(PrintedStatement(text, launch, kernel, stored))
+            launch, kernel, made = _described(step)
+            known = [b for b in made if b in self.watched and b in self.names]
+            last = [b for b in known if self.last_write.get(b, step) is step]
+            stored = {self.names(b): self.watched[b] for b in last}
+            self.printed.append(PrintedStatement("\n".join(self.lines), launch, kernel, stored))
             self.lines = []
 
     def _step(self, step: Step) -> None:
         match step:
             case Kernel():
-                self._kernel(step)
+                program = self.programs[step.name]
+                self._launch(self.code[step.name], program.buffers, program.sizes)
             case ForeachKernel():
                 self._foreach(step)
-            case RowLoop():
-                self._row_loop(step)
             case Extern():
                 self._extern(step)
             case Constant():
@@ -197,14 +195,9 @@ class _Wrapper:
         for size, buffer, axis in graph.measured:
             self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
 
-    def _kernel(self, kernel: Kernel) -> None:
-        program = self.programs[kernel.name]
-        args = [self.names(b) for b in program.buffers] + [self.names(s) for s in program.sizes]
-        self.lines.append(f"{self.code[kernel.name]}({', '.join(args)})")
-
-    def _run(self, code: RunCode) -> None:
-        args = [self.names(b) for b in code.buffers] + [self.names(s) for s in code.sizes]
-        self.lines.append(f"{code.name}({', '.join(args)})")
+    def _launch(self, name: str, buffers: Sequence[Buffer], sizes: Sequence[Size]) -> None:
+        args = [self.names(b) for b in buffers] + [self.names(s) for s in sizes]
+        self.lines.append(f"{name}({', '.join(args)})")
 
     def _foreach(self, foreach: ForeachKernel) -> None:
         """Print the launch of a foreach kernel: a tuple of tensors for each row, then the sizes."""
@@ -316,19 +309,6 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _stored(self, step: Step) -> tuple[str | None, Mapping[str, tuple[str, int | None]]]:
-        """Return what stored a step's values, and these; an input is stored by its last write."""
-        kernel: str | None = None
-        made: tuple[Buffer, ...] = ()
-        match step:
-            case Extern() if not step.is_pending:
-                kernel, made = step.library, step.writes
-            case Kernel() | ForeachKernel() | RowLoop():
-                kernel, made = step.name, step.writes
-        known = [b for b in made if b in self.watched and b in self.names]
-        last = [b for b in known if self.last_write.get(b, step) is step]
-        return kernel, {self.names(b): self.watched[b] for b in last}
-
     def _restride(self, buffer: Buffer, value: str) -> str:
         return f"restride({value}, {_tuple(buffer.strides, self.names)})"
 
@@ -382,14 +362,18 @@ class _Wrapper:
         return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
 
 
-def _launch(step: Step) -> str:
+def _described(step: Step | None) -> tuple[str, str | None, tuple[Buffer, ...]]:
+    """Return the name of a step's launch, what stored its values, and these."""
     match step:
         case Kernel() | ForeachKernel():
-            return step.name
-        case Extern() if step.is_launch:
-            return step.node
+            return step.name, step.name, step.writes
+        case RowLoop():
+            return "", step.name, step.writes
+        case Extern():
+            launch = step.node if step.is_launch else ""
+            return launch, step.library, () if step.is_pending else step.writes
         case _:
-            return ""
+            return "", None, ()
 
 
 def _is_window(argument: Argument) -> bool:
