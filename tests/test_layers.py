@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
     "driver.size_formulas": FOUNDATION | {"frontend", "ir", "runtime", "torch_interior"},
-    "driver.pipeline": WHOLE | {"driver.size_formulas"},
+    "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
     "driver.verification": FOUNDATION | {"frontend", "runtime", "torch_interior"},
@@ -59,7 +59,6 @@ LAYERS: dict[str, set[str]] = {
     "driver.build": WHOLE,
     "driver.compiler": WHOLE
     | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"}
-    | {"driver.size_formulas"}
     | {"driver.verification"},
     "driver.aot_metadata": FOUNDATION | {"runtime", "torch_interior"},
     "driver.archive": WHOLE | {"driver.compiler", ""},

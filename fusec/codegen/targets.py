@@ -42,7 +42,7 @@ class Codegen:
         form: the stages from a function to the form that is printed.
         overwritable: kernel -> result -> operands that it may overwrite in place. Empty on GPUs,
             where a thread may load what another thread has stored already.
-        run_bytes: the most that the kernels of a run may allocate (``Memory.runs``): below it,
+        run_bytes: the most that the kernels of a run may allocate (``NativeRun``): below it,
             the time of a kernel is mostly call overhead. 0 where there are no runs.
         multiple: alignment, in elements, that offsets need for wide loads and stores.
         async_build: whether a helper process compiles the kernels while this process continues.

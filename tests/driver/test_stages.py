@@ -273,7 +273,7 @@ HEAD = "| stage | in → out | what it does |\n|---|---|---|\n"
 PRINTED = (
     "| printer | Form (GPU), Program (CPU) → source | `codegen/triton/`, `codegen/cpp/` |\n"
     "| wrapper | HostProgram → source | the graph's `call(args)`: a line for each statement |\n"
-    "| native | HostProgram → source | the same in C++: each buffer has a place (`--native`) |\n"
+    "| native | HostProgram → source | the same in C++, for C: `export/native.py` |\n"
 )
 
 

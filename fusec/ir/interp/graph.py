@@ -47,7 +47,6 @@ from fusec.ir.host import (
     FreeBuffers,
     HostLoop,
     HostProgram,
-    HostStatement,
     NativeRun,
     steps_of,
     trivial_program,
@@ -225,37 +224,30 @@ def run_host(
 def _run_statements(
     program: HostProgram, env: Env, extern: ExternCall | None, kernel: KernelCall
 ) -> None:
+    run_body = functools.partial(_run_statements, extern=extern, kernel=kernel)
     for statement in program.statements:
-        _run_statement(statement, env, extern, kernel)
-
-
-def _run_statement(
-    statement: HostStatement, env: Env, extern: ExternCall | None, kernel: KernelCall
-) -> None:
-    for step in steps_of(statement):
-        for buffer in made_by(step):
-            if buffer not in env.storage:
-                raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
-    match statement:
-        case Allocation(buffer, None):
-            allocate(buffer, env)
-        case Allocation(buffer, over):
-            env.storage[buffer] = env.storage[over]
-        case FreeBuffers(buffers):
-            for buffer in buffers:
-                _free(buffer, env)
-        case NativeRun() | Kernel() | ForeachKernel():
-            for member in statement.kernels:
-                kernel(member, env)
-        case HostLoop(loop, body):
-            run = functools.partial(_run_statements, body, extern=extern, kernel=kernel)
-            _run_row_loop(loop, env, run)
-        case RowLoop(body=Graph() as lines):
-            _run_row_loop(statement, env, functools.partial(_run_lines, lines, extern=extern))
-        case RowLoop():
-            raise InternalError(statement, stage=STAGE)
-        case _:
-            _run_call(statement, env, extern)
+        for step in steps_of(statement):
+            for buffer in made_by(step):
+                if buffer not in env.storage:
+                    raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
+        match statement:
+            case Allocation(buffer, None):
+                allocate(buffer, env)
+            case Allocation(buffer, Buffer() as over):
+                env.storage[buffer] = env.storage[over]
+            case FreeBuffers(buffers):
+                for buffer in buffers:
+                    _free(buffer, env)
+            case NativeRun() | Kernel() | ForeachKernel():
+                for member in statement.kernels:
+                    kernel(member, env)
+            case HostLoop(loop, body):
+                _run_row_loop(loop, env, functools.partial(run_body, body))
+            case RowLoop():
+                run = functools.partial(_run_lines, statement.graph, extern=extern)
+                _run_row_loop(statement, env, run)
+            case _:
+                _run_call(statement, env, extern)
 
 
 def _free(buffer: Buffer, env: Env) -> None:
