@@ -130,12 +130,12 @@ class Adaptive:
 
 Windows: TypeAlias = "Affine | Adaptive"
 Ints: TypeAlias = Sequence[int]
-Axes: TypeAlias = "Sequence[tuple[Index, Index]]"
+PooledAxes: TypeAlias = "Sequence[tuple[Index, Index]]"
 """The extent of each pooled axis, and the number of its windows."""
 _AxisWindow: TypeAlias = "tuple[Index, Callable[[Index, Index], GuardedIndex]]"
 
 
-def pooled_axes(rank: int, extents: Indices, outputs: Indices) -> Axes:
+def pooled_axes(rank: int, extents: Indices, outputs: Indices) -> PooledAxes:
     """Return the last ``rank`` axes of a tensor and of what it is pooled to."""
     return list(zip(extents[-rank:], outputs[-rank:], strict=True))
 
@@ -201,14 +201,14 @@ def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
 
 
 def mean_windows(
-    axes: Axes, kernel: Ints, stride: Ints = (), padding: Ints = (0,), *settings: Any
+    axes: PooledAxes, kernel: Ints, stride: Ints = (), padding: Ints = (0,), *settings: Any
 ) -> list[Affine]:
     """Return the windows of an ``avg_pool``; its last settings are as in ``affine``."""
     return affine(axes, (kernel, stride or kernel, padding, (1,)), *(settings[1:] or (True,)))
 
 
 def affine(
-    axes: Axes, numbers: tuple[Ints, ...], count_pad: bool = False, divisor: int | None = None
+    axes: PooledAxes, numbers: tuple[Ints, ...], count_pad: bool = False, divisor: int | None = None
 ) -> list[Affine]:
     """Return the windows of some axes.
 
@@ -222,7 +222,7 @@ def affine(
     ]
 
 
-def adaptive(axes: Axes, _: Any = None) -> list[Windows]:
+def adaptive(axes: PooledAxes, _: Any = None) -> list[Windows]:
     """Return the windows of an adaptive pool."""
     return [_adaptive(*axis) for axis in axes]
 
@@ -265,7 +265,7 @@ def maximum_gradient(
 
 
 def max_windows(
-    axes: Axes,
+    axes: PooledAxes,
     kernel: Ints,
     stride: Ints = (),
     padding: Ints = (0,),
