@@ -20,7 +20,7 @@ from bench.accuracy import relative_error, within_rule
 from bench.cpu import exact, first_call
 from bench.timing import summary
 from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
-from fusec.driver.contests import WIDE_S
+from fusec.ir.tuning import RaceTuning
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.race.verdicts import Verdict, all_verdicts
@@ -71,7 +71,7 @@ def race_all(workload: Workload, device: str, most_s: float, *, dry: bool) -> di
     """
     row, known = _begin(workload, device, SHRINK if dry else 1), _verdicts()
     with _at_most(most_s):
-        _first_calls(row, "fusec", {"race_budget_s": DRY_RACE_S if dry else WIDE_S})
+        _first_calls(row, "fusec", {"race_budget_s": DRY_RACE_S if dry else RaceTuning().long_s})
     return row_of(workload, row.found) | {"races": _new(known)}
 
 

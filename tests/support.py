@@ -447,11 +447,11 @@ def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
             raise ValueError(layout)
 
 
-def tune(monkeypatch: pytest.MonkeyPatch, **sizes: float) -> None:
-    """Compile from here on by other sizes than those of ``passes.machine.Tuning``."""
+def tune(monkeypatch: pytest.MonkeyPatch, group: str, **sizes: float) -> None:
+    """Compile from here on by other sizes of a group of a machine's: "fusion", "races"."""
     for name, row in targets.TARGETS.items():
-        tuning = dataclasses.replace(row.machine.tuning, **sizes)
-        machine = dataclasses.replace(row.machine, tuning=tuning)
+        changed = dataclasses.replace(getattr(row.machine, group), **sizes)
+        machine = dataclasses.replace(row.machine, **{group: changed})
         monkeypatch.setitem(targets.TARGETS, name, dataclasses.replace(row, machine=machine))
 
 

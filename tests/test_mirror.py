@@ -39,6 +39,7 @@ ELSEWHERE = {
     "frontend/aot/trials": "frontend/aot/test_eager_strides",
     "frontend/linears": "docs/test_add_a_candidate",
     "ir/choice": "driver/test_race",
+    "ir/tuning": "codegen/test_targets",
     "tools/bisect/meaning": "test_planted",
     "tools/bisect/paces": "tools/bisect/test_bisect",
     "tools/bisect/questions": "tools/bisect/test_bisect",

@@ -209,9 +209,6 @@ def print_entries(functions: Functions, forms: Mapping[str, Program]) -> dict[st
 
 # -- finding families ------------------------------------------------------------------------------
 
-LEAST = 3
-"""Smallest family: two members save little compile time, and each C++ entry is an extra call."""
-
 
 _Numbers: TypeAlias = tuple[int, ...]
 """Hole values of a program: its constants that may vary in a family, in statement order."""
@@ -226,12 +223,13 @@ def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[s
             kinds = (count, len(program.reads), len(program.writes), *map(type, program.body))
             rough.setdefault(kinds, []).append(name)
     for names in rough.values():
+        least = programs[names[0]].code.family
         alike: dict[object, dict[str, _Numbers]] = {}
-        for name in names if len(names) >= LEAST else ():
+        for name in names if len(names) >= least else ():
             form, numbers = _with_holes(programs[name], multiple)
             alike.setdefault(form, {})[name] = numbers
         for group in alike.values():
-            yield from (f for f in _aligned(group) if len(f) >= LEAST)
+            yield from (f for f in _aligned(group) if len(f) >= least)
 
 
 _BLANK = index(Size("_", 1, None))
@@ -361,6 +359,7 @@ class _Rebuild:
         self.number, self.offset = number, offset
         self.sizes = sizes
         self.buffers = buffers
+        self.code = program.code
         # The vector lane, by which the C++ printer unrolls loops; several lanes are a GPU's tile.
         self.lane = program.lanes[0] if len(program.lanes) == 1 else None
         self.axes: dict[Axis, Index] = {}
@@ -410,7 +409,7 @@ class _Rebuild:
 
     def loop(self, loop: For) -> For:
         turned = transposed_block(loop, self.lane) is not None
-        counted = turned or is_unrolled(loop, self.lane)
+        counted = turned or is_unrolled(loop, self.lane, self.code)
         if turned:
             self.fixed.add(loop.axis)
         if counted and loop.axis not in self.axes:

@@ -21,8 +21,9 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
+from fusec.ir.tuning import FusionTuning
 from fusec.passes.fusion.split_loop import split_loop
-from fusec.passes.machine import Machine, ProductRates, Resources, Tuning
+from fusec.passes.machine import Machine, ProductRates, Resources
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage
@@ -160,7 +161,7 @@ H200_MACHINE = Machine(
         group_registers=176,
     ),
     part_share=0.01,
-    tuning=Tuning(chunk_rows=2048),
+    fusion=FusionTuning(chunk_rows=2048),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -172,7 +173,7 @@ A100_MACHINE = Machine(
     products_per_us=1.4e8,
     sm=Resources(shared_bytes=166912, tile_registers=128),
     part_share=0.01,
-    tuning=Tuning(chunk_rows=2048),
+    fusion=FusionTuning(chunk_rows=2048),
 )
 B200_MACHINE = replace(H200_MACHINE, sm=replace(H200_MACHINE.sm, group_registers=0))
 RTX_5090_MACHINE = replace(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusec.codegen.host.table import print_blocks
+from fusec.codegen.targets import find_target
 from fusec.codegen.triton import printer as triton
 from fusec.driver.pipeline import Compiled, cpp_units
 from fusec.errors import UsageError
@@ -28,7 +29,8 @@ def _build_cpp(compiled: Compiled, target: str, options: Options) -> Mapping[str
         raise UsageError(f"{target} is built on x86_64 alone, and this is {platform.machine()}")
     width = cpp_kernel.vector_width() if named is None else named.lanes
     most = min(options.threads or os.cpu_count() or 1, torch.get_num_threads())
-    unit, *more = cpp_units(compiled, width, most)
+    least_text = find_target(target).machine.code.unit_text
+    unit, *more = cpp_units(compiled, width, most, least_text)
     say(f"the C++ compiler builds kernels: {len(compiled.functions.functions)}")
     flags = (cpp_kernel.NATIVE,) if named is None else named.flags
     return {"kernels.so": cpp_kernel.build(unit, options, flags, more)}

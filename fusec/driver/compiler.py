@@ -505,7 +505,7 @@ def context_for(
         return context
     contests: dict[str, NewContest] = {
         "group": _group_contests(gm, target, options, device),
-        "product": partial(product_contest, device),
+        "product": partial(product_contest, device, target.machine.races),
     }
     return replace(context, judge=RaceJudge(_races_of(device, target, options), contests))
 
@@ -517,7 +517,8 @@ def format_judge(target: Target, options: Options) -> Judge:
     device = torch.device(target.device)
     races = _races_of(device, target, options)
     races.keeps_all = races.left_s > 0
-    return RaceJudge(races, {"convolution": partial(convolution_contest, device)})
+    contest = partial(convolution_contest, device, target.machine.races)
+    return RaceJudge(races, {"convolution": contest})
 
 
 def _races_of(device: torch.device, target: Target, options: Options) -> Races:

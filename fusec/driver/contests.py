@@ -5,7 +5,7 @@ the library's calls with fused kernels around them, one kernel in each configura
 schedule offers, and the calls of another library that has all of its products.
 
 ``product_contest``. A product that is kept as a call may be computed by another library: each is
-timed, a long product on fewer rows and columns (``TIMED_PRODUCT``).
+timed, a long product on fewer rows and columns (``RaceTuning.timed_product``).
 
 ``convolution_contest``. A convolution is timed with contiguous and with channels-last images, a
 long one on fewer images of its batch, in a fixed number of rounds. Formats are decided at each
@@ -43,29 +43,12 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
+from fusec.ir.tuning import RaceTuning
 from fusec.passes.fusion.contract import FUSED, LIBRARY, Group
 from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, extents
 from fusec.runtime.cache.store import fingerprint
 from fusec.runtime.race.autotune import Candidate
 from fusec.runtime.race.rehearsal import TensorSpec
-
-TIMED_PRODUCT = 1 << 28
-"""Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it. On a
-quarter of that, another library was fastest than on the whole in three of eight products (2026-11).
-"""
-TIMED_IMAGES = 1 << 26
-"""Multiply-adds of a convolution that is timed: its batch is halved down to it."""
-CLEAR = 2.0
-"""Ratio of a group's modelled times from which a CPU does not race: a build takes half a second."""
-FORMAT_ROUNDS = 5
-"""Rounds in which a convolution is timed: a network has tens of them."""
-FEW = 4
-"""Configurations of a kernel that a short race tries. A long one (``WIDE_S``) tries all; a CPU
-without a time limit of the user's tries the first."""
-RACED_GROUPS = 4
-"""Groups of a graph that a CPU without a time limit of the user's races: the first; others go by
-the cost model."""
-WIDE_S = 120.0
 
 Prepare: TypeAlias = Callable[[Compiled], Callable[[list[Any]], Sequence[Tensor]]]
 """Builds and loads generated code, and returns its call."""
@@ -84,10 +67,10 @@ class GroupContests:
 
     def __init__(self, context: CompileContext, prepare: Prepare, device: torch.device) -> None:
         self.context = context
-        self.options = context.options
+        self.options, self.tuning = context.options, context.target.machine.races
         self.prepare = prepare
         self.device = device
-        self.wide = self.options.race_seconds(device.type) >= WIDE_S
+        self.wide = self.options.race_seconds(device.type) >= self.tuning.long_s
         self.brief = device.type == "cpu" and self.options.race_budget_s is None
         self.raced = set[str]()
 
@@ -115,11 +98,12 @@ class GroupContests:
         """Return True if the model's times are close; limits the raced groups by count."""
         modelled = choice.by_rule()
         fused_us = modelled.reference_us - (modelled.saved_us or 0.0)
-        if not 1 / CLEAR < modelled.reference_us / fused_us < CLEAR:
+        clear = self.tuning.clear
+        if not 1 / clear < modelled.reference_us / fused_us < clear:
             return False
         signature = choice.subject.signature
         if self.brief and signature not in self.raced:
-            if len(self.raced) == RACED_GROUPS:
+            if len(self.raced) == self.tuning.groups:
                 return False
             self.raced.add(signature)
         return True
@@ -138,7 +122,7 @@ class GroupContests:
         flat = flat_kernels(kernels, self.context)
         count = max(len(offered_plans(kernel, self.context)) for kernel in flat.values())
         if not self.wide:
-            count = min(count, 1 if self.brief else FEW)
+            count = min(count, 1 if self.brief else self.tuning.configurations)
         for number in range(count):
             steps = tuple(replace(kernel, configuration=number) for kernel in kernels)
             run = functools.partial(self._prepare, replace(fused, steps=steps))
@@ -147,7 +131,8 @@ class GroupContests:
         unpacked = [{name for name in call.others if not call.packed_for(name)} for call in calls]
         shared = sorted(set.intersection(*unpacked)) if unpacked else []
         for library in shared if self.context.target.libraries else ():
-            taken = choose_libraries(separate, 0, functools.partial(_in_library, library))
+            every = replace(self.tuning, product=0)
+            taken = choose_libraries(separate, every, functools.partial(_in_library, library))
             candidates.append(Candidate(library, functools.partial(self._prepare, taken)))
         return candidates
 
@@ -197,10 +182,10 @@ def _hints(extents: Sequence[Index]) -> list[int]:
 # -- products --------------------------------------------------------------------------------------
 
 
-def product_contest(device: torch.device, choice: Choice) -> Contest:
+def product_contest(device: torch.device, tuning: RaceTuning, choice: Choice) -> Contest:
     """Return the contest between the libraries that have a product."""
     call: Extern = choice.subject
-    timed = _fewer(call)
+    timed = _fewer(call, tuning.timed_product)
     given = tuple(timed.views)
     calls = {ATEN: timed, **timed.others}
 
@@ -227,15 +212,15 @@ def product_contest(device: torch.device, choice: Choice) -> Contest:
     )
 
 
-def _fewer(call: Extern) -> Extern:
-    """Return a product with its rows and columns halved to ``TIMED_PRODUCT`` multiply-adds.
+def _fewer(call: Extern, most: int) -> Extern:
+    """Return a product with its rows and columns halved to ``most`` multiply-adds.
 
     Dense matrices stay dense: a library may have no optimised kernel for a window of a weight
     (``onednn`` in ``frontend/linears.py``).
     """
     *_, a, b = call.views
     rows, columns = a.shape[0].hint(), b.shape[1].hint()
-    while rows * columns * a.shape[1].hint() > TIMED_PRODUCT and max(rows, columns) > 1:
+    while rows * columns * a.shape[1].hint() > most and max(rows, columns) > 1:
         rows, columns = (rows, columns // 2) if columns > rows else (rows // 2, columns)
 
     def cut(view: View, shape: tuple[Index, ...]) -> View:
@@ -279,10 +264,10 @@ def _caller(
 # -- convolutions ----------------------------------------------------------------------------------
 
 
-def convolution_contest(device: torch.device, choice: Choice) -> Contest:
+def convolution_contest(device: torch.device, tuning: RaceTuning, choice: Choice) -> Contest:
     """Return the contest between contiguous and channels-last images."""
     convolution: fx.Node = choice.subject
-    batch, share = timed_batch(convolution)
+    batch, share = timed_batch(convolution, tuning.timed_images)
     images = images_of(convolution)
     tensors = dict.fromkeys(n for n in convolution.all_input_nodes if tensor_of(n) is not None)
     weights = [tensor for tensor in tensors if tensor not in images]
@@ -324,19 +309,23 @@ def convolution_contest(device: torch.device, choice: Choice) -> Contest:
         (batch,),
         lambda _: f"{batch} images",
         share,
-        FORMAT_ROUNDS,
+        tuning.image_rounds,
     )
 
 
-def timed_batch(convolution: fx.Node) -> tuple[int, float]:
-    """Return how many images of a convolution are timed, and the whole batch over these."""
+def timed_batch(convolution: fx.Node, most: int) -> tuple[int, float]:
+    """Return how many images of a convolution are timed, and the whole batch over these.
+
+    Args:
+        most: multiply-adds down to which the batch is halved.
+    """
     images = images_of(convolution)
     weight: Any = convolution.args[len(images)]
     whole = hint_of(images[0].meta["val"].shape[0])
     batch = max(whole, 1)
     values = [image.meta["val"] for image in images]
     places = max(hint_of(v.shape[2]) * hint_of(v.shape[3]) for v in values)
-    while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > TIMED_IMAGES:
+    while batch > 1 and batch * places * hint_of(weight.meta["val"].numel()) > most:
         batch //= 2
     return batch, whole / batch
 

@@ -47,9 +47,8 @@ from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_
 from fusec.frontend.fx_passes.softmax_gradients import SCORES_BYTES
 from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
-from fusec.ir.dtype import DType
 from fusec.passes.graph.chunk import RATIO
-from fusec.passes.schedule.contraction import MAX_LANES
+from fusec.passes.machine import Machine
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
 aten = torch.ops.aten
@@ -320,19 +319,17 @@ def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def recompute_scores(joint: fx.GraphModule, widened: Collection[DType] = ()) -> fx.GraphModule:
+def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     """Tag the scores of attentions, and values of their size, for recomputation in the backward.
 
-    For kernels that never store them (``passes/graph/recompute.py``).
-
-    Args:
-        widened: element types that are left out, because kernels would widen them to f32.
+    For kernels that never store them (``passes/graph/recompute.py``). Element types that kernels
+    would widen to f32 are left out.
     """
-    graph, kept = joint.graph, [to_torch_dtype(kind) for kind in widened]
+    graph, kept = joint.graph, [to_torch_dtype(kind) for kind in machine.widened]
     found = {
         n
         for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
-        if _columns(n.args[0]) <= MAX_LANES and _dtype(n) not in kept
+        if _columns(n.args[0]) <= machine.lanes and _dtype(n) not in kept
     }
     if found:
         recompute(_large(found) - _tangent_users(graph))

@@ -225,15 +225,16 @@ def _part(program: Program) -> tuple[str, str]:
     return program.name, program.source[-1] if program.source else "compiled graph"
 
 
-def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
+def cpp_units(compiled: Compiled, width: int, most: int, least_text: int) -> list[str]:
     """Return C++ translation units that together have all kernels of a graph.
 
     Args:
         width: lanes of a vector.
         most: the most units; fewer where there is less to compile.
+        least_text: characters of kernels that are worth a unit of their own.
     """
     prelude = partial(cpp.prelude, width)
-    parts = _parts(compiled, 1 if compiled.added else most)
+    parts = _parts(compiled, 1 if compiled.added else most, least_text)
     launching = [print_run(run, compiled.programs) for run in compiled.runs]
     launching += [compiled.added] * bool(compiled.added)
     if launching and len(parts) > 1:
@@ -246,18 +247,13 @@ def cpp_units(compiled: Compiled, width: int, most: int = 1) -> list[str]:
     ]
 
 
-UNIT_TEXT = 1 << 16
-"""Characters of kernels that are worth a unit of their own: g++ takes half a second for them, and a
-tenth of one for a unit's prelude (2026-11)."""
-
-
-def _parts(compiled: Compiled, most: int) -> list[list[str]]:
+def _parts(compiled: Compiled, most: int, least_text: int) -> list[list[str]]:
     """Return the kernels of each unit, in order; a function's kernels are in one unit."""
     families: dict[str, list[str]] = {}
     for name in compiled.distinct:
         families.setdefault(compiled.functions.calls[name].function, []).append(name)
     sizes = {f: sum(len(compiled.sources[k]) for k in names) for f, names in families.items()}
-    count = max(1, min(most, sum(sizes.values()) // UNIT_TEXT))
+    count = max(1, min(most, sum(sizes.values()) // least_text))
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [0] * count
     for family in sorted(sizes, key=lambda f: sizes[f], reverse=True):

@@ -11,10 +11,10 @@ timed.
 
 On a CPU the races of a graph are limited by counts, not by time, so that one graph takes the same
 candidates at each start: no product that is a small part of the graph
-(``passes/fusion/libraries.py``), a few groups (``RACED_GROUPS``), the convolutions that matter most
-(``frontend/fx_passes/memory_formats.py``). The time limit is for busy machines. If it is reached,
-or no candidate could be timed, the choice is decided by rule. The ranks of a process group agree on
-each verdict (``runtime/race/ranks.py``), also on one without times.
+(``passes/fusion/libraries.py``), a few groups (``RaceTuning.groups``), the convolutions that matter
+most (``frontend/fx_passes/memory_formats.py``). The time limit is for busy machines. If it is
+reached, or no candidate could be timed, the choice is decided by rule. The ranks of a process group
+agree on each verdict (``runtime/race/ranks.py``), also on one without times.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.autotune import Candidate, race
 from fusec.runtime.race.ranks import Ranks
 from fusec.runtime.race.stopwatch import warm_stopwatch
-from fusec.runtime.race.verdicts import NO_TIME, CandidateTime, Verdict, load_verdict, store_verdict
-
-VARIES = 0.1
-"""Spread of the reference's times, beside their median, up to which a verdict is kept."""
+from fusec.runtime.race.verdicts import (
+    NO_TIME,
+    CandidateTime,
+    Verdict,
+    is_kept,
+    load_verdict,
+    store_verdict,
+)
 
 
 @dataclass(slots=True)
@@ -92,7 +96,7 @@ class Races:
             verdict = Verdict(
                 reference, (CandidateTime(reference, dropped=NO_TIME),), exhausted=True
             )
-        if self.cache is not None and (self.keeps_all or _is_kept(verdict, reference)):
+        if self.cache is not None and (self.keeps_all or is_kept(verdict, reference)):
             store_verdict(self.cache, key, verdict)
         return verdict
 
@@ -101,17 +105,6 @@ def _lock(device: torch.device) -> FileLock:
     """Return this user's lock for races on a type of device; it is reentrant within a thread."""
     path = Path(tempfile.gettempdir()) / f"fusec-race-{os.getuid()}-{device.type}.lock"
     return FileLock(path, is_singleton=True)
-
-
-def _is_kept(verdict: Verdict, reference: str) -> bool:
-    """Return True if a later compile may rely on a verdict: its reference ran steadily."""
-    laps = {lap.name: lap for lap in verdict.laps}
-    first = laps[reference]
-    if not verdict.compared:
-        return False
-    if first.us is None or first.p20 is None or first.p80 is None:
-        return not verdict.exhausted
-    return first.p80 - first.p20 <= VARIES * first.us
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ JOINT = (
     _on_fx(
         "wide_products",
         "tag products too wide to save (scores) for recomputation in the backward",
-        lambda joint, context: recompute_scores(joint, context.target.machine.widened),
+        lambda joint, context: recompute_scores(joint, context.target.machine),
         only=_fuses_products,
     ),
 )
@@ -355,7 +355,7 @@ FUSE = (
     _on_graph(
         "row_parts",
         "sum rows of a product per tile, then the partial sums",
-        _alone(sum_rows_by_parts),
+        lambda graph, context: sum_rows_by_parts(graph, context.target.machine.tiles.side),
         only=_fuses_products,
         needs=("share",),
     ),
@@ -368,13 +368,13 @@ FUSE = (
     _on_graph(
         "inline",
         "substitute definitions that are not worth storing into their readers",
-        lambda graph, context: inline(graph, context.target.machine.skinny_rows),
+        lambda graph, context: inline(graph, context.target.machine),
         needs=("dead_code", "split_reduction"),
     ),
     _on_graph(
         "recompute",
         "recompute products too wide to store (scores) in each of their readers",
-        _alone(recompute_wide),
+        lambda graph, context: recompute_wide(graph, context.target.machine),
         only=_fuses_products,
         needs=("inline",),
     ),
@@ -423,12 +423,7 @@ CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
 
 def _chunk(graph: Graph, context: CompileContext) -> Graph:
     clean = partial(fold, CLEAN, context=context.quiet())
-    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.tuning)
-
-
-def _libraries(schedule: Schedule, context: CompileContext) -> Schedule:
-    small = context.target.machine.tuning.raced_product
-    return choose_libraries(schedule, small, context.judge)
+    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.fusion)
 
 
 def _contract(graph: Graph, context: CompileContext) -> Schedule:
@@ -474,7 +469,9 @@ PASSES = (
     _on_schedule(
         "libraries",
         "choose the fastest library for each product, by race or by rule (CPU)",
-        _libraries,
+        lambda schedule, context: choose_libraries(
+            schedule, context.target.machine.races, context.judge
+        ),
         only=lambda context: context.target.libraries,
         needs=("contract", "loops"),
     ),
@@ -568,7 +565,7 @@ LOWER = (
     Stage(
         "lower",
         "print the plan as a program; decides nothing",
-        lambda planned, context: lower(planned.kernel, planned.plan),
+        lambda planned, context: lower(planned.kernel, planned.plan, context.target.machine.code),
         "Plan",
         "Program",
         needs=("plan",),

@@ -45,11 +45,12 @@ Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
 from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.tuning import CodeTuning
 
 MULTIPLE = 16
 """A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""
@@ -239,6 +240,7 @@ class Program:
         rounded: for a CPU, exponentials that only ever reach memory rounded to 16 bits
             (``codegen/lowering/precision.py``): a shorter polynomial is as good.
         work: how many points one kernel call visits, for the choice of threads (a CPU hint).
+        code: how it is printed.
     """
 
     name: str
@@ -261,6 +263,7 @@ class Program:
     roles: str = ""
     programs: int = 0
     rounded: tuple[Var, ...] = ()
+    code: CodeTuning = field(default_factory=CodeTuning)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -8,9 +8,18 @@ factor of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusec.ir.dtype import DType
+from fusec.ir.tuning import (
+    CachedTuning,
+    CodeTuning,
+    FusionTuning,
+    LoopTuning,
+    RaceTuning,
+    RowTuning,
+    TileTuning,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,8 @@ class Resources:
     """Resources and features of a GPU's multiprocessor that one program may use.
 
     Attributes:
+        registers: 32-bit registers, which its programs share.
+        programs: most programs that it holds.
         shared_bytes: shared memory of a block.
         tile_registers: registers of a thread for the f32 tiles of a loop with products; the rest is
             for addresses, and for operands where tensor cores do not read them from shared memory.
@@ -30,70 +41,14 @@ class Resources:
             it, whose products are not asynchronous (Hopper's wgmma) or have another form.
     """
 
+    registers: int = 65536
+    programs: int = 32
     shared_bytes: int = 0
     tile_registers: int = 0
     from_shared: bool = False
     tf32: bool = False
     descriptors: bool = False
     group_registers: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Thresholds and sizes by which passes and schedules decide, found by measurement.
-
-    Tests lower them, so that graphs small enough to interpret take the paths of large ones.
-
-    Attributes:
-        split_elements: elements of a reduction from which it becomes partial and final sums.
-            Fewer are not worth a second kernel (a launch is some 5 us).
-        least_part_rows, most_part_rows: rows of a partial column sum. They are added one by one:
-            longer chains lose digits that eager's sum keeps. On a GPU there may be more: short
-            rows share an iteration, and the partial sums of long ones are limited in bytes (one
-            percent of the input: 266 rows a part of a LayerNorm in 16 bits, 133 in f32).
-        min_reused_input_bytes: bytes of a shared input from which fusing two consumers can pay.
-        detour_launches: savings, in launches, that a merge must promise at best before it is tried
-            together with all the groups between producer and consumer.
-        kernel_definitions: most definitions in one kernel, for compile time and legibility.
-        kernel_nodes: most operations and loads in one kernel: g++ takes 0.5 to 3 ms for each
-            (2026-11), 10 s for all.
-        resident_row: elements of a row that stay in a GPU's registers.
-        row_tile: elements of a tile where a loop walks the row.
-        warp_row: elements of a row that one warp of a GPU holds, without barriers.
-        point_elements: elements of one grid point of a CPU's pointwise kernel: 16 KB of f32, well
-            inside a 32 KB L1 cache.
-        least_points: grid points that balance the load of a few threads.
-        kept_cost: multiply-adds, loads and conversions an element from which a CPU stores a value
-            for the next sweep instead of computing it again: a store, and a load in each sweep.
-        kept_bytes: bytes of the longest array for such values: it has to stay in a core's cache.
-        chunk_bytes: bytes of an expansion in one chunk: few enough to bound memory, many enough
-            for a GEMM whose other operand, read once a chunk, is as large (measured 2026-11: no
-            difference between 16 and 128 MiB).
-        chunk_rows: least rows of a chunk: weights are read, and their gradient is read and
-            written, once a chunk; the arithmetic of so many rows hides that traffic.
-        raced_product: multiply-adds from which libraries race for a product: below, the overhead
-            of a call decides, and ATen's is the least (64 x 64 x 64: 6 us, oneDNN 20).
-        chunk_alignment: chunks begin at multiples of so many rows, which keeps addresses aligned.
-    """
-
-    split_elements: int = 1 << 14
-    least_part_rows: int = 4
-    most_part_rows: int = 64
-    min_reused_input_bytes: int = 1 << 12
-    detour_launches: float = 1.2
-    kernel_definitions: int = 64
-    kernel_nodes: int = 4000
-    resident_row: int = 32768
-    row_tile: int = 4096
-    warp_row: int = 1024
-    point_elements: int = 4096
-    least_points: int = 16
-    kept_cost: int = 5
-    kept_bytes: int = 1 << 19
-    chunk_bytes: int = 1 << 25
-    chunk_rows: int = 256
-    chunk_alignment: int = 16
-    raced_product: int = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +90,13 @@ class Machine:
         rates: rates of products, relative to the library's.
         cache_bytes: bytes of a CPU core's second-level cache that the tiles of a product may take;
             0 where tiles are in registers.
+        lanes: longest axis of a kernel with products that is lanes without a loop: a row of an
+            operand, so that scores are recomputed.
         skinny_rows: most rows of a skinny product, which a kernel of plain loops may compute.
         sm: resources of a multiprocessor.
-        tuning: thresholds and sizes found by measuring, or chosen.
+        fusion, races, code: thresholds and sizes of graph passes and fusion, of races, of printers.
+        rows, tiles: those of the schedules of a GPU.
+        cached, loops: those of the schedules of a CPU.
     """
 
     bytes_per_us: float
@@ -153,11 +112,18 @@ class Machine:
     slow_widened: int = 1
     rates: ProductRates = ProductRates()
     cache_bytes: int = 0
+    lanes: int = 256
     skinny_rows: int = 0
     threads: int = 1
     sm: Resources = Resources()
     part_share: float = 1.0
-    tuning: Tuning = Tuning()
+    fusion: FusionTuning = field(default_factory=FusionTuning)
+    races: RaceTuning = field(default_factory=RaceTuning)
+    rows: RowTuning = field(default_factory=RowTuning)
+    tiles: TileTuning = field(default_factory=TileTuning)
+    cached: CachedTuning = field(default_factory=CachedTuning)
+    loops: LoopTuning = field(default_factory=LoopTuning)
+    code: CodeTuning = field(default_factory=CodeTuning)
 
     @property
     def is_cpu(self) -> bool:

@@ -197,7 +197,7 @@ def test_weights_in_other_spellings(spelling: str):
 
 @pytest.mark.parametrize("hidden", ("none", "some", "all"))
 def test_a_softmax_of_rows_beyond_the_registers(hidden: str, monkeypatch: pytest.MonkeyPatch):
-    tune(monkeypatch, resident_row=16, row_tile=32)
+    tune(monkeypatch, "rows", resident_row=16, row_tile=32)
     x = values(5, 300) * 20
     x[:, :40] = float("-inf") if hidden != "none" else x[:, :40]
     x[2] = float("-inf") if hidden == "all" else x[2]
@@ -209,6 +209,6 @@ def test_a_softmax_of_rows_beyond_the_registers(hidden: str, monkeypatch: pytest
 
 
 def test_the_gradient_of_a_cross_entropy_beyond_the_registers(monkeypatch: pytest.MonkeyPatch):
-    tune(monkeypatch, resident_row=16, row_tile=32)
+    tune(monkeypatch, "rows", resident_row=16, row_tile=32)
     target = torch.tensor([0, 7, 298, -100, 3])
     check(lambda x: F.cross_entropy(x, target), values(5, 299), backend="triton_fused", train=True)

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.passes.schedule import rowwise
 from tests.codegen.test_contraction import tensor
-from tests.support import check
+from tests.support import check, tune
 
 
 def test_softmax_of_a_row_that_was_split_into_parts() -> None:
@@ -34,8 +33,8 @@ def test_cross_entropy_of_a_row_beyond_the_registers() -> None:
 def test_many_short_rows_that_programs_take_in_turn(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rowwise, "PLACES", 1)
-    monkeypatch.setattr(rowwise, "WAVES", 1)
+    tune(monkeypatch, "sm", programs=1)
+    tune(monkeypatch, "rows", waves=1)
     x, w, b = tensor(count, 520), tensor(520, seed=1), tensor(520, seed=2)
     run = functools.partial(F.layer_norm, normalized_shape=(520,))
     check(lambda x, w, b: run(x, weight=w, bias=b), x, w, b, backend="triton_interpreter")

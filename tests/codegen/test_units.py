@@ -19,7 +19,7 @@ from fusec.errors import BuildError, IndexOutOfRange
 from fusec.export.native import add_native
 from fusec.options import Options
 from fusec.runtime.kernels import cpp_kernel
-from tests.support import BACKEND
+from tests.support import BACKEND, tune
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about the C++ compiler")
 OPTIONS = {"strict": True, "autotune": False, "cache": False, "verify": False}
@@ -34,7 +34,7 @@ def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         libraries.append(print_units(*args))
         return libraries[-1]
 
-    monkeypatch.setattr(pipeline, "UNIT_TEXT", 1000)
+    tune(monkeypatch, "code", unit_text=1000)
     monkeypatch.setattr(build, "cpp_units", watched)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -40,7 +40,7 @@ def test_the_library_of_the_page_is_taken_and_computes_the_same(
 
     monkeypatch.setattr(RaceJudge, "__call__", decide)
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
     check(torch.nn.Linear(24, 40), values(16, 24), train=True)
     assert offered and all("BLIS" in candidates for candidates in offered)
 

@@ -39,6 +39,7 @@ from fusec.frontend.fx_passes.memory_formats import format_choice
 from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.ir.graph import Extern, Kernel
+from fusec.ir.tuning import RaceTuning
 from fusec.options import Options
 from fusec.passes.fusion.contract import FUSED, LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice, multiply_adds
@@ -51,6 +52,7 @@ from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report import explain
 from fusec.tools.report.observe import Observed, observe
 from tests.frontend.fx_passes.test_memory_formats import rewritten
+from tests.support import tune
 from tests.triton_backend import InterpretedKernel
 
 CPU = torch.device("cpu")
@@ -267,7 +269,7 @@ def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: b
 
     monkeypatch.setattr(RaceJudge, "race", told)
     monkeypatch.setattr(RaceJudge, "__call__", kept)
-    monkeypatch.setattr("fusec.driver.contests.CLEAR", float("inf"))
+    tune(monkeypatch, "races", clear=float("inf"))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     torch._dynamo.reset()
@@ -301,11 +303,11 @@ class Measured(RaceJudge):
         return Verdict(min(laps, key=lambda lap: lap.us or 0.0).name, laps)
 
 
-PRODUCTS = {"product": partial(product_contest, CPU)}
+PRODUCTS = {"product": partial(product_contest, CPU, RaceTuning())}
 
 
-def race_libraries(call: Extern) -> Verdict:
-    contest = product_contest(CPU, library_choice(call))
+def race_libraries(call: Extern, timed_product: int = 1 << 28) -> Verdict:
+    contest = product_contest(CPU, RaceTuning(timed_product=timed_product), library_choice(call))
     return RaceJudge(races(), PRODUCTS).race(contest, ATEN, 20.0)
 
 
@@ -376,16 +378,15 @@ def times(weight: torch.Tensor, rows: int = 64) -> Extern:
 
 @pytest.mark.parametrize("transposed", (False, True))
 def test_a_race_of_libraries_times_a_part_of_a_long_product(
-    transposed: bool, monkeypatch: pytest.MonkeyPatch
+    transposed: bool,
 ):
-    monkeypatch.setattr("fusec.driver.contests.TIMED_PRODUCT", 1 << 19)
     call = times(torch.randn(256, 128).t() if transposed else torch.randn(128, 256))
-    timed = _fewer(call)
+    timed = _fewer(call, 1 << 19)
     *_, a, b = timed.views
     assert multiply_adds(timed) <= 1 << 19 < multiply_adds(call)
     assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
     assert a.is_dense and b.is_dense
-    verdict = race_libraries(call)
+    verdict = race_libraries(call, 1 << 19)
     assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
     assert all(lap.us is not None for lap in verdict.laps), verdict
@@ -395,19 +396,18 @@ def test_a_race_of_libraries_times_a_part_of_a_long_product(
     "fn", [lambda x: x @ x.t(), lambda x: x.t() @ x, lambda x: x @ x], ids=["xxt", "xtx", "xx"]
 )
 def test_a_matrix_that_is_both_factors_is_one_tensor_in_the_race(
-    fn: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    fn: Callable[[torch.Tensor], torch.Tensor],
 ):
-    monkeypatch.setattr("fusec.driver.contests.TIMED_PRODUCT", 1 << 20)
     (seen,) = observe(fn, (torch.randn(128, 128),), train=False, dynamic=False)
     context = CompileContext(find_target("cpu"), Options(), Trace("g"))
     (call,) = compile_to_source(seen.graph, context).schedule.externs
-    verdict = race_libraries(call)
+    verdict = race_libraries(call, 1 << 20)
     assert all(lap.us is not None for lap in verdict.laps), verdict
 
 
 def test_a_verdict_is_not_used_where_its_winner_is_not_offered(tmp_path: Path):
     choice = library_choice(linear_call())
-    contest = product_contest(CPU, choice)
+    contest = product_contest(CPU, RaceTuning(), choice)
     verdict = Verdict("BLIS", (CandidateTime(ATEN, 2.0), CandidateTime("BLIS", 1.0)))
     assert decide(choice, contest, verdict).candidate == ATEN
     assert all(name in contest.key for name in choice.candidates)
@@ -497,7 +497,7 @@ def formats(
 ) -> tuple[RaceJudge, list[Choice]]:
     """Return a judge, and the choices of the convolutions of a graph, two of which are equal."""
     races = Races(CPU, budget_s, "salt", cache, keeps_all=budget_s > 0)
-    judge = RaceJudge(races, {"convolution": partial(convolution_contest, CPU)})
+    judge = RaceJudge(races, {"convolution": partial(convolution_contest, CPU, RaceTuning())})
     x, w = torch.randn(4, 8, 16, 16), torch.randn(8, 1, 3, 3, requires_grad=train)
 
     def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -543,13 +543,13 @@ def test_a_long_convolution_is_timed_with_fewer_images():
 
     (gm,) = rewritten(dense, torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
     (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
-    assert timed_batch(node) == (1, 8.0)
+    assert timed_batch(node, 1 << 26) == (1, 8.0)
 
 
 def test_a_convolution_without_images_is_timed_with_one_that_counts_for_nothing():
     (gm,) = rewritten(lambda x, w: F.conv2d(x, w), torch.randn(0, 4, 8, 8), torch.randn(4, 4, 3, 3))
     (node,) = (n for n in gm.graph.nodes if n.target in IMAGES)
-    assert timed_batch(node) == (1, 0.0)
+    assert timed_batch(node, 1 << 26) == (1, 0.0)
 
 
 @pytest.mark.parametrize("race", ["fused", "library"])

@@ -68,7 +68,7 @@ def test_sound_kernels_and_foreach_kernels_agree_and_results_stay_the_same(caplo
 
 
 def test_results_of_a_loop_over_rows_are_compared(caplog, monkeypatch):
-    tune(monkeypatch, chunk_bytes=16 * 200 * 4, chunk_rows=1)  # 16 of the 40 rows
+    tune(monkeypatch, "fusion", chunk_bytes=16 * 200 * 4, chunk_rows=1)  # 16 of the 40 rows
     torch._dynamo.reset()
     options = {"verify": True, "strict": True, "chunk_bytes": 2000, "cache": False}
     call = torch.compile(
@@ -174,7 +174,7 @@ def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch
         return Verdict("oneDNN", (CandidateTime("ATen", 2.0), CandidateTime("oneDNN", 1.0)))
 
     monkeypatch.setattr("fusec.driver.race.RaceJudge.race", won)
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
     call = compiled(strict=True, race_budget_s=20.0, cache=False)
     with pytest.raises(WrongKernel, match=r"kernel oneDNN .* is off in mm"):
         call(values(8, 16), values(16, 4))

@@ -22,28 +22,23 @@ from fusec.ir.interp.expression import Env
 from fusec.ir.interp.graph import run_graph, run_host, run_schedule
 from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
+from fusec.ir.tuning import FusionTuning, LoopTuning, RowTuning
 from fusec.options import Options
-from fusec.passes.machine import Tuning
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.stage import Observe, Stage, fold, fold_each
 
-SMALL = Tuning(
-    split_elements=16,
-    least_part_rows=2,
-    min_reused_input_bytes=1,
-    resident_row=16,
-    row_tile=16,
-    point_elements=64,
-    least_points=4,
-    kept_cost=1,
-)
+SMALL = {
+    "fusion": FusionTuning(split_elements=16, least_part_rows=2, min_reused_input_bytes=1),
+    "rows": RowTuning(resident_row=16, row_tile=16),
+    "loops": LoopTuning(point_elements=64, least_points=4, kept_cost=1),
+}
 """Sizes from which passes do something, for small graphs."""
 
 
 def small_target(name: str, width: int = 16) -> Target:
     """Return a target of low limits whose launches are dear, so that fusion is eager."""
     target = find_target(name, width)
-    machine = replace(target.machine, launch_us=1e3, units=16, parts=4, tuning=SMALL)
+    machine = replace(target.machine, launch_us=1e3, units=16, parts=4, **SMALL)
     return replace(target, machine=machine)
 
 

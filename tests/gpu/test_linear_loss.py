@@ -19,7 +19,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", "2000")
     monkeypatch.setenv("FUSEC_AUTOTUNE", "0")
     monkeypatch.setenv("FUSEC_CACHE", "0")  # sizes of chunks are not in its keys
-    tune(monkeypatch, chunk_bytes=1 << 16)
+    tune(monkeypatch, "fusion", chunk_bytes=1 << 16)
 
 
 def operands(dtype):

@@ -22,7 +22,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", "2000")
     monkeypatch.setenv("FUSEC_VERIFY", "1")
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, chunk_bytes=ROWS * V * 4, chunk_rows=1)
+    tune(monkeypatch, "fusion", chunk_bytes=ROWS * V * 4, chunk_rows=1)
 
 
 def loops(fn, *inputs: torch.Tensor, train: bool = True, dynamic: bool = False) -> dict[str, int]:
@@ -189,7 +189,7 @@ def peak_bytes(call) -> int:
 def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
     rows, wide = 512, 2048
     monkeypatch.setenv("FUSEC_VERIFY", "0")  # it would keep what is compared
-    tune(monkeypatch, chunk_bytes=32 * wide * 4)
+    tune(monkeypatch, "fusion", chunk_bytes=32 * wide * 4)
     x, w = values(rows, C).requires_grad_(), values(wide, C, seed=2).requires_grad_()
     t = values(rows, dtype=torch.int64, low=0, high=wide)
 

@@ -25,12 +25,12 @@ from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
+from fusec.ir.tuning import FusionTuning
 from fusec.passes.dag import TopologicalOrder
 from fusec.passes.fusion import fuse as fusion
 from fusec.passes.fusion.fuse import TOO_LARGE, EstimateMemo, fuse
 from fusec.passes.graph.inline import inline
 from fusec.passes.graph.simplify import simplify
-from fusec.passes.machine import Tuning
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import kernels
 
@@ -56,7 +56,7 @@ def calls_of(action: Callable[[], object]) -> int:
 
 def cut(example: Graph) -> None:
     machine = find_target("cpu")
-    fuse(inline(simplify(example)), machine.machine, machine.accepts)
+    fuse(inline(simplify(example), machine.machine), machine.machine, machine.accepts)
 
 
 def line(name: str, op: str, *sources: Buffer | float) -> Def:
@@ -149,7 +149,7 @@ def layers(count: int) -> Graph:
 def judged(count: int) -> tuple[int, int]:
     """Return how many groups are unified to judge them, and how many kernels are left."""
     target = find_target("cpu")
-    machine = replace(target.machine, tuning=Tuning(kernel_definitions=4))
+    machine = replace(target.machine, fusion=FusionTuning(kernel_definitions=4))
     with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:
         schedule = fuse(layers(count), machine, target.accepts)
     left = len(kernels(schedule))
@@ -194,7 +194,7 @@ def test_a_reason_names_the_buffers_of_its_own_layer() -> None:
 
 def test_a_kernel_that_would_be_too_large_says_so() -> None:
     target = find_target("cpu")
-    machine = replace(target.machine, tuning=Tuning(kernel_nodes=8))
+    machine = replace(target.machine, fusion=FusionTuning(kernel_nodes=8))
     schedule = fuse(chain(3), machine, target.accepts)
     decisions = schedule.decisions
     assert len(kernels(schedule)) > 1

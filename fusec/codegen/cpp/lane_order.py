@@ -4,7 +4,7 @@ One global order gives each tile its rows and columns, and makes tiles that are 
 The order minimizes the number of elements copied: loads and stores should be contiguous along the
 columns; a product's right operand needs the summed axis as rows, in memory or copied to panels;
 random numbers for four adjacent elements are drawn at once. A statement in a loop is weighted by a
-guess of the trip count (``OFTEN``).
+guess of the trip count (``CodeTuning.trips``).
 
 Worked example, an attention: keys, queries, then the head's dimension. So the scores have a vector
 of queries for each key; the queries are copied to panels once, keys and values are read in place,
@@ -22,13 +22,6 @@ from fusec.codegen.cpp.tile_uses import Place, TileUses, placed
 from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Let, Program, Put, Statement, Update
-
-COPIED, SCATTERED, DRAWN, FOLDED = 1.0, 4.0, 8.0, 0.02
-"""Cost of an element: block-wise copy, scalar access, scalar random draw, horizontal reduction."""
-MOST_AXES = 6
-"""Greatest number of lane axes of which all orders are tried."""
-OFTEN = 8
-"""Assumed trip count of a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class LaneOrder:
 
 def lane_order(program: Program, uses: TileUses) -> LaneOrder:
     """Return the order of lane axes for which a program of tiles copies least."""
-    if len(program.lanes) > MOST_AXES:
+    if len(program.lanes) > uses.code.ordered:
         return LaneOrder(program.lanes)
     body = list(placed(program.body))
     orders = map(LaneOrder, itertools.permutations(program.lanes))
@@ -66,7 +59,7 @@ def _costs(
                 yield _slot(dot, uses, order)
             case _:
                 points = math.prod(lane.extent.const for lane in uses.domain(statement))
-                yield OFTEN ** len(place) * points * _cost(statement, uses, order)
+                yield uses.code.trips ** len(place) * points * _cost(statement, uses, order)
 
 
 def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
@@ -76,13 +69,13 @@ def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
         case Let(value=Reduce() as node) if (
             order.sorted(node.body.axes & uses.lanes)[-1] in node.over
         ):
-            return FOLDED
+            return uses.code.folded
         case Let(var=var, value=Op(name="random", args=(_, at))) if len(var.axes) == 2:
             position = uses.values.get(at) if isinstance(at, Var) else at
             step = None
             if isinstance(position, IndexValue):
                 step = position.index.coefficient(order.sorted(var.axes)[-1])
-            return 0.0 if step in (index(1), index(2), index(4)) else DRAWN
+            return 0.0 if step in (index(1), index(2), index(4)) else uses.code.drawn
         case Put(offset=offset) if len(offset.axes & uses.lanes) == 2:
             return _access(offset, order, uses)
     return 0.0
@@ -92,7 +85,7 @@ def _access(offset: Index, order: LaneOrder, uses: TileUses) -> float:
     steps = [offset.coefficient(lane) for lane in order.sorted(offset.axes & uses.lanes)]
     if steps[-1] is index(1):
         return 0.0
-    return COPIED if steps[0] is index(1) else SCATTERED
+    return uses.code.copied if steps[0] is index(1) else uses.code.scattered
 
 
 def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
@@ -122,4 +115,4 @@ def _right(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
         return 0.0
     depth = len(uses.defined[right]) if isinstance(right, Var) else 1
     elements = terms.extent.const * column.extent.const
-    return COPIED * elements * math.pow(OFTEN, depth)
+    return uses.code.copied * elements * math.pow(uses.code.trips, depth)

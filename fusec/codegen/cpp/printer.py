@@ -26,7 +26,7 @@ from importlib import resources
 
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.transposed import Block, transposed_block
-from fusec.codegen.cpp.unrolling import MOST_UNROLLED, has_many_gathers, is_unrolled
+from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.codegen.lowering.orient import has_dots
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
@@ -59,11 +59,6 @@ from fusec.ir.program import (
     stored_alone,
 )
 from fusec.ir.scalar import CHECKED
-
-PARALLEL_WORK = 1 << 15
-"""Iterations below which one thread is faster: waking OpenMP's threads takes some 5 us."""
-STACK_BYTES = 1 << 17
-"""Private arrays up to this size are on the stack of their thread."""
 
 _VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
 _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
@@ -107,7 +102,7 @@ class CppPrinter:
 
     def __init__(self, program: Program, kind: str = 'extern "C" void') -> None:
         self.kind = kind
-        self.program = program
+        self.program, self.code = program, program.code
         self.lane = program.lanes[0] if program.lanes else None
         self.lines: list[str] = []
         self.depth = 0
@@ -119,7 +114,7 @@ class CppPrinter:
         self.place = 0  # line at which `hoisted` is inserted: before all loops
         self.unrounded = stored_alone(program.body)
         self.positions: dict[Expr, Index] = {}
-        self.calls = has_many_gathers(program.body, self.lane)
+        self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
         self.operands = {b for b in arrays if b.dtype is BF16 and multiplies(program)}
 
@@ -169,7 +164,8 @@ class CppPrinter:
     def open_places(self) -> None:
         """Open the loop over all blocks of a foreach kernel's table (``codegen/host/table.py``)."""
         program = self.program
-        self.emit(f"#pragma omp parallel for schedule(static) if (work >= {PARALLEL_WORK})")
+        least = self.code.parallel_work
+        self.emit(f"#pragma omp parallel for schedule(static) if (work >= {least})")
         self.emit("for (long long place = 0; place < count; ++place) {")
         self.depth += 1
         self.emit("const long long row = places[2 * place];")
@@ -212,8 +208,8 @@ class CppPrinter:
         text += f" schedule({'dynamic' if multiplies(self.program) else 'static'})"
         work = self.program.work
         if work is not None and not work.is_constant:
-            return f"{text} if ({self.scalar_index(work)} >= {PARALLEL_WORK})"
-        if work is not None and work.const < PARALLEL_WORK:
+            return f"{text} if ({self.scalar_index(work)} >= {self.code.parallel_work})"
+        if work is not None and work.const < self.code.parallel_work:
             return f"{text} if (0)"
         return text
 
@@ -273,8 +269,8 @@ class CppPrinter:
         i = self.name(loop.axis)
         stop = self.least(loop.stops)
         start = self.scalar_index(loop.start)
-        if is_unrolled(loop, self.lane):
-            self.emit(f"#pragma GCC unroll {MOST_UNROLLED}")
+        if is_unrolled(loop, self.lane, self.code):
+            self.emit(f"#pragma GCC unroll {self.code.unrolled}")
         if len(loop.stops) > 1 or loop.start.axes:
             self.emit(f"for (long long {i} = {start}, {i}_end = {stop}; {i} < {i}_end; ++{i}) {{")
         else:
@@ -307,7 +303,7 @@ class CppPrinter:
         name = self.name(buffer)
         length = most(statement.length)
         kind = f"m_{buffer.dtype}"
-        if length is not None and length * buffer.dtype.itemsize <= STACK_BYTES:
+        if length is not None and length * buffer.dtype.itemsize <= self.code.stack_bytes:
             self.emit(f"alignas(64) {kind} {name}[{length}];")
             return
         size = f"sizeof({kind}) * ({self.scalar_index(statement.length)})"

@@ -1,7 +1,7 @@
 """Choose the values of a program of tiles that are stored in arrays; others are computed at uses.
 
 Stored are results of products and loop carries; a product's computed operand; a reduction; a value
-of ``STORE_COST`` operations that is used twice or in an inner loop; and a value whose
+of ``CodeTuning.store_cost`` operations that is used twice or in an inner loop; and a value whose
 carry or buffer changes after it. A load that vectors or a product cannot read in place is copied to
 panels.
 
@@ -20,9 +20,6 @@ from fusec.ir.dtype import BF16
 from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
 from fusec.ir.index import Axis
 from fusec.ir.scalar import SCALAR_OPS
-
-STORE_COST = 5
-"""Least cost, in operations, of a value that is stored and loaded if it is used twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +81,7 @@ class Storage:
         if (
             (isinstance(value, Load) and load is None)
             or self._changes_later(var)
-            or (self._cost(var) >= STORE_COST and self._is_shared(var))
+            or (self._cost(var) >= self.uses.code.store_cost and self._is_shared(var))
         ):
             self.stored.add(var)
 

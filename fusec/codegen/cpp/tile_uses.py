@@ -25,6 +25,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
+from fusec.ir.tuning import CodeTuning
 
 Place = tuple[int, ...]
 """Path of a statement: its position in each enclosing block, the outermost first."""
@@ -41,10 +42,12 @@ class TileUses:
         readers: value -> statements that use it, and their paths.
         updates: carry -> paths of its updates.
         written: buffers that the program stores to.
+        code: how the program is printed.
     """
 
     lanes: frozenset[Axis]
     written: frozenset[object]
+    code: CodeTuning
     values: dict[Var, Expr] = field(default_factory=dict)
     defined: dict[Var, Place] = field(default_factory=dict)
     readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
@@ -53,7 +56,8 @@ class TileUses:
     @staticmethod
     def of(program: Program) -> TileUses:
         """Collect the definitions and uses of a program's values."""
-        uses = TileUses(frozenset(program.lanes), frozenset(b.base for b in program.writes))
+        written = frozenset(b.base for b in program.writes)
+        uses = TileUses(frozenset(program.lanes), written, program.code)
         for place, statement in placed(program.body):
             if isinstance(statement, Let | Carry):
                 uses.defined[statement.var] = place

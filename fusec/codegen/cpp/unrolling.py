@@ -17,44 +17,36 @@ from __future__ import annotations
 from fusec.ir.expr import Load
 from fusec.ir.index import Axis, Index
 from fusec.ir.program import For, Let, Put, Statement, statements
-
-MOST_UNROLLED = 8
-"""Greatest trip count of an unrolled loop."""
-MOST_INSTRUCTIONS = 256
-"""Greatest estimated size of an unrolled loop, in instructions, inner loops included."""
-MOST_GATHERS = 16
-"""Greatest number of masked gathers that a kernel inlines; if it has more, all are calls."""
-BRANCH = 8
-"""Instructions that a load under a scalar condition costs in addition: a branch."""
+from fusec.ir.tuning import CodeTuning
 
 
-def is_unrolled(loop: For, lane: Axis | None) -> bool:
+def is_unrolled(loop: For, lane: Axis | None, code: CodeTuning) -> bool:
     """Return True for a loop with a small constant trip count and a small body.
 
     Args:
         lane: the vectorized axis; None in a kernel without vectors.
     """
-    return _is_short(loop) and _size(loop, lane) <= MOST_INSTRUCTIONS
+    return _is_short(loop, code) and _size(loop, lane, code) <= code.instructions
 
 
-def _is_short(loop: For) -> bool:
-    return all(s.is_constant and s.const <= MOST_UNROLLED for s in (loop.start, *loop.stops))
+def _is_short(loop: For, code: CodeTuning) -> bool:
+    return all(s.is_constant and s.const <= code.unrolled for s in (loop.start, *loop.stops))
 
 
-def _size(statement: Statement, lane: Axis | None) -> int:
+def _size(statement: Statement, lane: Axis | None, code: CodeTuning) -> int:
     """Estimate the number of instructions of a statement with every loop in it unrolled.
 
-    A loop that cannot be unrolled exceeds ``MOST_INSTRUCTIONS``, and so does any loop around it.
+    A loop that cannot be unrolled exceeds ``instructions``, and so does any loop around it.
     """
     match statement:
-        case For() if _is_short(statement):
+        case For() if _is_short(statement, code):
             trips = min(stop.const for stop in statement.stops) - statement.start.const
-            return trips * sum(_size(s, lane) for s in statement.body)
+            return trips * sum(_size(s, lane, code) for s in statement.body)
         case For():
-            return MOST_INSTRUCTIONS + 1
+            return code.instructions + 1
         case Let(value=Load(indices=(offset,), guard=guard)):
             skipped = guard is not None and lane not in guard.axes
-            return _accesses(offset, lane) + BRANCH * skipped
+            return _accesses(offset, lane) + code.branch * skipped
         case Put(offset=offset):
             return _accesses(offset, lane)
         case _:
@@ -68,8 +60,8 @@ def _accesses(offset: Index, lane: Axis | None) -> int:
     return lane.extent.const
 
 
-def has_many_gathers(body: tuple[Statement, ...], lane: Axis | None) -> bool:
-    """Return True if statements contain more than ``MOST_GATHERS`` masked gathers."""
+def has_many_gathers(body: tuple[Statement, ...], lane: Axis | None, most: int) -> bool:
+    """Return True if statements contain more than ``most`` masked gathers."""
     loads = [s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)]
     guarded = [n.indices[0] for n in loads if n.guard is not None and lane in n.indices[0].axes]
-    return sum(lane is not None and o.coefficient(lane) is None for o in guarded) > MOST_GATHERS
+    return sum(lane is not None and o.coefficient(lane) is None for o in guarded) > most

@@ -5,7 +5,7 @@ that none reduces; inner loops run over the other axis of their tiles. A value i
 outermost loop in which its lanes are bound. A reduction along the inner axis accumulates in a carry
 of the outer loop, and the first statement that reads it ends the inner loop: a softmax has one
 outer loop and two or three inner ones. If the outer loop is over vectors, an inner reduction is a
-dependence chain over the iterations: so several of them run side by side (unroll and jam, ``JAM``).
+dependence chain over the iterations: so several of them run side by side (unroll and jam).
 
 Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp(s - u)``::
 
@@ -44,10 +44,6 @@ from fusec.ir.expr import (
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Matrix, Put, Statement, Update, reads
-
-JAM = 4
-"""Iterations of an inner loop that run side by side, with separate accumulators: an addition has a
-latency of 4 cycles, and a maximum that propagates NaN one of 8."""
 
 _BEGINNING = index(0)
 
@@ -332,9 +328,10 @@ class Nest:
     def _open(self, lanes: tuple[Axis, ...], *, jammed: bool) -> _Inner:
         if jammed:
             (lane,) = lanes
-            axis = Axis(f"{lane.name}j", index(lane.extent.const // JAM))
+            jam = self.uses.code.jam
+            axis = Axis(f"{lane.name}j", index(lane.extent.const // jam))
             body: list[Statement] = []
-            copies = [[LaneScope({lane: index(axis) * JAM + copy}, body)] for copy in range(JAM)]
+            copies = [[LaneScope({lane: index(axis) * jam + copy}, body)] for copy in range(jam)]
             return _Inner(lanes, [axis], copies)
         loops = [self._loop(lane, lane is lanes[-1]) for lane in lanes]
         return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])

@@ -61,6 +61,7 @@ from fusec.ir.monoid import SUM
 from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.tuning import CodeTuning
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
 
@@ -554,7 +555,7 @@ class _Lowering(Values):
         return total
 
 
-def lower(kernel: FlatKernel, plan: Plan) -> Program:
+def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Program:
     """Lower a kernel (see ``passes.coalesce``) to a program under a plan.
 
     Raises:
@@ -580,4 +581,5 @@ def lower(kernel: FlatKernel, plan: Plan) -> Program:
         registers=plan.registers,
         roles=plan.roles,
         programs=plan.programs,
+        code=code or CodeTuning(),
     )

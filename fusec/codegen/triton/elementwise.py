@@ -23,9 +23,6 @@ from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Statement, reads, statements
 from fusec.ir.rewrite import is_checked
 
-LONG = 4
-"""Least number of operations for which a chain is evaluated element by element."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
@@ -46,20 +43,22 @@ def readers(program: Program) -> Readers:
     return Counter(value for line in lines for value in dict.fromkeys(reads(line)))
 
 
-def find_chains(body: Iterable[Statement], uses: Readers) -> Iterator[Statement | Chain]:
-    """Yield the statements of a block, with each long chain on tiles as one ``Chain``."""
+def find_chains(
+    body: Iterable[Statement], uses: Readers, least: int
+) -> Iterator[Statement | Chain]:
+    """Yield the statements of a block, with each chain on tiles as one ``Chain`` if it is long."""
     waiting: list[Let] = []
     for statement in body:
         if isinstance(statement, Let) and not isinstance(statement.value, Dot | Reduce | Var):
             waiting.append(statement)
             continue
-        yield from _gathered(waiting, uses)
+        yield from _gathered(waiting, uses, least)
         waiting = []
         yield statement
-    yield from _gathered(waiting, uses)
+    yield from _gathered(waiting, uses, least)
 
 
-def _gathered(lets: list[Let], uses: Readers) -> Iterator[Statement | Chain]:
+def _gathered(lets: list[Let], uses: Readers, least: int) -> Iterator[Statement | Chain]:
     """Yield the other statements, then the chains; all unchanged if others depend on chains."""
     chains: dict[frozenset[Axis], list[Let]] = {}
     inside: set[Expr] = set()
@@ -75,7 +74,7 @@ def _gathered(lets: list[Let], uses: Readers) -> Iterator[Statement | Chain]:
             return
     yield from outside
     for chain in chains.values():
-        if sum(isinstance(let.value, Op) for let in chain) < LONG:
+        if sum(isinstance(let.value, Op) for let in chain) < least:
             yield from chain
         else:
             yield _chain(chain, uses)

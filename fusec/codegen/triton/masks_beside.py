@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from fusec.ir.expr import Load
 from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Update, statements
-
-VECTOR_BYTES = 16
-"""Widest load of one thread."""
+from fusec.passes.schedule.access import VECTOR_BYTES
 
 
 def mask_lanes(program: Program) -> Mapping[Load, tuple[Axis, int]]:

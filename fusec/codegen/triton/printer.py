@@ -289,7 +289,8 @@ class TritonPrinter:
 
     def _block(self, body: tuple[Statement, ...], depth: int) -> None:
         pad = "    " * depth
-        items = body if self.readers is None else find_chains(body, self.readers)
+        uses, least = self.readers, self.program.code.chain
+        items = body if uses is None else find_chains(body, uses, least)
         for statement in items:
             if isinstance(statement, For):
                 self._loop(statement, depth)

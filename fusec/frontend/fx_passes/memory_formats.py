@@ -6,10 +6,11 @@ gains of the convolutions, each of which is a choice (``ir/choice.py``), and cos
 of inputs, results, saved tensors and gradients, and of images before and after a reshape that mixes
 channels with positions, such as the groups of a GroupNorm. The conversions are counted, not
 estimated, in a copy of the graph. Images stay contiguous unless gains exceed costs clearly
-(``CLEAR``).
+(``RaceTuning.gain``).
 
-The judge sees the convolutions with the largest gains by rule, up to ``TIMED`` of their sum, so the
-convolutions that are timed do not depend on how long that takes. The others gain in proportion.
+The judge sees the convolutions with the largest gains by rule, up to ``RaceTuning.gains`` of their
+sum, so the convolutions that are timed do not depend on how long that takes. The others gain in
+proportion.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fusec.frontend.fx_passes.fx_nodes import count_bytes, fakes_of
 from fusec.frontend.origin import op_name
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
+from fusec.ir.tuning import RaceTuning
 
 aten = torch.ops.aten
 
@@ -43,13 +45,6 @@ DECISION = "format"
 
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 
-TIMED = 0.75
-"""Share of the expected gains whose convolutions are timed."""
-CLEAR = 1.5
-"""How many times the conversions the gains must be: a kernel that reads or writes across the order
-of memory may take several times what its bytes say (GroupNorm of 32 x 32 images: 3.3, 2026-11)."""
-LEAST_SHARE = 0.03
-"""Share of the timed convolutions' time that must be saved."""
 _CERTAIN_US = 1e9
 
 
@@ -61,6 +56,9 @@ class MachineRates(Protocol):
 
     @property
     def launch_us(self) -> float: ...
+
+    @property
+    def races(self) -> RaceTuning: ...
 
 
 def choose_formats(
@@ -170,14 +168,15 @@ def _decide(
         return False
     gains = _gains(convolutions, rates, judge)
     gained_us = sum(map(_gained_us, gains.values()))
-    least_us = LEAST_SHARE * sum(gain.reference_us for gain in gains.values())
+    tuning = rates.races
+    least_us = tuning.saved_share * sum(gain.reference_us for gain in gains.values())
     costs = f"; all {len(gains)} that share images gain {gained_us:.0f} us"
     taken = gained_us > least_us
     if taken:
         converted = convert()
         moved = sum(map(count_bytes, converted))
         cost_us = 2 * moved / rates.bytes_per_us + rates.launch_us * len(converted)
-        taken = gained_us > max(CLEAR * cost_us, cost_us + least_us)
+        taken = gained_us > max(tuning.gain * cost_us, cost_us + least_us)
         costs += f", and conversions of {moved} bytes in {len(converted)} places cost {cost_us:.0f}"
     for node, gain in gains.items():
         node.meta[DECISION] = Decision(
@@ -192,7 +191,7 @@ def _gains(
     """Return what is decided of each convolution alone: the judge sees those that matter most."""
     ruled = {node: gain_by_rule(node, rates) for node in convolutions}
     gains: dict[fx.Node, Decided] = {}
-    expected, left = 0.0, TIMED * sum(map(_gained_us, ruled.values()))
+    expected, left = 0.0, rates.races.gains * sum(map(_gained_us, ruled.values()))
     for node in sorted(ruled, key=lambda node: -_gained_us(ruled[node])):
         if gains and expected >= left:
             break

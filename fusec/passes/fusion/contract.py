@@ -130,7 +130,7 @@ def cut_with_products(
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
-        decomposed &= _attending(graph) | few
+        decomposed &= _attending(graph, machine) | few
     known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
@@ -240,7 +240,7 @@ def _decomposable(graph: Graph, *, others: bool) -> set[str]:
     }
 
 
-def _attending(graph: Graph) -> set[str]:
+def _attending(graph: Graph, machine: Machine) -> set[str]:
     """Return the calls of attentions: those of two products; batched products whose scores are too
     wide to store; and those that read what follows from these.
 
@@ -253,7 +253,7 @@ def _attending(graph: Graph) -> set[str]:
         follows = not scores.isdisjoint(node.reads)
         match node:
             case Extern(decomposition=(line,)):
-                wide = len(line.axes) > 2 and is_wide_product(line)
+                wide = len(line.axes) > 2 and is_wide_product(line, machine)
                 found.update((node.node,) if wide or follows else ())
                 scores.update(node.writes if wide else ())
             case Extern(decomposition=(_, *_)):

@@ -22,9 +22,6 @@ from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
 
-LIBRARY_TILE, LIBRARY_TERMS = 128, 2048
-"""Rows and columns of a library's tile, and terms from which it splits the loop of few tiles."""
-
 ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
 """No tiled axes: no operand is computed more than once."""
 
@@ -191,10 +188,11 @@ def _is_split(call: Extern, machine: Machine) -> bool:
     lines = [n for line in call.decomposition for n in postorder((line.expr,))]
     terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
     (result, *_) = call.outputs
-    if terms < LIBRARY_TERMS or result is None or len(result.shape) < 2:
+    if terms < machine.tiles.library_terms or result is None or len(result.shape) < 2:
         return False
     *batch, rows, columns = (extent.hint() for extent in result.shape)
-    tiles = math.prod(batch) * -(-rows // LIBRARY_TILE) * -(-columns // LIBRARY_TILE)
+    side = machine.tiles.library_side
+    tiles = math.prod(batch) * -(-rows // side) * -(-columns // side)
     return tiles < machine.units // 2
 
 

@@ -34,15 +34,7 @@ from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
 from fusec.passes.machine import Machine
 
-SMALL_BYTES = 1 << 24
-"""Most bytes of reductions of equal shape that are paired although they only save a launch."""
-MAX_ALIKE = 8
-"""Most definitions in a kernel of reductions that have only their shape in common."""
-SIBLINGS = 6
-"""Each consumer of a shared buffer is paired with so many consumers before and after it."""
 DETOUR = "merging would close a cycle through what stands between the two"
-MAX_BETWEEN = 4
-"""Most groups between producer and consumer that one merge may include."""
 TOO_LARGE = "too large to compile quickly"
 
 
@@ -105,7 +97,7 @@ class _Fuser:
         judged: EstimateMemo,
     ) -> None:
         self.graph = graph
-        self.machine = machine
+        self.machine, self.tuning = machine, machine.fusion
         self.accepts = accepts
         self.uses = find_uses(graph)
         self.order = TopologicalOrder(dependencies(graph.nodes))
@@ -198,7 +190,7 @@ class _Fuser:
         stored = self.stored(members)
         buffers = (*(b for k in members for b in self.reads[k]), *stored)
         touched = {b: numel(b) * b.dtype.itemsize for b in dict.fromkeys(buffers)}
-        small = estimate.inside and sum(touched.values()) <= SMALL_BYTES
+        small = estimate.inside and sum(touched.values()) <= self.tuning.alike_bytes
         nodes = sum(self.lines[k].nodes for k in members)
         alike = estimate.grid if small else None
         group = _Group(serial, members, nodes, estimate, stored, touched, alike)
@@ -227,7 +219,7 @@ class _Fuser:
             for buffer in self.reads[member]:
                 first.setdefault(buffer, member)
         for buffer, member in first.items():
-            if group.touched[buffer] >= self.machine.tuning.min_reused_input_bytes:
+            if group.touched[buffer] >= self.tuning.min_reused_input_bytes:
                 found.update(self.near_readers(buffer, member))
         found.update(self.groups_alike(group))
         found.discard(group.serial)
@@ -235,13 +227,13 @@ class _Fuser:
 
     def near_readers(self, buffer: Buffer, reader: int) -> list[int]:
         """Return the groups of the consumers of a buffer that are nearest to one of them."""
-        readers = self.uses.readers[buffer]
+        readers, near = self.uses.readers[buffer], self.tuning.siblings
         where = bisect.bisect_left(readers, reader)
-        return [self.owner[r] for r in readers[max(0, where - SIBLINGS) : where + SIBLINGS + 1]]
+        return [self.owner[r] for r in readers[max(0, where - near) : where + near + 1]]
 
     def groups_alike(self, group: _Group) -> list[int]:
         """Return the nearest groups of small reductions with the shape of this group's."""
-        if group.alike is None or len(group.members) >= MAX_ALIKE:
+        if group.alike is None or len(group.members) >= self.tuning.alike:
             return []
         same = self.alike[group.alike]
         where = bisect.bisect_left(same, group.serial)
@@ -259,9 +251,8 @@ class _Fuser:
     def is_too_large(self, a: int, b: int) -> bool:
         """Return True if two groups have too many definitions, or nodes, for one kernel."""
         x, y = self.groups[a], self.groups[b]
-        most = self.machine.tuning
         defs, nodes = len(x.members) + len(y.members), x.nodes + y.nodes
-        return defs > most.kernel_definitions or nodes > most.kernel_nodes
+        return defs > self.tuning.kernel_definitions or nodes > self.tuning.kernel_nodes
 
     def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
         heapq.heappush(self.queue, (-saved, a, b, exact))
@@ -284,10 +275,10 @@ class _Fuser:
         """
         if not self.order.has_detour(a, b):
             return a, b
-        if self.at_best(a, b) < self.machine.tuning.detour_launches * self.machine.launch_us:
+        if self.at_best(a, b) < self.tuning.detour_launches * self.machine.launch_us:
             return None
         between = self.order.on_detours(a, b)
-        if len(between) > MAX_BETWEEN or any(n not in self.groups for n in between):
+        if len(between) > self.tuning.between or any(n not in self.groups for n in between):
             return None
         first, last = sorted((a, b), key=self.order.position.__getitem__)
         return first, *between, last

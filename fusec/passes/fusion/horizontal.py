@@ -31,15 +31,12 @@ from fusec.passes.fusion.cost import numel
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.machine import Machine
 
-LEAST = 3
-"""Least members of a foreach kernel: its table of arguments costs the host about a launch."""
-
 KernelForm: TypeAlias = tuple[object, ...]
 
 
 def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
     """Return the schedule with independent kernels of one form merged into foreach kernels."""
-    steps = schedule.steps
+    steps, least = schedule.steps, machine.fusion.foreach
     dag = dependencies(steps)
     lasting = schedule.graph.returned.union(schedule.graph.inputs)
     groups: dict[KernelForm, list[int]] = {}
@@ -52,8 +49,8 @@ def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
     made: dict[int, ForeachKernel] = {}
     count = itertools.count()
     for group in groups.values():
-        if len(group) >= LEAST:
-            for positions, found in _foreach_kernels(steps, group):
+        if len(group) >= least:
+            for positions, found in _foreach_kernels(steps, group, least):
                 made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
     if not made:
         return schedule
@@ -92,7 +89,7 @@ def _rough_kind(kernel: Kernel) -> KernelForm | None:
 
 
 def _foreach_kernels(
-    steps: tuple[Step, ...], group: list[int]
+    steps: tuple[Step, ...], group: list[int], least: int
 ) -> list[tuple[list[int], ForeachKernel]]:
     """Return the foreach kernels of a group of steps, each with the positions of its members."""
     flat: dict[int, FlatKernel] = {}
@@ -108,8 +105,8 @@ def _foreach_kernels(
             classes.setdefault(whole, []).append(position)
     found = []
     for members in classes.values():
-        if len(members) >= LEAST:
-            found += _of_one_class(steps, {p: flat[p] for p in members})
+        if len(members) >= least:
+            found += _of_one_class(steps, {p: flat[p] for p in members}, least)
     return found
 
 
@@ -155,7 +152,7 @@ class _Member:
 
 
 def _of_one_class(
-    steps: tuple[Step, ...], flat: dict[int, FlatKernel]
+    steps: tuple[Step, ...], flat: dict[int, FlatKernel], least: int
 ) -> list[tuple[list[int], ForeachKernel]]:
     rank = len(next(iter(flat.values())).grid)
     most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
@@ -168,7 +165,7 @@ def _of_one_class(
             alike.setdefault(member.form, []).append((position, member))
     found = []
     for rows in alike.values():
-        if len(rows) >= LEAST:
+        if len(rows) >= least:
             positions = [position for position, _ in rows]
             found.append((positions, _foreach_kernel(steps, flat, rows, sizes)))
     return found

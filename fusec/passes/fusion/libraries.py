@@ -3,8 +3,8 @@
 Spec: ``schedule -> schedule``. A product that is kept as a call may be computed by other libraries
 as well (``Extern.others``). Which is fastest depends on the processor: a choice (``ir/choice.py``),
 one for all calls of equal types, shapes and strides. Those with the most multiply-adds in all come
-first: the time for races is spent where it gains most. Products below ``Tuning.raced_product``, and
-those that have less than ``LEAST_SHARE`` of the graph's multiply-adds, go by rule to the library
+first: the time for races is spent where it gains most. Products below ``RaceTuning.product``, and
+those that have less than ``product_share`` of the graph's multiply-adds, go by rule to the library
 that they name. So the products that are raced do not depend on how long races take.
 
 Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` of 512 x 768 by
@@ -24,28 +24,22 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index
+from fusec.ir.tuning import RaceTuning
 
 ATEN = "ATen"
 """The library that a call names."""
 
-LEAST_SHARE = 0.03
-"""Share of a graph's multiply-adds from which equal products are raced: others decide nothing."""
 
-
-def choose_libraries(schedule: Schedule, small: int, judge: Judge) -> Schedule:
-    """Return the schedule with each product called in the library that the judge decides for.
-
-    Args:
-        small: multiply-adds below which a product goes by rule.
-    """
+def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Schedule:
+    """Return the schedule with each product called in the library that the judge decides for."""
     equal: dict[str, list[Extern]] = {}
     for call in _calls(schedule):
         if call.others:
             equal.setdefault(describe_call(call), []).append(call)
     decided: dict[str, Decided] = {}
-    least = LEAST_SHARE * sum(map(_work, equal.values()))
+    least = tuning.product_share * sum(map(_work, equal.values()))
     for key, calls in sorted(equal.items(), key=lambda row: -_work(row[1])):
-        if multiply_adds(calls[0]) < small:
+        if multiply_adds(calls[0]) < tuning.product:
             decided[key] = _by_rule("small products go to the library that they name")
         elif _work(calls) < least:
             decided[key] = _by_rule("too small a part of the graph's products")

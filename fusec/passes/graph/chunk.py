@@ -29,11 +29,11 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size, index
+from fusec.ir.tuning import FusionTuning
 from fusec.passes.dag import below, between, dependencies, find_uses
 from fusec.passes.fusion.contract import FuseGraph
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rows import NotByRows, RowBody
-from fusec.passes.machine import Tuning
 
 RATIO = 6
 """Columns of an expansion for each column of its operand. An MLP's hidden layer has 4 and stays."""
@@ -58,7 +58,9 @@ def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
     return (replace(kernel, name=f"{loop}_{kernel.name}"),)
 
 
-def chunk(graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: Tuning) -> Graph:
+def chunk(
+    graph: Graph, threshold: int, clean: Callable[[Graph], Graph], tuning: FusionTuning
+) -> Graph:
     """Return the graph with regions of large expansions replaced by loops over rows.
 
     Args:
@@ -109,7 +111,7 @@ def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | N
 # -- the region ------------------------------------------------------------------------------------
 
 
-def _take_out(graph: Graph, seed: Buffer, name: str, tuning: Tuning) -> tuple[Graph, RowLoop]:
+def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tuple[Graph, RowLoop]:
     """Return the graph with a loop in the place of an expansion's region, and the loop.
 
     Raises:
@@ -187,7 +189,7 @@ def _replaced(
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def chunk_rows(rows: Index, row_bytes: int, tuning: Tuning) -> int:
+def chunk_rows(rows: Index, row_bytes: int, tuning: FusionTuning) -> int:
     """Return the rows of a chunk: an aligned divisor of ``rows`` near the limit, else the limit."""
     step = tuning.chunk_alignment
     fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step, tuning.chunk_rows)

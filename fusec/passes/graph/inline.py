@@ -23,20 +23,15 @@ from fusec.ir.streamed import match_skinny
 from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.simplify import simplifier
-
-CHEAP = 6
-"""Multiply-adds an element that cost less than a round trip through memory (about 8 bytes)."""
-MAX_NODES = 400
-"""Larger expressions are not inlined: compile time and the legibility of kernels have limits."""
+from fusec.passes.machine import Machine
 
 
-def inline(graph: Graph, skinny_rows: int = 0) -> Graph:
+def inline(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with trivial definitions substituted into their consumers.
 
-    Args:
-        skinny_rows: most rows of a skinny product, whose operand with the rows stays stored.
+    The operand with the rows of a skinny product stays stored.
     """
-    inliner = _Inliner(graph, skinny_rows)
+    inliner = _Inliner(graph, machine)
     return graph.map_defs(inliner.take)
 
 
@@ -48,8 +43,8 @@ class _Inliner:
     chain of n operations costs n steps, not n*n.
     """
 
-    def __init__(self, graph: Graph, skinny_rows: int) -> None:
-        self.graph, self.skinny_rows = graph, skinny_rows
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
         self.uses = find_uses(graph)
         self.overwrites = Overwrites(graph.nodes)
         self.shared: dict[tuple[int, Index], Axis] = {}
@@ -87,16 +82,16 @@ class _Inliner:
         if not readers:
             return False
         nodes = postorder((expr,))
-        if len(nodes) > MAX_NODES or any(isinstance(n, Reduce) for n in nodes):
+        if len(nodes) > self.tuning.inlined_nodes or any(isinstance(n, Reduce) for n in nodes):
             return False
         sources = [n for n in nodes if isinstance(n, Load)]
         place = self.uses.producer[line.buffer]
         if self.overwrites.between((n.buffer for n in sources), place, readers[-1]):
             return False
         points = product(a.extent for a in line.axes).hint()
-        cost = _cost_of_a_point(nodes, max(points, 1))
+        cost, cheap = _cost_of_a_point(nodes, max(points, 1)), self.tuning.cheap
         if not any(n.axes for n in sources):
-            return cost <= 4 * CHEAP
+            return cost <= 4 * cheap
         if line.buffer in self.uses.live_out:
             return False
         if any(self._is_streamed_by(r, line.buffer, computed=cost > 0) for r in readers):
@@ -104,9 +99,9 @@ class _Inliner:
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
             repeated = _points(sites[0]) > points if sites else False
-            return len(sites) <= 2 and (not repeated or cost <= CHEAP)
+            return len(sites) <= 2 and (not repeated or cost <= cheap)
         full_size = sum(numel(n.buffer) >= points for n in sources)
-        return cost <= CHEAP and full_size <= 1
+        return cost <= cheap and full_size <= 1
 
     def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
         """Return True if a consumer is a skinny product whose operand with the rows is ``buffer``.

@@ -23,13 +23,10 @@ from fusec.ir.rewrite import inline_loads
 from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.schedule.contraction import MAX_LANES
-
-WIDE = 3
-"""A product is wide if it has at least so many times the elements of its operands together."""
+from fusec.passes.machine import Machine
 
 
-def recompute_wide(graph: Graph) -> Graph:
+def recompute_wide(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with wide products and their pointwise followers inlined into consumers."""
     uses = find_uses(graph)
     overwrites = Overwrites(graph.nodes)
@@ -43,7 +40,7 @@ def recompute_wide(graph: Graph) -> Graph:
             and bool(readers)
             and not overwrites.between(line.reads, uses.producer[node.buffer], readers[-1])
         )
-        if alone and (is_wide_product(node) or _follows(node, line, wide)):
+        if alone and (is_wide_product(node, machine) or _follows(node, line, wide)):
             wide[node.buffer] = line
             return ()
         return (line,)
@@ -58,7 +55,7 @@ def _substituted(line: Def, wide: dict[Buffer, Def]) -> Def:
     return replace(found, covers=tuple(dict.fromkeys(covers))) if sources else line
 
 
-def is_wide_product(line: Def) -> bool:
+def is_wide_product(line: Def, machine: Machine) -> bool:
     """Return True for one product of matrices with far more elements than its operands."""
     products = reductions(line.expr)
     if len(products) != 1 or factors(products[0]) is None:
@@ -66,8 +63,8 @@ def is_wide_product(line: Def) -> bool:
     terms = product(axis.extent for axis in products[0].over)
     operands = sum(numel(buffer) for buffer in line.reads)
     # A whole row of an operand has to fit the lanes.
-    short = terms.is_constant and terms.const <= MAX_LANES
-    return short and numel(line.buffer) >= WIDE * operands
+    short = terms.is_constant and terms.const <= machine.lanes
+    return short and numel(line.buffer) >= machine.fusion.wide * operands
 
 
 def _follows(line: Def, substituted: Def, wide: dict[Buffer, Def]) -> bool:

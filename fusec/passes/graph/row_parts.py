@@ -1,7 +1,7 @@
 """Split row statistics of a matrix product by tiles, so that they fuse into its epilogue.
 
 Spec: ``graph -> graph``. A tile of a product holds a part of each of its rows. Where a row is
-reduced and not read again, the reduction becomes partial ones over ``WIDTH`` columns, which share
+reduced and not read again, the reduction becomes partial ones over ``width`` columns, which share
 the product's tile, and a small final one (``rfactor.py``). Squared deviations from a row's mean are
 summed about the part's own mean, and combined about the row's.
 
@@ -21,28 +21,24 @@ from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.passes.graph.rfactor import AxisSplit, Splitter, cut_axis, one_reduction
 from fusec.passes.graph.squares import TWO_PASS, find_squares
-from fusec.passes.schedule.tiling import COLUMNS
-
-WIDTH = COLUMNS
-"""Columns of a part: the columns of a product's tile."""
 
 
-def sum_rows_by_parts(graph: Graph) -> Graph:
-    """Return the graph with row statistics of products split into parts of ``WIDTH`` columns."""
-    rows = _rows_of_products(graph)
+def sum_rows_by_parts(graph: Graph, width: int) -> Graph:
+    """Return the graph with row statistics of products split into parts of ``width`` columns."""
+    rows = _rows_of_products(graph, width)
     if not rows or _reads_rows_again(graph, rows):
         return graph
-    return graph.map_defs(Splitter(_cuts(graph, rows), TWO_PASS, fastest=True).split)
+    return graph.map_defs(Splitter(_cuts(graph, rows, width), TWO_PASS, fastest=True).split)
 
 
-def _rows_of_products(graph: Graph) -> set[Buffer]:
+def _rows_of_products(graph: Graph, width: int) -> set[Buffer]:
     """Return the products with long rows, and the buffers that are computed from them pointwise."""
     found: set[Buffer] = set()
     for node in graph.defs:
         if not node.axes:
             continue
         extent = node.axes[-1].extent
-        if not extent.is_constant or extent.const <= 2 * WIDTH or extent.const % WIDTH:
+        if not extent.is_constant or extent.const <= 2 * width or extent.const % width:
             continue
         if sums := reductions(node.expr):
             if all(factors(n) is not None for n in sums):
@@ -66,13 +62,13 @@ def _reads_rows_again(graph: Graph, rows: set[Buffer]) -> bool:
     return False
 
 
-def _cuts(graph: Graph, rows: set[Buffer]) -> dict[Def, AxisSplit]:
+def _cuts(graph: Graph, rows: set[Buffer], width: int) -> dict[Def, AxisSplit]:
     """Return line -> split, for lines that reduce rows only, and sums of squares beside them."""
     along = {line: one_reduction(line) for line in graph.defs if _reduces_rows(line, rows)}
     squares = find_squares(along)
     alone = {line for line, node in along.items() if rows.issuperset(_sources(node))}
     return {
-        line: cut_axis(node.over[0], WIDTH)
+        line: cut_axis(node.over[0], width)
         for line, node in along.items()
         if line in alone or (line in squares and squares[line].total in alone)
     }

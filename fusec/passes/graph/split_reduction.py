@@ -19,21 +19,12 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import MONOIDS
+from fusec.ir.tuning import FusionTuning
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rfactor import AxisSplit, Splitter
 from fusec.passes.graph.squares import SHIFTED_ONE_PASS
 from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.machine import Machine
-
-TWICE = 4
-"""Factor by which partial sums may exceed ``Machine.part_share`` to give each multiprocessor two
-programs: a single one waits at barriers for each row (RMSNorm of 4096, sm_90, by analysis)."""
-LOSS, LONG_LOSS = 8, 64
-"""One of so many parts may be given up to make all equally long; the second is for long rows, where
-128 programs leave four of 132 multiprocessors idle."""
-LONG_ROW = 4096
-"""Elements of a row that fill an iteration of a loop over rows; two programs with longer rows take
-more registers than a multiprocessor has."""
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
@@ -51,7 +42,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     cuts = {
         line: cut
         for line, reduction in found.items()
-        if (cut := _cut(reduction, parts[line], count(line.axes) >= LONG_ROW)) is not None
+        if (cut := _cut(reduction, parts[line], count(line.axes), machine.fusion)) is not None
     }
     return graph.map_defs(Splitter(cuts, SHIFTED_ONE_PASS, fastest=False).split)
 
@@ -68,7 +59,7 @@ def _to_split(line: Def, machine: Machine) -> Reduce | None:
 
 def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
     """Return line -> number of parts, the same for all lines of one shape."""
-    made = {line.buffer: line for line in graph.defs}
+    made, tuning = {line.buffer: line for line in graph.defs}, machine.fusion
     alike: dict[object, list[Def]] = {}
     for line, reduction in found.items():
         extents = (tuple(a.extent for a in axes) for axes in (reduction.over, line.axes))
@@ -82,18 +73,17 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
-        warp_row = machine.tuning.warp_row
+        wide = machine.rows.warp_row < count(lines[0].axes) <= tuning.long_row
         # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
-        wanted = max(machine.parts, rows // machine.tuning.most_part_rows if columns else 1)
+        wanted = max(machine.parts, rows // tuning.most_part_rows if columns else 1)
         if allowed >= machine.parts:
             number = min(wanted, allowed)
-        elif TWICE * allowed >= machine.parts and warp_row < count(lines[0].axes) <= LONG_ROW:
+        elif tuning.two_programs * allowed >= machine.parts and wide:
             number = machine.parts
         else:
             number = machine.units
-        parts.update(
-            dict.fromkeys(lines, max(1, min(number, rows // machine.tuning.least_part_rows)))
-        )
+        number = max(1, min(number, rows // tuning.least_part_rows))
+        parts.update(dict.fromkeys(lines, number))
     return parts
 
 
@@ -109,8 +99,8 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     kept = product(a.extent for a in line.axes).hint()
     if (
         factors(reduction) is not None  # a product of matrices has schedules of its own
-        or rows * kept < machine.tuning.split_elements
-        or rows < 2 * machine.tuning.least_part_rows
+        or rows * kept < machine.fusion.split_elements
+        or rows < 2 * machine.fusion.least_part_rows
         or reduction.axes - set(line.axes)
     ):
         return False
@@ -118,7 +108,7 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
         return False
     if _contiguous_axis_is_kept(reduction):
         # Short columns (pooling windows, say) stay whole if there are enough to fill the machine.
-        return rows > machine.tuning.most_part_rows or kept < machine.units * machine.tile
+        return rows > machine.fusion.most_part_rows or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
     return kept < machine.units // 2 and row_us > 2 * machine.launch_us
@@ -142,12 +132,14 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int, long: bool) -> AxisSplit | None:
+def _cut(reduction: Reduce, wanted: int, row: int, tuning: FusionTuning) -> AxisSplit | None:
     """Split the outermost reduced axes into about ``wanted`` parts along one new axis, or None.
 
     Args:
-        long: a row fills an iteration, so that the last part may end at any row.
+        row: elements of a row; where one fills an iteration, the last part may end at any row.
     """
+    long = row >= tuning.long_row
+    loss = tuning.lost_part_of_long if long else tuning.lost_part
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()
@@ -155,7 +147,7 @@ def _cut(reduction: Reduce, wanted: int, long: bool) -> AxisSplit | None:
             counts.append((axis, axis.extent, index(1)))
             wanted //= max(extent, 1)
         elif wanted > 1:
-            counts.append((axis, *_cut_extent(axis.extent, wanted, LONG_LOSS if long else LOSS)))
+            counts.append((axis, *_cut_extent(axis.extent, wanted, loss)))
             wanted = 1
         else:
             counts.append((axis, index(1), axis.extent))

@@ -28,31 +28,17 @@ from fusec.ir.index import product as product_of
 from fusec.ir.streamed import SkinnyProduct, match_skinny
 from fusec.passes.machine import Machine
 
-COLUMNS = (4, 2, 1)
-"""Columns of one grid point: concurrent streams of weights, best first."""
-SUMS = 1.5
-"""Accumulators of a grid point, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
-PANEL_SUMS = 1.75
-"""The same for panels, where the rows' elements take no registers."""
-ALWAYS = 12
-"""Rows up to which any weights stream: with more, fewer columns share the loads of a grid point."""
-NEAR_BYTES = 48 << 10
-"""Bytes up to which over ``ALWAYS`` rows stay in the nearest cache and plain f32 weights stream.
-
-One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster of
-MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
-"""
-
 
 def worthwhile(product: SkinnyProduct, machine: Machine) -> bool:
     """Return True if a product has few enough rows for the layout and type of its weights."""
-    rows = product_of(a.extent for a in product.rows).const
-    if rows <= ALWAYS:
+    rows, tuning = product_of(a.extent for a in product.rows).const, machine.loops
+    if rows <= tuning.always:
         return True
     if product.panel:
-        return rows <= PANEL_SUMS * machine.vector
-    fits = rows <= SUMS * machine.vector and rows * product.terms.hint() * 4 <= NEAR_BYTES
-    return fits and product.itemsize == 4
+        return rows <= tuning.panel_sums * machine.vector
+    fits = rows <= tuning.sums * machine.vector
+    near = rows * product.terms.hint() * 4 <= tuning.near_bytes
+    return fits and near and product.itemsize == 4
 
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
@@ -127,10 +113,11 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
     count = len(products)
     for axis in rows:
         count *= axis.extent.const
-    most = (PANEL_SUMS if panel else SUMS) * machine.vector
+    tuning = machine.loops
+    most = (tuning.panel_sums if panel else tuning.sums) * machine.vector
     whole = index(panel) if panel else own[0].extent
     width = machine.vector if panel else 1
-    fitting = (c for c in COLUMNS if c * count <= most and _divides(c * width, whole))
+    fitting = (c for c in tuning.columns if c * count <= most and _divides(c * width, whole))
     return next(fitting, 0)
 
 

@@ -48,7 +48,7 @@ def by_rule(
 
 
 def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
-    products = contraction.contractions(kernel)
+    products = contraction.contractions(kernel, machine)
     offered = with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
     offered = contraction.with_warp_roles(kernel, offered, machine)
     return contraction.with_two_programs(kernel, offered, machine)
@@ -73,22 +73,22 @@ def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if a GPU schedule can run the kernel: its loops nest without private arrays."""
-    if contraction.contractions(kernel):
+    if contraction.contractions(kernel, machine):
         if not contraction.accepts(kernel, machine):
             return False
         # Planning sees the coalesced kernel, whose merged axes may be too long to be lanes.
         return contraction.accepts(coalesce(kernel), machine)
     fast = fastest_axis(kernel, kernel.axes)
-    if nest_order(kernel, fast, arrays=False) is None:
+    if nest_order(kernel, fast, machine) is None:
         return False
     if fast is None or not columns_beside_rows(kernel, fast):
         return True
-    return rowwise.sums_fit(kernel, fast, machine.tuning)
+    return rowwise.sums_fit(kernel, fast, machine.rows)
 
 
 def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel for a CPU: the one chosen by rule comes first."""
-    if contraction.contractions(kernel) and contraction.accepts(kernel, machine):
+    if contraction.contractions(kernel, machine) and contraction.accepts(kernel, machine):
         return contraction.plans(kernel, machine)
     return loop_plans(kernel, machine)
 
@@ -97,7 +97,7 @@ def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if a CPU schedule can run the kernel: by loops, or tiles for matrix products."""
     if unrolls_rows(kernel, machine):
         return not computes_rows(kernel, machine) and accepts_loops(kernel, machine)
-    if machine.multiplies and contraction.contractions(kernel):
+    if machine.multiplies and contraction.contractions(kernel, machine):
         accepted = contraction.accepts(kernel, machine)
         return accepted and contraction.accepts(coalesce(kernel), machine)
     return accepts_loops(kernel, machine)

@@ -9,6 +9,9 @@ from fusec.ir.expr import Load, index_exprs
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, index, product
 
+VECTOR_BYTES = 16
+"""Widest load of one thread of a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:

@@ -10,43 +10,35 @@ of 2*48 KB, queries and sums of 2*24 KB, keys and values of 2*32 KB: 208 KB of 5
 
 from __future__ import annotations
 
+from fusec.ir.dtype import F32
 from fusec.ir.index import Axis
+from fusec.ir.tuning import CachedTuning
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling
-
-ROWS = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-"""Rows, and terms of an iteration, of a kernel with nested products."""
-CROSSED = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-"""The same where products sum along two loops: tiles of the inner and of the outer loop (a training
-step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94; 2026-11)."""
-SIDES = ((96, 128), (96, 64), (48, 64), (32, 32))
-"""Rows and columns of a tile of products that are not nested."""
-TERMS = 256
-"""Terms that such a tile sums in an iteration."""
-EDGE = 12
-"""Fixed cost of a tile, in lanes (128 queries, 12 heads, head dimension 64, 2026-11: tiles of 96
-took 1.3 times as long as tiles of 64)."""
-F32_BYTES = 4
 
 
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
     """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
-    found = [_tiling(use, sides, step, machine.vector) for sides, step in _shapes(use, work)]
+    tuning = machine.cached
+    shapes = _shapes(use, work, tuning)
+    found = [_tiling(use, sides, step, machine.vector, tuning.edge) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
-def _shapes(use: AxisUse, work: TileResources) -> list[tuple[tuple[int, int], int]]:
+def _shapes(
+    use: AxisUse, work: TileResources, tuning: CachedTuning
+) -> list[tuple[tuple[int, int], int]]:
     if work.inner or len(use.tiled) < 2:
-        shapes = ROWS if use.crossed is None else CROSSED
+        shapes = tuning.nested if use.crossed is None else tuning.crossed
         return [((rows, rows), step) for rows, step in shapes]
-    return [(sides, TERMS) for sides in SIDES]
+    return [(sides, tuning.terms) for sides in tuning.sides]
 
 
 def tile_bytes(work: TileResources, tiling: Tiling) -> int:
     """Return the bytes of a kernel's tiles in f32: results, values between products, operands."""
     tiles = [*work.sums, *work.inner, *work.inner[:1], *(axes for axes, _ in work.loads)]
-    return F32_BYTES * sum(_area(axes, tiling) for axes in tiles)
+    return F32.itemsize * sum(_area(axes, tiling) for axes in tiles)
 
 
 def _area(axes: frozenset[Axis], tiling: Tiling) -> int:
@@ -56,28 +48,28 @@ def _area(axes: frozenset[Axis], tiling: Tiling) -> int:
     return area
 
 
-def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Tiling:
+def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int, edge: int) -> Tiling:
     lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in use.whole}
     for axis, side in zip(use.tiled, sides, strict=False):
-        lanes[axis] = even_lanes(axis, side, vector)
+        lanes[axis] = even_lanes(axis, side, vector, edge)
     loops = (use.looped,) if use.crossed is None else (use.crossed, use.looped)
     for loop, most in zip(loops, (step, sides[0]), strict=False):
         if loop is not None:
-            lanes[loop] = even_lanes(loop, most, vector)
+            lanes[loop] = even_lanes(loop, most, vector, edge)
     return Tiling(lanes, 1, 1)
 
 
-def even_lanes(axis: Axis, most: int, vector: int) -> int:
+def even_lanes(axis: Axis, most: int, vector: int, edge: int) -> int:
     """Return the lanes, at most ``most``, of each tile of an axis that is split into tiles.
 
-    Lanes beyond the end are wasted, and each tile has a fixed cost of ``EDGE`` lanes: 128 rows are
+    Lanes beyond the end are wasted, and each tile has a fixed cost of ``edge`` lanes: 128 rows are
     two tiles of 64 and not of 96, 1024 are eleven of 96.
     """
     extent = axis.extent.hint()
     if extent <= most:
         return whole_vectors(axis, most, vector)
     step = vector * (2 if most % (2 * vector) == 0 else 1)
-    return min(range(most, 0, -step), key=lambda lanes: -(-extent // lanes) * (lanes + EDGE))
+    return min(range(most, 0, -step), key=lambda lanes: -(-extent // lanes) * (lanes + edge))
 
 
 def whole_vectors(axis: Axis, most: int, vector: int) -> int:

@@ -14,11 +14,6 @@ from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
-COLUMNS = 128
-ROWS = 32
-PROGRAMS = 256
-"""Programs that keep a GPU busy: tiles of few rows are widened only while so many remain."""
-
 
 def accepts(kernel: Kernel) -> bool:
     """Return True if the contiguous axis is on the grid while others are inside."""
@@ -30,13 +25,17 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     column = fastest_axis(kernel, kernel.axes)
     if column is None:
         raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
-    nest = nest_order(kernel, column, arrays=False)
+    nest = nest_order(kernel, column, machine)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     *outer, last = nest
-    rows = min(ROWS, power_of_two(last.extent.hint()))
-    width = min(COLUMNS, power_of_two(column.extent.hint()))
-    while rows * width < COLUMNS * ROWS // 4 and column.extent.hint() >= 2 * width * PROGRAMS:
+    height, columns = machine.rows.column_tile
+    rows = min(height, power_of_two(last.extent.hint()))
+    width = min(columns, power_of_two(column.extent.hint()))
+    while (
+        rows * width < columns * height // 4
+        and column.extent.hint() >= 2 * width * machine.rows.column_programs
+    ):
         width *= 2  # few rows: a thread still loads 16 bytes if there are more columns
     grid = [Binding(a, LoopKind.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, LoopKind.LOOP) for a in outer]

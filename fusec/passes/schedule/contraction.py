@@ -28,7 +28,6 @@ from fusec.passes.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
-    BUSY,
     AxisUse,
     TileResources,
     Tiling,
@@ -40,32 +39,8 @@ from fusec.passes.schedule.tiling import (
 )
 from fusec.passes.schedule.warp_specialization import with_roles
 
-MAX_LANES = 256
-"""Longest axis that is lanes without a loop: a row of an operand, so that scores are recomputed."""
-GROUP = 8
-"""Rows of tiles that run together along the columns, to share operands in the cache."""
-MIN_ROWS = 64
-"""Rows of the narrowest tile that a group of four warps multiplies at full rate."""
-LEAST_TERMS, LEAST_KEYS = 512, 128
-"""Least terms of a part of a split loop; the second where each term is itself a product."""
-WAVES = 2
-"""Programs for each multiprocessor at which a split loop aims."""
-FULL_FEW_ROWS = 1.5
-"""Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
-LONGEST_ARRAY = 1 << 20
-"""Most elements of an array in which a product accumulates, one tile of it in each iteration."""
-FULL_CORES = 0.25
-"""Programs for each unit of a CPU that use all cores: there are more units than cores."""
 
-REGISTERS = 65536
-"""Registers of a multiprocessor (sm_80 to sm_120)."""
-SPARE = 0.9
-"""Share of the registers for tiles up to which a loop is emitted twice, with and without its mask.
-At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488 of one with
-rotary embeddings (sm_90, Triton 3.7.1, 2026-11)."""
-
-
-def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
+def contractions(kernel: Kernel, machine: Machine) -> dict[Reduce, Factors]:
     """Return the contractions of a kernel and their factors.
 
     Matrix-vector products count only where one sums the results of another in a loop (an attention
@@ -74,7 +49,7 @@ def contractions(kernel: Kernel) -> dict[Reduce, Factors]:
     reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     found = {n: parts for n in reductions if (parts := factors(n)) is not None}
     vectors = {n: parts for n in reductions if (parts := vector_factors(n)) is not None}
-    nested = _nested(reductions) if vectors else set()
+    nested = _nested(reductions, machine.lanes) if vectors else set()
     made = nested.intersection((*found, *vectors))
     if made and any(_reads(n, made) for n in (*found, *vectors)):
         found.update(vectors)
@@ -85,22 +60,21 @@ def _reads(node: Reduce, made: set[Reduce]) -> bool:
     return any(below in made for below in postorder(node.bodies))
 
 
-def find_axis_use(kernel: Kernel, *, arrays: bool = False) -> AxisUse | None:
-    """Return how a kernel's axes are used, or None if this schedule cannot run it.
-
-    Args:
-        arrays: products may accumulate in private arrays.
-    """
-    products = contractions(kernel)
+def find_axis_use(kernel: Kernel, machine: Machine) -> AxisUse | None:
+    """Return how a kernel's axes are used, or None if this schedule cannot run it."""
+    products = contractions(kernel, machine)
     nodes = postorder(s.expr for s in kernel.stores)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
-    nested = _nested(reductions)
+    nested, most = _nested(reductions, machine.lanes), machine.lanes
     loops = {a for n in products if n not in nested for a in n.over}
-    loops |= {a for n in reductions if n not in products for a in n.over if not _fits_lanes(a)}
+    loops |= {
+        a for n in reductions if n not in products for a in n.over if not _fits_lanes(a, most)
+    }
     whole = tuple(a for a in kernel.inside if a not in loops)
-    if any(not _fits_lanes(a) for a in whole):
+    if any(not _fits_lanes(a, most) for a in whole):
         return None
-    around = _loops_around(kernel, reductions, products, loops) if arrays else ()
+    longest = machine.cached.array if machine.is_cpu else 0
+    around = _loops_around(kernel, reductions, products, loops, longest) if longest else ()
     looped = _longest(a for a in kernel.inside if a in loops and a not in around)
     if any(a.limit is not None for a in kernel.axes if a is not looped):
         return None
@@ -142,7 +116,11 @@ def _tiled(
 
 
 def _loops_around(
-    kernel: Kernel, reductions: list[Reduce], products: dict[Reduce, Factors], loops: set[Axis]
+    kernel: Kernel,
+    reductions: list[Reduce],
+    products: dict[Reduce, Factors],
+    loops: set[Axis],
+    longest: int,
 ) -> tuple[Axis, ...]:
     """Return the outer loops of products that sum along two sets of loops; empty for other kernels.
 
@@ -159,20 +137,20 @@ def _loops_around(
         added = [n for n in summed if frozenset(n.over) == over]
         if all(n in products for n in added):
             lengths[over] = sum(_points(n.axes - set(kernel.grid)) for n in added)
-    fitting = [over for over, length in lengths.items() if length <= LONGEST_ARRAY]
+    fitting = [over for over, length in lengths.items() if length <= longest]
     if not fitting:
         return ()
     least = min(fitting, key=lambda over: (lengths[over], -min(map(kernel.inside.index, over))))
     return tuple(a for a in kernel.inside if a in least)
 
 
-def _nested(reductions: list[Reduce]) -> set[Reduce]:
+def _nested(reductions: list[Reduce], most: int) -> set[Reduce]:
     """Return the reductions whose results an enclosing reduction sums along a further axis."""
     found: set[Reduce] = set()
     for outer in reductions:
         # An enclosing sum over few lanes folds a completed tile. A matrix-vector product that sums
         # the results of another one has no such tile: both run in one loop.
-        folds = factors(outer) is None and all(map(_fits_lanes, outer.over))
+        folds = factors(outer) is None and all(_fits_lanes(axis, most) for axis in outer.over)
         weights = vector_factors(outer) is not None
         for inner in postorder(outer.bodies):
             if not isinstance(inner, Reduce) or inner.axes.isdisjoint(outer.over):
@@ -182,8 +160,8 @@ def _nested(reductions: list[Reduce]) -> set[Reduce]:
     return found
 
 
-def _fits_lanes(axis: Axis) -> bool:
-    return axis.extent.is_constant and axis.extent.const <= MAX_LANES
+def _fits_lanes(axis: Axis, most: int) -> bool:
+    return axis.extent.is_constant and axis.extent.const <= most
 
 
 def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
@@ -202,13 +180,13 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -
 
 def accepts(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel with products whose axes have consistent roles and tiles fit."""
-    products = contractions(kernel)
-    use = find_axis_use(kernel, arrays=machine.is_cpu) if products else None
+    products = contractions(kernel, machine)
+    use = find_axis_use(kernel, machine) if products else None
     if use is None:
         return False
     work = _work(kernel, products, machine)
     (tiling, *_) = _tilings(kernel, use, work, machine)
-    if _cuts_rows(kernel, products, use):
+    if _cuts_rows(kernel, products, use, machine.tiles.full_rows):
         return False
     if machine.is_cpu:
         by_lanes = any(not (p.left_axes and p.right_axes) for p in products.values())
@@ -254,24 +232,26 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
 
     None if this schedule cannot run the kernel.
     """
-    products = contractions(kernel)
-    use = find_axis_use(kernel, arrays=machine.is_cpu) if products else None
+    products = contractions(kernel, machine)
+    use = find_axis_use(kernel, machine) if products else None
     if use is None:
         return None
     work = _work(kernel, products, machine)
     (tiling, *_) = _tilings(kernel, use, work, machine)
     count, axis = programs(kernel, tiling), use.looped
     if machine.is_cpu:
-        return ProcessorShare(count, machine.threads / machine.units if use.crossed else FULL_CORES)
-    few = is_skinny(use)
-    full = FULL_FEW_ROWS if few else 1.0
-    enough = (full if few else BUSY) * machine.units
+        full = machine.threads / machine.units if use.crossed else machine.cached.full
+        return ProcessorShare(count, full)
+    tuning = machine.tiles
+    few = is_skinny(use, tuning)
+    full = tuning.full_skinny if few else 1.0
+    enough = (full if few else tuning.busy) * machine.units
     whole = ProcessorShare(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
-    least = LEAST_KEYS if work.inner else LEAST_TERMS
-    parts = min(round(WAVES * machine.units / count), terms // least)
+    least = tuning.part_keys if work.inner else tuning.part_terms
+    parts = min(round(tuning.waves * machine.units / count), terms // least)
     if parts < 2:
         return whole
     step = tiling.lanes[axis]
@@ -287,12 +267,14 @@ def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
     return all(n.axes >= set(kernel.grid) for n in sums)
 
 
-def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) -> bool:
+def _cuts_rows(
+    kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse, full_rows: int
+) -> bool:
     """Return True if a reduction of a product forces tiles of few rows: partial column sums.
 
     Loading the product again costs less than computing it by narrow tiles.
     """
-    short = {a for a in use.whole if a.extent.hint() < MIN_ROWS}
+    short = {a for a in use.whole if a.extent.hint() < full_rows}
     sums = [
         n
         for n in postorder(s.expr for s in kernel.stores)
@@ -306,18 +288,33 @@ def _cuts_rows(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) ->
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
-    use = find_axis_use(kernel, arrays=machine.is_cpu)
+    use = find_axis_use(kernel, machine)
     if use is None:
         raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
-    work = _work(kernel, contractions(kernel), machine)
+    products = contractions(kernel, machine)
+    work = _work(kernel, products, machine)
     found = _tilings(kernel, use, work, machine)
     if machine.is_cpu:
         return tuple(_cached_plan(kernel, use, tiling) for tiling in found)
-    most = SPARE * machine.sm.tile_registers
-    plain = _has_plain_operands(kernel, use)
-    without_mask = (plain and work.registers(t) <= most for t in found)
-    offered = (_plan(kernel, use, t, mask_free=s) for t, s in zip(found, without_mask, strict=True))
-    return tuple(dict.fromkeys(replace(plan, tf32=machine.sm.tf32) for plan in offered))
+    most = machine.tiles.spare * machine.sm.tile_registers
+    plain = _has_plain_operands(kernel, use, products)
+    # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
+    multiplies = any(p.left_axes and p.right_axes for p in products.values())
+    grouped = len(use.tiled) == 2 and use.tiled == kernel.grid[-2:]
+    offered = (
+        Plan(
+            _bindings(kernel, use, tiling),
+            tiling.warps,
+            stages=tiling.stages if multiplies else 1,
+            group=machine.tiles.group if grouped else 0,
+            dots=True,
+            online=True,
+            mask_free=plain and work.registers(tiling) <= most,
+            tf32=machine.sm.tf32,
+        )
+        for tiling in found
+    )
+    return tuple(dict.fromkeys(offered))
 
 
 def with_two_programs(
@@ -331,10 +328,11 @@ def with_two_programs(
     C7512): a race decides. A backward would spill (sm_90, Triton 3.7.1, 2026-11).
     """
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    use = find_axis_use(kernel)
+    use = find_axis_use(kernel, machine)
     if chosen is None or use is None or not machine.sm.from_shared:
         return offered
-    work, most = _work(kernel, contractions(kernel), machine), REGISTERS // (64 * chosen.warps)
+    work = _work(kernel, contractions(kernel, machine), machine)
+    most = machine.sm.registers // (64 * chosen.warps)
     (tiling, *_) = _tilings(kernel, use, work, machine)
     if len(work.inner) != 1 or work.registers(tiling) < most:
         return offered
@@ -345,8 +343,8 @@ def with_warp_roles(
     kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
 ) -> tuple[Plan, ...]:
     """Return plans and, early enough for a race to try them, warp-specialized ones."""
-    use, products = find_axis_use(kernel), contractions(kernel)
-    if use is None or is_skinny(use):
+    use, products = find_axis_use(kernel, machine), contractions(kernel, machine)
+    if use is None or is_skinny(use, machine.tiles):
         return offered
     work = _work(kernel, products, machine)
     return with_roles(kernel, offered, products, work, use, machine)
@@ -359,7 +357,7 @@ def _cached_plan(kernel: Kernel, use: AxisUse, tiling: Tiling) -> Plan:
     )
 
 
-def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
+def _has_plain_operands(kernel: Kernel, use: AxisUse, products: dict[Reduce, Factors]) -> bool:
     """Return True if loop-invariant operands are plain loads that only their products use.
 
     Two copies of a loop with other operands, such as a row that a sum reads as well, make ptxas
@@ -369,7 +367,6 @@ def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
     for node in postorder(s.expr for s in kernel.stores):
         for child in children(node):
             readers.setdefault(child, set()).add(node)
-    products = contractions(kernel)
     bodies = {node.body for node in products}
     stored = {s.expr for s in kernel.stores}
     for parts in products.values():
@@ -385,23 +382,8 @@ def _has_plain_operands(kernel: Kernel, use: AxisUse) -> bool:
 
 def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> TileResources:
     nodes = postorder(s.expr for s in kernel.stores)
-    nested = _nested([n for n in nodes if isinstance(n, Reduce)])
-    return find_work(kernel, products, nested.intersection(products), tf32=machine.sm.tf32)
-
-
-def _plan(kernel: Kernel, use: AxisUse, tiling: Tiling, *, mask_free: bool) -> Plan:
-    grouped = len(use.tiled) == 2 and use.tiled == kernel.grid[-2:]
-    # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
-    multiplies = any(p.left_axes and p.right_axes for p in contractions(kernel).values())
-    return Plan(
-        _bindings(kernel, use, tiling),
-        tiling.warps,
-        stages=tiling.stages if multiplies else 1,
-        group=GROUP if grouped else 0,
-        dots=True,
-        online=True,
-        mask_free=mask_free,
-    )
+    nested = _nested([n for n in nodes if isinstance(n, Reduce)], machine.lanes)
+    return find_work(kernel, products, nested.intersection(products), machine)
 
 
 def _bindings(kernel: Kernel, use: AxisUse, tiling: Tiling) -> tuple[Binding, ...]:

@@ -12,23 +12,20 @@ from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
 from fusec.passes.dag import stable_topological_sort
-
-ARRAY_ELEMENTS = 1 << 16
-"""The longest private array: 256 KB of f32, which a core's second-level cache holds."""
+from fusec.passes.machine import Machine
 
 
-def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis, ...] | None:
+def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axis, ...] | None:
     """Return the kernel's inside axes, outermost first and the lane axis last, or None.
 
-    Args:
-        arrays: reductions may accumulate in private arrays.
+    On a CPU, reductions may accumulate in private arrays.
     """
     inside = [a for a in kernel.inside if a is not lane]
     reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     before: dict[Axis, set[Axis]] = {a: set() for a in inside}
     for node in reductions:
         free = [a for a in inside if a in node.axes]
-        if arrays and lane not in node.over:
+        if machine.is_cpu and lane not in node.over:
             continue
         for axis in node.over:
             if axis in before:
@@ -40,23 +37,24 @@ def nest_order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> tuple[Axis
     if order is None:
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)
-    return nest if _arrays_fit(reductions, nest, lane, arrays) else None
+    return nest if _arrays_fit(reductions, nest, lane, machine) else None
 
 
 def _arrays_fit(
-    reductions: list[Reduce], nest: tuple[Axis, ...], lane: Axis | None, arrays: bool
+    reductions: list[Reduce], nest: tuple[Axis, ...], lane: Axis | None, machine: Machine
 ) -> bool:
     """Return True if no reduction needs an array that is forbidden or too long."""
+    longest = machine.loops.array
     for node in reductions:
         outermost = next((k for k, a in enumerate(nest) if a in node.over), None)
         if outermost is None:
             continue
         within = [a for a in nest[outermost:] if a in node.axes]
-        if not arrays and any(a is not lane for a in within):
+        if not machine.is_cpu and any(a is not lane for a in within):
             return False
         length = product(a.extent for a in within).hint()
         if lane in node.axes and lane not in nest:  # a lane axis on the grid runs in chunks
-            length *= min(lane.extent.hint(), ARRAY_ELEMENTS)
-        if length > ARRAY_ELEMENTS:
+            length *= min(lane.extent.hint(), longest)
+        if length > longest:
             return False
     return True

@@ -11,17 +11,10 @@ from __future__ import annotations
 from fusec.ir.expr import Op, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.ir.tuning import RowTuning
 from fusec.passes.machine import Machine
-from fusec.passes.schedule.access import accesses, fastest_axis, step
+from fusec.passes.schedule.access import VECTOR_BYTES, accesses, fastest_axis, step
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
-
-WARPS = 4
-THREADS = 32 * WARPS
-VECTOR_BYTES = 16
-NARROW = 128
-"""Least width to which a tile is narrowed to fit rows better."""
-WASTE = 1.1
-"""Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -37,22 +30,23 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     other = _other_fast_axis(kernel, fast)
     if other is not None:
         return _square(kernel, fast, other)
-    block = tile_elements(kernel, fast)
-    warps = 2 * WARPS if _is_heavy(kernel) else WARPS
+    tuning = machine.rows
+    block = tile_elements(kernel, fast, tuning)
+    warps = 2 * tuning.warps if _is_heavy(kernel) else tuning.warps
     if len(kernel.grid) == 1:
         return _plan(kernel, {fast: block}, warps)
-    width = _width(fast.extent.hint(), block)
+    width = _width(fast.extent.hint(), block, tuning)
     outer = max((a for a in kernel.grid if a is not fast), key=kernel.grid.index)
     rows = min(max(1, block // width), power_of_two(outer.extent.hint()))
     return _plan(kernel, {fast: width, outer: rows}, warps)
 
 
-def _width(extent: int, block: int) -> int:
+def _width(extent: int, block: int, tuning: RowTuning) -> int:
     """Return the width of a tile along rows of ``extent`` elements: the widest that wastes few."""
     widest = min(block, power_of_two(extent))
-    widths = [widest >> n for n in range(10) if widest >> n >= min(NARROW, widest)]
+    widths = [widest >> n for n in range(10) if widest >> n >= min(tuning.narrow, widest)]
     least = min(-(-extent // width) * width for width in widths)
-    return next(w for w in widths if -(-extent // w) * w <= WASTE * least)
+    return next(w for w in widths if -(-extent // w) * w <= tuning.waste * least)
 
 
 def _is_heavy(kernel: Kernel) -> bool:
@@ -61,14 +55,14 @@ def _is_heavy(kernel: Kernel) -> bool:
     return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
 
 
-def tile_elements(kernel: Kernel, fast: Axis) -> int:
+def tile_elements(kernel: Kernel, fast: Axis, tuning: RowTuning) -> int:
     """Return the elements of a tile: two 16-byte vectors of the widest type for each thread.
 
     Values that do not vary along the fastest axis, such as a row's index or the seed of random
     numbers, are not in vectors and do not count.
     """
     widest = max((a.itemsize for a in accesses(kernel) if fast in a.offset.axes), default=4)
-    return THREADS * 2 * max(1, VECTOR_BYTES // widest)
+    return 32 * tuning.warps * 2 * max(1, VECTOR_BYTES // widest)
 
 
 def power_of_two(extent: int) -> int:

@@ -18,54 +18,12 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
-from fusec.passes.machine import Machine, Tuning
-from fusec.passes.schedule.access import fastest_axis, limiting_axes
+from fusec.ir.tuning import RowTuning
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
-from fusec.passes.schedule.pointwise import VECTOR_BYTES, power_of_two
-
-RESIDENT_BYTES = 1 << 17
-"""Most bytes of a row, over all tensors that are summed, without spills: 4 for each of 32768."""
-RESIDENT_TILES = 65536
-"""Elements of column sums, and of the rows beside them, that registers hold (sm_90, 2026-11).
-
-Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
-well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than the
-alternative: reading both rows again. Longer rows spill more bytes than they read.
-"""
-RESIDENT_BYTES_BESIDE = 3 << 15
-"""Most bytes of a row beside column sums: three tensors of 8192 in f32.
-
-Longer rows in f32 spill 350 to 670 bytes a thread, which costs more than reading them again.
-"""
-LOOP_ROW = 256
-"""Elements of a part of a row from which a loop over parts keeps a warp busy."""
-MANY_SUMS = 3
-"""Column sums beside a row from which a thread gets half as many elements."""
-LOOP_ELEMENTS = 4096
-"""Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor."""
-LOOP_WARPS = 4
-"""Warps of a program that loops over a row: some ten programs share a multiprocessor."""
-ALONE = 8
-"""Factor on the elements of an iteration where there are fewer programs than multiprocessors."""
-MOST_FOLDED = 8
-"""Most vectors of a row that a thread loads and folds at once: the accumulators are rescaled once
-for all of them. 64 elements of 16 bits take 72 registers (cross-entropy, sm_90, 2026-11)."""
-RELOADED = 16384
-"""Elements of an iteration from which weights shared by all rows do not fit the registers."""
-PROGRAM_BYTES = 1 << 13
-"""Least bytes that a program reads and writes, where there are very many programs.
-
-An H200's memory moves 2.4 KB a clock: rows of 768 elements, two read and one written in 16 bits,
-would need 0.5 program launches a clock of the GPU's single block scheduler.
-"""
-WAVES = 2
-"""Least one-warp programs for each slot of a multiprocessor (``PLACES``): the idle time at the end
-grows with the work of each program."""
-PLACES = 32
-"""Programs that a multiprocessor holds (sm_80 to sm_100)."""
-AHEAD_BYTES = 1 << 16
-"""Shared memory of a program for prefetched rows."""
+from fusec.passes.schedule.pointwise import power_of_two
 
 
 def accepts(kernel: Kernel) -> bool:
@@ -110,12 +68,16 @@ def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
     (row, *others) = [b.axis for b in one.bindings if b.kind is LoopKind.LANES]
     if others:
         return 1
+    tuning = machine.rows
     written = [s.buffer for s in kernel.stores if any(row in i.axes for i in s.indices)]
     sizes = [b.dtype.itemsize for b in (*_row_tiles(kernel, row), *written)]
     size = tile * row.extent.hint() * sum(sizes)
     programs = math.prod(a.extent.hint() for a in kernel.grid) // tile
     turns = 1
-    while turns * size < PROGRAM_BYTES and programs >= 2 * turns * WAVES * PLACES * machine.units:
+    while (
+        turns * size < tuning.program_bytes
+        and programs >= 2 * turns * tuning.waves * machine.sm.programs * machine.units
+    ):
         turns *= 2
     return turns
 
@@ -125,15 +87,15 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     fast = fastest_axis(kernel, kernel.axes)
     row = fast if fast is not None else _last_axis(kernel)
     extent = row.extent.hint()
-    nest = nest_order(kernel, row, arrays=False)
+    nest = nest_order(kernel, row, machine)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
-    width = power_of_two(extent)
-    parts = _parts(kernel, nest, row, machine.tuning)
+    width, tuning = power_of_two(extent), machine.rows
+    parts = _parts(kernel, nest, row, tuning)
     outer = [a for a in nest if a is not row and a not in parts]
     sums = _column_sums(kernel, row)
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
-    if not _row_fits(kernel, row, machine.tuning):
+    if not _row_fits(kernel, row, tuning):
         grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
         tile, fold, warps = _looped(kernel, row, machine)
         looped = Binding(row, LoopKind.LOOP, tile, fold=fold)
@@ -144,7 +106,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         width *= part.tile
     odd = _is_odd(kernel, row)
     if loops:
-        elements = LOOP_ELEMENTS // 2 if odd else LOOP_ELEMENTS
+        elements = tuning.loop_elements // 2 if odd else tuning.loop_elements
         height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
         width *= height
@@ -153,10 +115,10 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
     # A loop around the row holds column sums beside the row's tiles: fewer elements a thread.
-    share = 128 if sums >= MANY_SUMS or (odd and loops and loops[-1].tile > 1) else 256
+    share = 128 if sums >= tuning.many_sums or (odd and loops and loops[-1].tile > 1) else 256
     warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
-    stages = _stages(kernel, outer[-1], row, width) if loops and sums else 1
-    reloads = bool(loops) and width >= RELOADED
+    stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
+    reloads = bool(loops) and width >= tuning.reloaded
     return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)
 
 
@@ -168,13 +130,14 @@ def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]
     """
     sizes = {n.buffer: n.dtype.itemsize for n in kernel_nodes(kernel) if _is_along(n, row)}
     programs = math.prod(axis.extent.hint() for axis in kernel.grid)
-    share = 1 if programs >= machine.units else ALONE
-    warps = min(16, LOOP_WARPS * share)
-    loaded = 4 * machine.tuning.row_tile * share // max(1, sum(sizes.values()))
+    tuning = machine.rows
+    share = 1 if programs >= machine.units else tuning.alone
+    warps = min(16, tuning.loop_warps * share)
+    loaded = 4 * tuning.row_tile * share // max(1, sum(sizes.values()))
     tile = min(power_of_two(loaded + 1) // 2, power_of_two(row.extent.hint()))
     vector = max(1, VECTOR_BYTES // max(sizes.values(), default=4))
-    lanes = min(32 * warps * vector, machine.tuning.row_tile // 4 * share)
-    fold = max(1, min(MOST_FOLDED // 2 if _is_odd(kernel, row) else MOST_FOLDED, tile // lanes))
+    lanes = min(32 * warps * vector, tuning.row_tile // 4 * share)
+    fold = max(1, min(tuning.folded // 2 if _is_odd(kernel, row) else tuning.folded, tile // lanes))
     tile = min(tile, lanes * fold)
     return max(tile, 16), fold, max(1, min(warps, tile // (32 * vector)))
 
@@ -190,14 +153,16 @@ def _is_odd(kernel: Kernel, row: Axis) -> bool:
     return extent.is_constant and any(extent.const * size % 16 for size in sizes)
 
 
-def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int) -> int:
+def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTuning) -> int:
     """Return the pipeline stages of a loop over rows: up to 4, as shared memory allows."""
     loads = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and {loop, row} <= n.axes}
     size = elements * sum(n.dtype.itemsize for n in loads)
-    return max(1, min(4, 1 + AHEAD_BYTES // size)) if size else 1
+    return max(1, min(4, 1 + tuning.ahead_bytes // size)) if size else 1
 
 
-def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis, tuning: Tuning) -> tuple[Axis, ...]:
+def _parts(
+    kernel: Kernel, nest: tuple[Axis, ...], row: Axis, tuning: RowTuning
+) -> tuple[Axis, ...]:
     """Return the parts' axis of a split row, as a tuple, if all parts fit registers together.
 
     Each reduction runs over the row, over its parts, or over both: no loop carries a value.
@@ -207,7 +172,7 @@ def _parts(kernel: Kernel, nest: tuple[Axis, ...], row: Axis, tuning: Tuning) ->
     if len(others) != 1 or not whole or _column_sums(kernel, row):
         return ()
     length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
-    narrow = row.extent.const < LOOP_ROW
+    narrow = row.extent.const < tuning.loop_row
     return others if narrow and length <= tuning.row_tile else ()
 
 
@@ -223,24 +188,26 @@ def _last_axis(kernel: Kernel) -> Axis:
     return next((a for a in reversed(kernel.inside) if a not in fixed), kernel.inside[-1])
 
 
-def is_resident(row: Axis, tuning: Tuning) -> bool:
+def is_resident(row: Axis, tuning: RowTuning) -> bool:
     """Return True if a whole row stays in registers."""
     fits = row.extent.is_constant and power_of_two(row.extent.const) <= tuning.resident_row
     return fits and row.limit is None
 
 
-def sums_fit(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
+def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     """Return True if a row kernel's column sums fit the registers beside a row."""
     tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    fits = _row_fits(kernel, row, tuning) and _row_bytes(kernel, row) <= RESIDENT_BYTES_BESIDE
-    return fits and power_of_two(row.extent.const) * tiles <= RESIDENT_TILES
+    fits = (
+        _row_fits(kernel, row, tuning) and _row_bytes(kernel, row) <= tuning.resident_bytes_beside
+    )
+    return fits and power_of_two(row.extent.const) * tiles <= tuning.resident_tiles
 
 
-def _row_fits(kernel: Kernel, row: Axis, tuning: Tuning) -> bool:
+def _row_fits(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     """Return True if a whole row of all tensors that are summed along it fits the registers."""
     if not is_resident(row, tuning):
         return False
-    return _row_bytes(kernel, row) <= RESIDENT_BYTES
+    return _row_bytes(kernel, row) <= tuning.resident_bytes
 
 
 def _row_bytes(kernel: Kernel, row: Axis) -> int:

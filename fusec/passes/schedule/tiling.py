@@ -26,30 +26,12 @@ from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.ir.tuning import TileTuning
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.pointwise import power_of_two
 
-COLUMNS = 128
-"""Rows and columns of the widest tile that is chosen by rule."""
 MIN_LANES = 16
 """Least rows, columns and terms of a tensor core's tile."""
-LOOP_BYTES = 128
-"""Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
-FEW_REGISTERS = 64
-"""Registers of a thread for tiles up to which four warps suffice instead of eight."""
-WIDE, WIDE_INNER = 2, 4
-"""Register factors of plain and nested products by FMAs (f32), which hold rows and columns."""
-DRAWN = 2
-"""Tiles of f32 for one of random numbers: the backward of an attention with dropout spilled 1260
-bytes in 8 warps of 128 x 64, and none with half the step (sm_90, Triton 3.7.1, 2026-11)."""
-OFFERED = 8
-"""Most tilings that a race may choose from."""
-FEW = 3
-"""How many of the tilings preferred by rule are offered, the chosen one included."""
-FEW_ROWS = 64
-"""Rows up to which a product takes longer to load its operands than to multiply them."""
-BUSY = 0.75
-"""Least share of the multiprocessors that one wave of programs must occupy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +71,11 @@ class TileResources:
         sums: products that a loop accumulates; products that share an accumulator count once.
         inner: nested products, which another product of the same iteration reads.
         loads: operands, with the bytes of an element.
-        drawn: random numbers: the words of a counter take registers as ``DRAWN`` tiles do.
+        drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
         computed: operands that are computed from loads, which FMAs keep in registers.
         itemsize: bytes of an operand's element.
         wide: operands are multiplied by FMAs, not by tensor cores.
+        tuning: the machine's.
     """
 
     sums: tuple[frozenset[Axis], ...]
@@ -102,6 +85,7 @@ class TileResources:
     computed: tuple[frozenset[Axis], ...]
     itemsize: int
     wide: bool
+    tuning: TileTuning
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread for tiles of f32."""
@@ -109,11 +93,13 @@ class TileResources:
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
-        held += DRAWN * max((area(axes, tiling.lanes) for axes in self.drawn), default=0)
+        held += self.tuning.drawn * max(
+            (area(axes, tiling.lanes) for axes in self.drawn), default=0
+        )
         if self.wide:
             held += sum(area(axes, tiling.lanes) for axes in self.computed)
-        weight = (WIDE_INNER if between else WIDE) if self.wide else 1
-        return held * weight / (32 * tiling.warps)
+        factor = self.tuning.wide_nested if between else self.tuning.wide
+        return held * (factor if self.wide else 1) / (32 * tiling.warps)
 
     def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:
         """Return the bytes of shared memory for operands, over all stages."""
@@ -141,7 +127,7 @@ def lanes_of(axis: Axis) -> int:
 
 
 def find_work(
-    kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], *, tf32: bool
+    kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], machine: Machine
 ) -> TileResources:
     """Return the tiles that a kernel's products need."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
@@ -156,7 +142,8 @@ def find_work(
         tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
         tuple(n.axes for n in dict.fromkeys(operands) if _is_computed(n, nested)),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
-        not tf32 and any(p.left.dtype is F32 for p in multiplied),
+        not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
+        machine.tiles,
     )
 
 
@@ -202,8 +189,8 @@ def tilings(
         *_, smallest = _preferred(kernel, use, work, machine)
         return (smallest,)
     others = [_staged(t, use, work, machine) for t in _others(use, work)]
-    found = [fitting[0], *(t for t in others if t is not None), *fitting[1:FEW]]
-    return tuple(_distinct(found))[:OFFERED]
+    found = [fitting[0], *(t for t in others if t is not None), *fitting[1 : work.tuning.preferred]]
+    return tuple(_distinct(found))[: work.tuning.offered]
 
 
 def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
@@ -226,56 +213,33 @@ def _staged(tiling: Tiling, use: AxisUse, work: TileResources, machine: Machine)
     return None
 
 
-_ROWS = tuple(
-    (rows, step, warps, 2)
-    for rows, step, warps in (
-        *((128, 64, 8), (128, 32, 8), (64, 64, 4), (64, 64, 8)),
-        *((64, 32, 4), (64, 32, 8), (32, 64, 4), (32, 32, 8), (16, 32, 4), (16, 32, 8)),
-    )
-)
-"""Rows, terms of an iteration, warps and stages of a kernel with nested products."""
-_FEW_ROWS = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
-"""The same where one tile holds all rows."""
-_FEW_ROWS_OTHERS = (
-    *((32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (64, 4, 5), (256, 8, 3), (16, 4, 6)),
-)
-"""Columns, warps and stages that a race may try where one tile holds all rows of a product.
-
-With tiles of 64 columns, 16 rows of 4096 terms and 14336 columns take 27 us of memory (H200): 224
-concurrent programs have up to 100 KB in flight for each multiprocessor, and multiprocessors with
-two programs finish no later than those with one, as all wait for one memory. Half the columns make
-448 programs, which read the rows 448 times: 176 MB from the second-level cache instead of 147. A
-race decides, and tries this before tiles that leave multiprocessors idle.
-"""
-
-
 def _preferred(
     kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
 ) -> Iterator[Tiling]:
     """Yield tilings, the best first; later ones need less registers and make more programs."""
+    tuning = work.tuning
     if work.inner or len(use.tiled) < 2:
         one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
-        for rows, step, warps, stages in _FEW_ROWS if one_tile else _ROWS:
+        for rows, step, warps, stages in tuning.nested_skinny if one_tile else tuning.nested:
             yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if is_skinny(use):
-        for columns in (COLUMNS, 64, 32, 16):
-            tiling = tiling_of(use, work, (FEW_ROWS, columns), 0, 4, 6)
+    if is_skinny(use, tuning):
+        for columns in (tuning.side, 64, 32, 16):
+            tiling = tiling_of(use, work, (tuning.skinny_rows, columns), 0, 4, 6)
             if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
                 yield tiling
         return
-    sides = [(COLUMNS, COLUMNS), (COLUMNS, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)]
-    shapes = [_fewest_warps(tiling_of(use, work, side, 0, 8, 3), work) for side in sides]
-    wanted = BUSY * machine.units
+    shapes = [_fewest_warps(tiling_of(use, work, side, 0, 8, 3), work) for side in tuning.sides]
+    wanted = tuning.busy * machine.units
     enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, use)]
     yield from enough
     yield from (t for t in shapes if _is_square(t, use) and t not in enough)
     yield from reversed(shapes)
 
 
-def is_skinny(use: AxisUse) -> bool:
+def is_skinny(use: AxisUse, tuning: TileTuning) -> bool:
     """Return True if a product has so few rows that it is bound by memory."""
-    return not use.tiled or use.tiled[0].extent.hint() <= FEW_ROWS
+    return not use.tiled or use.tiled[0].extent.hint() <= tuning.skinny_rows
 
 
 def _is_square(tiling: Tiling, use: AxisUse) -> bool:
@@ -286,7 +250,7 @@ def _is_square(tiling: Tiling, use: AxisUse) -> bool:
 
 def _fewest_warps(tiling: Tiling, work: TileResources) -> Tiling:
     half = Tiling(tiling.lanes, 4, tiling.stages)
-    return half if work.registers(half) <= FEW_REGISTERS else tiling
+    return half if work.registers(half) <= work.tuning.few_registers else tiling
 
 
 def programs(kernel: Kernel, tiling: Tiling) -> int:
@@ -304,20 +268,14 @@ def _others(use: AxisUse, work: TileResources) -> Iterator[Tiling]:
     if use.looped is None:
         return
     if work.inner or len(use.tiled) < 2:
-        for rows, step, warps, stages in (
-            *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
-            *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
-        ):
+        for rows, step, warps, stages in work.tuning.nested_others:
             yield tiling_of(use, work, (rows, rows), step, warps, stages)
         return
-    if is_skinny(use):
-        for columns, warps, stages in _FEW_ROWS_OTHERS:
-            yield tiling_of(use, work, (FEW_ROWS, columns), 0, warps, stages)
+    if is_skinny(use, work.tuning):
+        for columns, warps, stages in work.tuning.skinny_others:
+            yield tiling_of(use, work, (work.tuning.skinny_rows, columns), 0, warps, stages)
         return
-    for side, warps, stages in (
-        *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
-        *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
-    ):
+    for side, warps, stages in work.tuning.others:
         yield tiling_of(use, work, side, 0, warps, stages)
 
 
@@ -330,7 +288,7 @@ def tiling_of(
     for position, axis in enumerate(use.tiled):
         lanes[axis] = min(columns if position else rows, lanes_of(axis))
     if use.looped is not None:
-        row = LOOP_BYTES // work.itemsize
+        row = work.tuning.loop_bytes // work.itemsize
         by = min(step or row, row)
         lanes[use.looped] = min(by, lanes_of(use.looped))
     return Tiling(lanes, warps, stages)

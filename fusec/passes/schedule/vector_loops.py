@@ -16,29 +16,20 @@ from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct, match_skinny
-from fusec.passes.machine import Machine, Tuning
+from fusec.ir.tuning import LoopTuning
+from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
-MOST_OF_A_WINDOW = 16
-"""Most iterations of a reduction that run innermost, with the accumulator in a register."""
-AHEAD = 128
-"""Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits, where a core's own
-prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
-AHEAD_BYTES = 1 << 12
-"""Prefetch distance of panels, in bytes."""
-SUM_TILES = 64
-"""Tiles that are summed one by one; longer rows are summed in blocks of so many tiles."""
-
 
 def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the single plan of a kernel for a CPU, as a tuple."""
-    tuning = machine.tuning
+    tuning = machine.loops
     plan = Plan(
         _bindings(kernel, machine),
         peel=True,
-        stages=_ahead(kernel),
+        stages=_ahead(kernel, tuning),
         kept_cost=tuning.kept_cost,
         kept_bytes=tuning.kept_bytes,
     )
@@ -51,22 +42,22 @@ def _streams(kernel: Kernel) -> list[SkinnyProduct]:
     return [product for product in found if product is not None]
 
 
-def _ahead(kernel: Kernel) -> int:
+def _ahead(kernel: Kernel, tuning: LoopTuning) -> int:
     """Return the prefetch distance of weights, in iterations; 1 where none are streamed."""
     streams = _streams(kernel)
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
-        return max(1, AHEAD_BYTES // max(panels))
-    return AHEAD if streams else 1
+        return max(1, tuning.ahead_bytes // max(panels))
+    return tuning.ahead if streams else 1
 
 
 def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     """Return the binding of each axis of a kernel, in vectors of the machine's width."""
-    both = transposed_axes(kernel, machine.vector)
+    both = transposed_axes(kernel, machine)
     if both is not None:
         return _transposed(kernel, *both, machine)
-    lane = lane_axis(kernel, machine.vector)
+    lane = lane_axis(kernel, machine)
     grid = [a for a in kernel.grid if a is not lane]
-    nest = nest_order(kernel, lane, arrays=True)
+    nest = nest_order(kernel, lane, machine)
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     inside = [a for a in nest if a is not lane]
@@ -76,7 +67,7 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
         return (*bindings, *loops)
     own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
     panels = any(p.panel for p in _streams(kernel))
-    if lane not in kernel.inside and (panels or _is_window(inside)):
+    if lane not in kernel.inside and (panels or _is_window(inside, machine.loops.window)):
         return (*bindings, own, *loops)
     return (*bindings, *loops, own)
 
@@ -97,7 +88,7 @@ def _transposed(
         own = Binding(lane, LoopKind.GRID, width, 1)
         return (*bindings, own, Binding(transposed, LoopKind.GRID, 1, width, transposed=True))
     blocks = Binding(transposed, LoopKind.LOOP, 1, width, transposed=True)
-    nest = nest_order(kernel, lane, arrays=True) or ()
+    nest = nest_order(kernel, lane, machine) or ()
     own = _lanes(kernel, lane, machine, product(a.extent for a in others).hint())
     loops = [blocks if a is transposed else Binding(a, LoopKind.LOOP) for a in nest]
     return (*bindings, own, *loops)
@@ -106,38 +97,39 @@ def _transposed(
 def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
     """Return the binding of the lane axis if the other grid axes have ``outer`` points."""
     tile = machine.vector if lane.extent.hint() >= machine.vector // 2 else 1
-    is_long = lane.extent.hint() > 16 * machine.tuning.point_elements
-    if lane in kernel.inside or (outer >= machine.tuning.least_points and not is_long):
-        blocks = SUM_TILES if _sums_many(kernel, lane, tile) else 0
+    tuning = machine.loops
+    is_long = lane.extent.hint() > 16 * tuning.point_elements
+    if lane in kernel.inside or (outer >= tuning.least_points and not is_long):
+        blocks = tuning.sum_tiles if _sums_many(kernel, lane, tile * tuning.sum_tiles) else 0
         return Binding(lane, LoopKind.LOOP, tile, blocks)
-    return Binding(lane, LoopKind.GRID, tile, _chunk(lane, tile, outer, machine.tuning))
+    return Binding(lane, LoopKind.GRID, tile, _chunk(lane, tile, outer, tuning))
 
 
-def lane_axis(kernel: Kernel, width: int) -> Axis | None:
+def lane_axis(kernel: Kernel, machine: Machine) -> Axis | None:
     """Return the fastest axis that fills half a vector at least; the fastest one if none does.
 
     A window of 3 is contiguous in memory, but its outputs, even with strided loads, fill vectors
     (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
     """
-    lane = fastest_axis(kernel, kernel.axes)
-    if lane is None or lane.extent.hint() >= width // 2:
+    lane, half = fastest_axis(kernel, kernel.axes), machine.vector // 2
+    if lane is None or lane.extent.hint() >= half:
         return lane
-    long = [a for a in kernel.axes if a.extent.hint() >= width // 2]
+    long = [a for a in kernel.axes if a.extent.hint() >= half]
     other = fastest_axis(kernel, tuple(long))
-    if other is None or nest_order(kernel, other, arrays=True) is None:
+    if other is None or nest_order(kernel, other, machine) is None:
         return lane
     return other
 
 
-def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
+def transposed_axes(kernel: Kernel, machine: Machine) -> tuple[Axis, Axis] | None:
     """Return the axis along which stores are contiguous, and another along which loads are.
 
-    None unless both fill vectors of ``width`` lanes, and a store varies along both. In a kernel
+    None unless both fill vectors, and a store varies along both. In a kernel
     with reductions the second axis is a loop, and all loads must be transposed, or contiguous or
     constant along the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are copied 4
     to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
     """
-    long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= width]
+    long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= machine.vector]
     offsets = [(s.buffer.offset(s.indices), s.buffer.dtype.itemsize) for s in kernel.stores]
     written: dict[Axis, int] = {}
     for axis in long:
@@ -157,28 +149,27 @@ def transposed_axes(kernel: Kernel, width: int) -> tuple[Axis, Axis] | None:
     if not read:
         return None
     other = max(read, key=read.__getitem__)
-    return (
-        (lane, other) if not kernel.inside or _all_transpose(kernel, found, lane, other) else None
+    legal = not kernel.inside or (
+        all(_transposes(load, lane, other) for load in found)
+        and nest_order(kernel, lane, machine) is not None
     )
+    return (lane, other) if legal else None
 
 
-def _all_transpose(kernel: Kernel, found: list[Load], lane: Axis, other: Axis) -> bool:
-    """Return True if each load has stride 0 or 1 along ``lane``, or can be transposed."""
-    for load in found:
-        step = load.buffer.offset(load.indices).coefficient(lane)
-        if step not in (index(0), index(1)) and not is_transposed(load, other, lane):
-            return False
-    return nest_order(kernel, lane, arrays=True) is not None
+def _transposes(load: Load, lane: Axis, other: Axis) -> bool:
+    """Return True if a load has stride 0 or 1 along ``lane``, or can be transposed."""
+    step = load.buffer.offset(load.indices).coefficient(lane)
+    return step in (index(0), index(1)) or is_transposed(load, other, lane)
 
 
 def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if there is one loop order that is legal for all reductions of the kernel."""
-    return nest_order(kernel, fastest_axis(kernel, kernel.axes), arrays=True) is not None
+    return nest_order(kernel, fastest_axis(kernel, kernel.axes), machine) is not None
 
 
-def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
-    """Return True if a float sum over the lane axis is too long for one accumulator a lane."""
-    if lane.limit is not None or lane.extent.hint() < 2 * SUM_TILES * tile:
+def _sums_many(kernel: Kernel, lane: Axis, block: int) -> bool:
+    """Return True if a float sum over the lane axis has at least two blocks of elements."""
+    if lane.limit is not None or lane.extent.hint() < 2 * block:
         return False
     return any(
         isinstance(n, Reduce) and n.monoid is SUM and n.dtype.is_float and lane in n.over
@@ -186,13 +177,13 @@ def _sums_many(kernel: Kernel, lane: Axis, tile: int) -> bool:
     )
 
 
-def _is_window(inside: list[Axis]) -> bool:
+def _is_window(inside: list[Axis], most: int) -> bool:
     """Return True for loops with few iterations, known statically: a window."""
     points = product(a.extent for a in inside)
-    return bool(inside) and points.is_constant and points.const <= MOST_OF_A_WINDOW
+    return bool(inside) and points.is_constant and points.const <= most
 
 
-def _chunk(lane: Axis, tile: int, outer: int, tuning: Tuning) -> int:
+def _chunk(lane: Axis, tile: int, outer: int, tuning: LoopTuning) -> int:
     """Return the tiles of a grid point: as many as fit the cache, or fewer for enough points."""
     tiles = -(-lane.extent.hint() // tile)
     wanted = max(1, tuning.least_points // max(outer, 1))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.ir.contraction import Factors
 from fusec.ir.dtype import DType
@@ -26,11 +26,11 @@ from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.program import GROUPS
+from fusec.ir.tuning import Team
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.tiling import (
-    BUSY,
     AxisUse,
     TileResources,
     Tiling,
@@ -38,38 +38,6 @@ from fusec.passes.schedule.tiling import (
     programs,
     tiling_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Team:
-    """Groups of consumer warps.
-
-    Attributes:
-        roles: the value of ``Plan.roles``.
-        warps: warps of each group.
-        sides: (rows, columns) of a group's tile, best first.
-    """
-
-    roles: str
-    warps: int
-    sides: tuple[tuple[int, int], ...]
-
-    @property
-    def groups(self) -> int:
-        return GROUPS[self.roles]
-
-
-TEAMS = (
-    Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
-    Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
-)
-NESTED = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
-"""For nested products: ``sides`` are rows, and terms of an iteration."""
-FEWEST_SLOTS, MOST_SLOTS = 2, 6
-"""Slots of a ring: one is multiplied while others are filled. One more is needed where a tile is
-used in two iterations."""
-BARRIER_BYTES = 1024
-"""Most bytes of shared memory for barriers and for the alignment of tiles to 1024 bytes."""
 
 
 def with_roles(
@@ -84,11 +52,11 @@ def with_roles(
     chosen = next((plan for plan in offered if plan.descriptors), None)
     if chosen is None or not machine.sm.group_registers or use.looped is None:
         return offered
-    fewest = FEWEST_SLOTS
+    fewest, _ = work.tuning.slots
     if _is_plain(kernel, products, use):
-        teams: tuple[Team, ...] = TEAMS
+        teams = work.tuning.teams
     elif _is_nested(products, work, use):
-        teams = NESTED
+        teams = work.tuning.nested_teams
         fewest += _is_held(products)
     else:
         return offered
@@ -137,7 +105,8 @@ def _plans(
     """Yield a team's plan, if one of its tiles fits with at least ``fewest`` slots."""
     tilings = _tilings(kernel, team, work, use, machine)
     fitting = [t for t in tilings if t is not None and t.stages >= fewest]
-    enough = [t for t in fitting if programs(kernel, t) >= BUSY * machine.units * team.groups]
+    wanted = work.tuning.busy * machine.units * GROUPS[team.roles]
+    enough = [t for t in fitting if programs(kernel, t) >= wanted]
     for tiling in (enough or fitting[-1:])[:1]:
         yield replace(
             chosen,
@@ -156,7 +125,7 @@ def _tilings(
 ) -> Iterator[Tiling | None]:
     """Yield tilings with as many slots as fit, or None where the accumulators do not fit."""
     for side in team.sides:
-        tiling = tiling_of(use, work, side, 0, team.warps, FEWEST_SLOTS)
+        tiling = tiling_of(use, work, side, 0, team.warps, work.tuning.slots[0])
         whole = side[: len(use.tiled)] == tuple(tiling.lanes[axis] for axis in use.tiled)
         if work.inner and use.looped is not None:
             tiling = replace(tiling, lanes={**tiling.lanes, use.looped: side[1]})
@@ -201,8 +170,9 @@ def _slots(
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
     other = sum(count for count, loops in tiles if not loops) + _staged(kernel, tiling)
-    room = machine.sm.shared_bytes - BARRIER_BYTES - team.groups * other
-    return min(MOST_SLOTS, room // (slot * team.groups))
+    groups, (_, most) = GROUPS[team.roles], work.tuning.slots
+    room = machine.sm.shared_bytes - work.tuning.barrier_bytes - groups * other
+    return min(most, room // (slot * groups))
 
 
 def _staged(kernel: Kernel, tiling: Tiling) -> int:

@@ -25,6 +25,9 @@ logger = logging.getLogger("fusec.race")
 SHOWN_LAPS = 3
 """Times in the printed form of a verdict, besides the winner's if that is not among them."""
 
+VARIES = 0.1
+"""Spread of the reference's times, beside their median, up to which a verdict is kept."""
+
 NO_TIME = "no time left"
 """Why a candidate was not timed: the budget was spent before its turn."""
 
@@ -114,6 +117,16 @@ class Verdict:
     def from_json(cls, text: str) -> Verdict:
         """Return the verdict of a JSON text; ValueError as of `from_dict`."""
         return cls.from_dict(json.loads(text))
+
+
+def is_kept(verdict: Verdict, reference: str) -> bool:
+    """Return True if a later compile may rely on a verdict: its reference ran steadily."""
+    first = next(lap for lap in verdict.laps if lap.name == reference)
+    if not verdict.compared:
+        return False
+    if first.us is None or first.p20 is None or first.p80 is None:
+        return not verdict.exhausted
+    return first.p80 - first.p20 <= VARIES * first.us
 
 
 def duration(us: float) -> str:

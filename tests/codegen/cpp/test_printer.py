@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 import fusec
 from fusec.codegen.cpp import printer as cpp
-from fusec.codegen.cpp.unrolling import MOST_GATHERS
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import generate
@@ -26,6 +25,7 @@ from fusec.ir.graph import Def, Kernel, Schedule, Store
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp.graph import run_graph
 from fusec.ir.program import For, Let, Program, Put, Scratch
+from fusec.ir.tuning import CodeTuning
 from fusec.options import Options
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.kernel.coalesce import flatten
@@ -233,7 +233,7 @@ def test_a_softmax_of_channels_that_are_last_turns_what_it_reads(classes: int) -
 @pytest.mark.parametrize("many", [False, True])
 def test_many_gathers_are_calls_that_read_what_copies_do(many: bool) -> None:
     """Rows that are padded and then cut elsewhere: where a lane reads takes a division."""
-    widths = range(1, MOST_GATHERS + 2 if many else 3)
+    widths = range(1, CodeTuning().gathers + 2 if many else 3)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         parts = [F.pad(x, (k, 1)).flatten()[:36] for k in widths]

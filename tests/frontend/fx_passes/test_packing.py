@@ -31,6 +31,7 @@ from fusec.frontend.fx_passes.packing import (
 )
 from fusec.ir.choice import Decided
 from fusec.ir.graph import Extern
+from fusec.ir.tuning import RaceTuning
 from fusec.passes.fusion.contract import LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice
 from fusec.runtime.cache.store import Cache
@@ -158,7 +159,7 @@ def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this torch is built without MKL")
     monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided(library or ATEN, "said", 1.0))
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
 
 
 class Tied(nn.Module):
@@ -192,7 +193,7 @@ def asked(
 ) -> list[Extern]:
     """Return the products of a frozen layer for which a library is asked for."""
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
     calls: list[Extern] = []
     monkeypatch.setattr(
         RaceJudge,
@@ -212,7 +213,7 @@ def test_the_race_times_each_library_with_its_own_packed_weight(
 ) -> None:
     (call,) = asked(monkeypatch, 8192)
     cpu = torch.device("cpu")
-    contest = product_contest(cpu, library_choice(call))
+    contest = product_contest(cpu, RaceTuning(), library_choice(call))
     verdict = RaceJudge(Races(cpu, 20.0, "salt", None), {}).race(contest, ATEN, 20.0)
     assert set(verdict.times) == {ATEN, *call.others} and PACKED_ONEDNN in verdict.times
 
@@ -396,7 +397,7 @@ def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads
 
     race = RaceJudge.race
     monkeypatch.setattr(RaceJudge, "race", raced)
-    monkeypatch.setattr("fusec.driver.contests.CLEAR", float("inf"))
+    tune(monkeypatch, "races", clear=float("inf"))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     with seeded(0):
@@ -426,7 +427,9 @@ def test_the_race_of_formats_times_the_weight_that_is_packed(monkeypatch, tmp_pa
     watched = lambda *a: given.append(a[1]) or convolve_packed(*a)  # noqa: E731
     monkeypatch.setattr(contests, "convolve_packed", watched)
     races = Races(torch.device("cpu"), 60.0, "salt", Cache(tmp_path, limit_bytes=1 << 20))
-    judge = RaceJudge(races, {"convolution": partial(convolution_contest, races.device)})
+    judge = RaceJudge(
+        races, {"convolution": partial(convolution_contest, races.device, RaceTuning())}
+    )
     for node, packs in zip(seen, (True, True, False, False), strict=True):
         given.clear()
         assert "channels-last" in judge(format_choice(node, kept)).reason

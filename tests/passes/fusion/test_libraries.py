@@ -17,6 +17,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.extern import BiasedProduct, Linear, Product
 from fusec.ir.graph import Extern, Schedule
 from fusec.ir.index import Size, index
+from fusec.ir.tuning import RaceTuning
 from fusec.options import Options
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, multiply_adds
@@ -25,6 +26,7 @@ from fusec.tools.report.observe import observe
 from tests.ir.graphs import buffer, graph, mm, whole
 from tests.support import check, tune, values
 
+ALL = RaceTuning(product=0)
 ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
 
 
@@ -45,7 +47,7 @@ def targets(made: Schedule) -> list[str]:
 
 def test_the_named_library_gets_the_call_with_its_second_factor_transposed() -> None:
     call = product("p", 4, 3, 6)
-    made = choose_libraries(schedule(call), 0, lambda _: Decided("oneDNN", "said", 2.0))
+    made = choose_libraries(schedule(call), ALL, lambda _: Decided("oneDNN", "said", 2.0))
     (taken,) = made.externs
     a, b, *rest = taken.args
     assert taken.target == ONEDNN.target and rest == [None, "none", (), ""]
@@ -63,10 +65,10 @@ def test_a_small_part_of_the_products_is_not_raced() -> None:
         return Decided(ATEN, "said")
 
     many = [product(f"p{k}", 4, 3, 6) for k in range(2)]
-    choose_libraries(schedule(*many, product("q", 64, 32, 32)), 0, choose)
+    choose_libraries(schedule(*many, product("q", 64, 32, 32)), ALL, choose)
     assert raced == ["q"]
     raced.clear()
-    choose_libraries(schedule(*many, product("q", 64, 4, 4)), 0, choose)
+    choose_libraries(schedule(*many, product("q", 64, 4, 4)), ALL, choose)
     assert raced == ["q", "p0"]
 
 
@@ -100,7 +102,7 @@ def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
 
 def test_a_schedule_without_another_library_is_kept() -> None:
     before = schedule(replace(product("p", 4, 3, 6), effect=Product("", "", ())))
-    assert choose_libraries(before, 0, lambda _: Decided("oneDNN", "", 1.0)) is before
+    assert choose_libraries(before, ALL, lambda _: Decided("oneDNN", "", 1.0)) is before
 
 
 def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None:
@@ -111,7 +113,7 @@ def test_alike_calls_are_asked_for_once_and_those_with_most_work_first() -> None
         return Decided("oneDNN" if asked[-1] == 64 else ATEN, "said", 1.0)
 
     calls = (product("wide", 4, 4, 5), *(product(f"p{i}", 4, 4, 4) for i in range(3)))
-    made = choose_libraries(schedule(*calls), 0, choose)
+    made = choose_libraries(schedule(*calls), ALL, choose)
     assert asked == [64, 80]
     assert targets(made) == ["aten.mm.default", *[ONEDNN.target] * 3]
     assert [d.reason for d in made.decisions] == ["said"] * 4
@@ -125,11 +127,11 @@ def test_small_products_go_by_rule_and_so_do_all_where_nothing_is_timed() -> Non
         asked.append(choice.subject)
         return Decided("oneDNN", "said", 1.0)
 
-    made = choose_libraries(schedule(*calls), 100, choose)
+    made = choose_libraries(schedule(*calls), replace(ALL, product=100), choose)
     assert targets(made) == ["aten.mm.default", ONEDNN.target]
     assert len(asked) == 1
     assert sorted(d.taken for d in made.decisions) == [False, True]
-    ruled = choose_libraries(schedule(*calls), 100, judge_by_rule)
+    ruled = choose_libraries(schedule(*calls), replace(ALL, product=100), judge_by_rule)
     assert targets(ruled) == ["aten.mm.default"] * 2
     assert all(d.reason.startswith("by rule") for d in ruled.decisions)
 
@@ -164,7 +166,7 @@ def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
 def test_what_onednn_computes_is_eager_s_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided("oneDNN", "said", 1.0))
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
     called = []
     direct = executable._Operators.__getattr__
     monkeypatch.setattr(

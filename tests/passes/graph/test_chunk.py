@@ -16,10 +16,10 @@ from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp.graph import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.text import print_schedule
+from fusec.ir.tuning import FusionTuning
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import chunk, chunk_rows, cut_loops
-from fusec.passes.machine import Tuning
 from fusec.passes.stage import fold
 from tests.fuzz.pipeline import context
 from tests.ir.graphs import buffer, graph, mm, whole
@@ -28,7 +28,7 @@ from tests.passes.pipelines import numbers
 C, V, ROWS = 2, 24, 4
 
 
-TUNING = Tuning(chunk_bytes=ROWS * V * 4, chunk_rows=1, chunk_alignment=1)
+TUNING = FusionTuning(chunk_bytes=ROWS * V * 4, chunk_rows=1, chunk_alignment=1)
 
 
 def library(node: Extern, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -253,10 +253,10 @@ def test_small_or_narrow_products_are_no_expansions() -> None:
     ("rows", "found"), ((4096, 512), (4095, 512), (100, 100), (4096 + 16, 512), (4000, 400))
 )
 def test_chunks_are_even_shares_where_one_is_near(rows: int, found: int) -> None:
-    tuning = Tuning(chunk_bytes=512 * 1000, chunk_rows=1)
+    tuning = FusionTuning(chunk_bytes=512 * 1000, chunk_rows=1)
     assert chunk_rows(index(rows), 1000, tuning) == found
 
 
 def test_symbolic_rows_have_chunks_of_one_size() -> None:
-    tuning = Tuning(chunk_bytes=512 * 1000, chunk_rows=1)
+    tuning = FusionTuning(chunk_bytes=512 * 1000, chunk_rows=1)
     assert chunk_rows(index(Size("s0", 77)), 1000, tuning) == 512

@@ -12,11 +12,12 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.interp.graph import run_graph
 from fusec.ir.monoid import SUM
 from fusec.ir.verify import verify_graph
-from fusec.passes.graph.row_parts import WIDTH, sum_rows_by_parts
+from fusec.passes.graph.row_parts import sum_rows_by_parts
 from fusec.passes.graph.split_reduction import split_reduction
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import check_same, names, numbers
 
+WIDTH = 128
 COLUMNS = 3 * WIDTH
 
 
@@ -30,7 +31,7 @@ def sums_of_a_product(columns: int) -> Graph:
 
 def test_a_sum_over_a_row_is_one_over_its_parts() -> None:
     before = sums_of_a_product(COLUMNS)
-    after = sum_rows_by_parts(before)
+    after = sum_rows_by_parts(before, WIDTH)
     assert names(after) == ["h", "s_part", "s"]
     check_same(before, after, (numbers(4, 2), numbers(2, COLUMNS)))
 
@@ -46,7 +47,7 @@ def test_squares_about_a_row_s_mean_are_those_about_the_means_of_its_parts() -> 
     away = Op("sub", (load(h, a, b), load(mean, a)))
     squares = Def(v, (a,), total(SUM, b, Op("mul", (away, away))))
     before = graph((x, w), (product, average, squares), mean, v)
-    after = sum_rows_by_parts(before)
+    after = sum_rows_by_parts(before, WIDTH)
     assert {line.buffer.name: {b.name for b in line.reads} for line in after.defs} == {
         "h": {"x", "w"},
         "mean_part": {"h"},
@@ -68,7 +69,7 @@ def test_the_sum_of_a_row_s_parts_is_read_at_once_and_split_no_more() -> None:
     m, n, k, i, j = axes("m n k i j", rows, columns, 2, rows, columns)
     product = Def(h, (m, n), total(SUM, k, Op("mul", (load(x, m, k), load(w, k, n)))))
     before = graph((x, w), (product, Def(s, (i,), total(SUM, j, load(h, i, j)))), s)
-    after = sum_rows_by_parts(before)
+    after = sum_rows_by_parts(before, WIDTH)
     assert names(after) == ["h", "s_part", "s"]
     assert split_reduction(after, H200_MACHINE) is after
 
@@ -76,6 +77,6 @@ def test_the_sum_of_a_row_s_parts_is_read_at_once_and_split_no_more() -> None:
 @pytest.mark.parametrize("columns", [8, 2 * WIDTH, WIDTH + 72])
 def test_a_sum_over_a_part_of_a_row_stays(columns: int) -> None:
     before = sums_of_a_product(columns)
-    after = sum_rows_by_parts(before)
+    after = sum_rows_by_parts(before, WIDTH)
     assert names(after) == ["h", "s"]
     check_same(before, after, (numbers(4, 2), numbers(2, COLUMNS)))

@@ -23,7 +23,7 @@ from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import BOUNDED, check_same, names, numbers, random_graphs
 
 SIXTEEN = replace(CPU_MACHINE, parts=16)
-MOST_ROWS = SIXTEEN.tuning.most_part_rows
+MOST_ROWS = SIXTEEN.fusion.most_part_rows
 
 
 def column_sums(rows: IntoIndex, columns: int, monoid: Monoid = SUM) -> Graph:
@@ -112,7 +112,7 @@ def test_long_columns_get_more_parts_so_that_chains_of_sums_stay_short() -> None
     assert reduced(first).over[0].extent is index(MOST_ROWS)
 
 
-GPU = replace(SIXTEEN, part_share=0.01, tuning=replace(SIXTEEN.tuning, warp_row=4))
+GPU = replace(SIXTEEN, part_share=0.01, rows=replace(SIXTEEN.rows, warp_row=4))
 
 
 @pytest.mark.parametrize(

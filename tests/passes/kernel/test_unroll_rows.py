@@ -28,7 +28,7 @@ from fusec.ir.verify import verify_schedule
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
 from fusec.passes.schedule import accepts_cpu
-from fusec.passes.schedule.vector_loops import AHEAD, loop_plans
+from fusec.passes.schedule.vector_loops import loop_plans
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check
@@ -115,11 +115,12 @@ def test_what_reads_a_sum_along_columns_is_another_kernel() -> None:
 def test_weights_are_loaded_ahead_and_nothing_else_is() -> None:
     kernel = kernel_of(linear(1, 61))
     (plan,) = loop_plans(kernel, WIDE)
-    assert plan.stages == AHEAD
+    ahead = WIDE.loops.ahead
+    assert plan.stages == ahead
     source = print_kernel(lower(kernel, plan))
     (line,) = (line for line in source.splitlines() if "__builtin_prefetch" in line)
     assert (
-        line.strip() == f"__builtin_prefetch(p_w0 + (i_n * 32LL + i_ko * 16LL + {16 * AHEAD}LL));"
+        line.strip() == f"__builtin_prefetch(p_w0 + (i_n * 32LL + i_ko * 16LL + {16 * ahead}LL));"
     )
     x, y = buffer("x", 64, 32), buffer("y", 64)
     m, k = axes("m k", 64, 32)

@@ -8,6 +8,7 @@ import pytest
 
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.index import Axis, index
+from fusec.ir.tuning import TileTuning
 from fusec.passes.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, even_lanes, tile_bytes
 from fusec.passes.schedule.tiling import AxisUse, TileResources
@@ -20,7 +21,9 @@ def machine(cache: int = 1 << 19) -> Machine:
 def attention(queries: int, keys: int, depth: int) -> tuple[AxisUse, TileResources]:
     m, n, d = (Axis(name, index(e)) for name, e in zip("mnd", (queries, keys, depth), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, d), (n, d)))
-    work = TileResources((frozenset((m, d)),), (frozenset((m, n)),), loads, (), (), 4, False)
+    work = TileResources(
+        (frozenset((m, d)),), (frozenset((m, n)),), loads, (), (), 4, False, TileTuning()
+    )
     return AxisUse((m,), n, (), (d,)), work
 
 
@@ -50,14 +53,14 @@ def test_the_smallest_tiles_are_offered_where_none_fit() -> None:
     ("extent", "lanes"), [(16, 16), (96, 96), (128, 64), (197, 64), (256, 64), (1024, 96)]
 )
 def test_tiles_share_an_axis_so_that_few_lanes_hang_over(extent: int, lanes: int) -> None:
-    assert even_lanes(Axis("m", index(extent)), 96, 16) == lanes
+    assert even_lanes(Axis("m", index(extent)), 96, 16, 12) == lanes
 
 
 @pytest.mark.parametrize("vector", (4, 8, 16))
 @pytest.mark.parametrize("most", (16, 48, 64, 96, 128))
 def test_tiles_are_whole_vectors_and_at_most_so_long(vector: int, most: int) -> None:
     for extent in range(1, 300):
-        lanes = even_lanes(Axis("m", index(extent)), most, vector)
+        lanes = even_lanes(Axis("m", index(extent)), most, vector, 12)
         assert lanes % vector == 0 and 0 < lanes <= max(most, vector)
 
 

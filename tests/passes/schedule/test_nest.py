@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
 from fusec.ir.expr import Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.passes.schedule.nest import ARRAY_ELEMENTS, nest_order
+from fusec.passes.machine import Machine
+from fusec.passes.schedule.nest import nest_order
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import columns, rows, rows_and_columns
+
+LONGEST = CPU_MACHINE.loops.array
 
 
 def named(kernel: Kernel, name: str) -> Axis:
     return next(a for a in kernel.axes if a.name == name)
 
 
-def order(kernel: Kernel, lane: Axis | None, *, arrays: bool) -> list[str] | None:
-    found = nest_order(kernel, lane, arrays=arrays)
+def order(kernel: Kernel, lane: Axis | None, machine: Machine) -> list[str] | None:
+    found = nest_order(kernel, lane, machine)
     return None if found is None else [a.name for a in found]
 
 
@@ -31,17 +35,17 @@ def nested_sums() -> Kernel:
     return kernel_of(graph((x,), (Def(y, (z,), best),), y))
 
 
-@pytest.mark.parametrize("arrays", [True, False])
-def test_what_a_sum_varies_along_runs_outside_of_it(arrays: bool) -> None:
+@pytest.mark.parametrize("machine", [CPU_MACHINE, H200_MACHINE])
+def test_what_a_sum_varies_along_runs_outside_of_it(machine: Machine) -> None:
     kernel = nested_sums()
-    assert order(kernel, named(kernel, "c"), arrays=arrays) == ["m", "c"]
+    assert order(kernel, named(kernel, "c"), machine) == ["m", "c"]
 
 
 def test_lanes_are_innermost_and_cannot_be_summed_out_of_an_array() -> None:
     kernel = rows_and_columns(4, 8, 64)
     (lane,) = (a for a in kernel.inside if a.name == "k")
-    assert order(kernel, lane, arrays=True) == ["i", "k"]
-    assert order(kernel, lane, arrays=False) == ["i", "k"]
+    assert order(kernel, lane, CPU_MACHINE) == ["i", "k"]
+    assert order(kernel, lane, H200_MACHINE) == ["i", "k"]
 
 
 def both_ways() -> Kernel:
@@ -56,25 +60,25 @@ def both_ways() -> Kernel:
 
 def test_sums_both_ways_need_an_array_for_one_of_them() -> None:
     kernel = both_ways()
-    assert order(kernel, named(kernel, "c"), arrays=True) == ["m", "c"]
-    assert order(kernel, None, arrays=False) is None  # each would have to be within the other
+    assert order(kernel, named(kernel, "c"), CPU_MACHINE) == ["m", "c"]
+    assert order(kernel, None, H200_MACHINE) is None  # each would have to be within the other
     # With c in lanes a column's maximum is a tile, which is no array.
-    assert order(kernel, named(kernel, "c"), arrays=False) == ["m", "c"]
+    assert order(kernel, named(kernel, "c"), H200_MACHINE) == ["m", "c"]
 
 
 def test_an_array_fits_the_cache_or_the_kernel_is_refused() -> None:
-    x, w = buffer("x", 4, 2 * ARRAY_ELEMENTS), buffer("w", 2 * ARRAY_ELEMENTS)
-    m, c = axes("m c", 4, 2 * ARRAY_ELEMENTS)
+    x, w = buffer("x", 4, 2 * LONGEST), buffer("w", 2 * LONGEST)
+    m, c = axes("m c", 4, 2 * LONGEST)
     kernel = kernel_of(graph((x,), (Def(w, (c,), total(SUM, m, load(x, m, c))),), w))
-    assert nest_order(kernel, None, arrays=True) is not None  # c is on the grid: no array
+    assert nest_order(kernel, None, CPU_MACHINE) is not None  # c is on the grid: no array
     y = buffer("y", 4)
-    n, k = axes("n k", 4, 2 * ARRAY_ELEMENTS)
+    n, k = axes("n k", 4, 2 * LONGEST)
     first = Def(y, (n,), total(SUM, k, load(x, n, k)))
-    m, c = axes("m c", 4, 2 * ARRAY_ELEMENTS)
+    m, c = axes("m c", 4, 2 * LONGEST)
     second = Def(w, (c,), Reduce(SUM, (m,), load(x, m, c)))
     wide = kernel_of(graph((x,), (first, second), y, w))
     fast = max(wide.axes, key=lambda a: a.extent.const)
-    assert nest_order(wide, fast, arrays=True) is None
+    assert nest_order(wide, fast, CPU_MACHINE) is None
 
 
 def test_a_ragged_axis_runs_within_the_axis_that_its_end_depends_on() -> None:
@@ -83,12 +87,12 @@ def test_a_ragged_axis_runs_within_the_axis_that_its_end_depends_on() -> None:
     i = Axis("i", index(3), limit=index(10) - index(o) * 3)
     sums = Reduce(SUM, (i, o), load(x, index(o) * 3 + i))
     kernel = kernel_of(graph((x,), (Def(out, (z,), sums),), out))
-    assert order(kernel, None, arrays=True) == ["o", "i"]
+    assert order(kernel, None, CPU_MACHINE) == ["o", "i"]
 
 
 def test_a_lane_on_the_grid_is_no_part_of_the_nest() -> None:
     kernel = columns(64, 8)
     (c,) = kernel.grid
-    assert order(kernel, c, arrays=True) == ["m"]
+    assert order(kernel, c, CPU_MACHINE) == ["m"]
     by_rows = rows(4, 8)
-    assert order(by_rows, by_rows.inside[0], arrays=True) == [by_rows.inside[0].name]
+    assert order(by_rows, by_rows.inside[0], CPU_MACHINE) == [by_rows.inside[0].name]

@@ -12,7 +12,7 @@ from fusec.ir.expr import Op
 from fusec.ir.graph import Def
 from fusec.passes.schedule import gpu_plans
 from fusec.passes.schedule import pointwise as schedule
-from fusec.passes.schedule.pointwise import THREADS, accepts, power_of_two
+from fusec.passes.schedule.pointwise import accepts, power_of_two
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import (
@@ -38,8 +38,8 @@ def test_only_kernels_without_reductions_are_pointwise() -> None:
 def test_a_thread_has_two_vectors_of_16_bytes(dtype: DType, tile: int) -> None:
     found = plan(line(1 << 20, dtype))
     assert bindings(found) == f"c=grid*{tile}"
-    assert found.warps * 32 == THREADS == 128
-    assert tile * dtype.itemsize == THREADS * 2 * 16
+    assert found.warps * 32 == 128
+    assert tile * dtype.itemsize == 128 * 2 * 16
 
 
 def test_the_widest_type_of_a_kernel_decides() -> None:

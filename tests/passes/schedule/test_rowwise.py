@@ -21,7 +21,7 @@ from tests.passes.schedule.flat import (
 )
 
 plan = functools.partial(rowwise.plan, machine=H200_MACHINE)
-TUNING = H200_MACHINE.tuning
+TUNING = H200_MACHINE.rows
 
 
 def test_rows_are_accepted_columns_and_pointwise_kernels_are_not() -> None:

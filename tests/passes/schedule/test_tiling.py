@@ -17,7 +17,7 @@ from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.machine import Machine
 from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.contraction import MAX_LANES, contractions
+from fusec.passes.schedule.contraction import contractions
 from fusec.passes.schedule.plan import Plan
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
@@ -63,7 +63,7 @@ def test_two_accumulators_fit_a_wide_tile_and_three_a_narrower_one(machine: Mach
 
 @TARGETS
 def test_products_that_are_added_up_count_once(machine: Machine) -> None:
-    assert len(contractions(sum_of_products(4096, 4096, 512, 3))) == 3
+    assert len(contractions(sum_of_products(4096, 4096, 512, 3), A100_MACHINE)) == 3
     assert tile(first(sum_of_products(4096, 4096, 512, 3), machine))[:2] == (128, 128)
 
 
@@ -130,7 +130,7 @@ def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) ->
         Def(s, (o,), Reduce(SUM, (r, c), load(v, r, c))),
     )
     kernel = unify(defs, frozenset((y, z, s)))
-    assert accepts_gpu(kernel, A100_MACHINE) is (rows * n <= MAX_LANES)
+    assert accepts_gpu(kernel, A100_MACHINE) is (rows * n <= A100_MACHINE.lanes)
     if accepts_gpu(kernel, A100_MACHINE):
         assert gpu_plans(coalesce(kernel), A100_MACHINE)
 

@@ -14,7 +14,6 @@ from fusec.ir.index import Size, index
 from fusec.ir.monoid import MAX
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.passes.schedule.vector_loops import (
-    SUM_TILES,
     accepts_loops,
     lane_axis,
     loop_plans,
@@ -23,7 +22,7 @@ from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
 
-TUNING = CPU_MACHINE.tuning
+TUNING = CPU_MACHINE.loops
 
 
 def plan_of(kernel: Kernel, width: int = 16) -> Plan:
@@ -61,7 +60,7 @@ def windows(outputs: int, places: int) -> Kernel:
 def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
     outputs: int, lane: str
 ) -> None:
-    chosen = lane_axis(windows(outputs, 3), 16)
+    chosen = lane_axis(windows(outputs, 3), replace(CPU_MACHINE, vector=16))
     assert chosen is not None and chosen.name == lane
 
 
@@ -112,7 +111,9 @@ def test_partial_column_sums_run_beside_rows() -> None:
     assert found(rows_and_columns(8, 32, 768)) == "p=grid  i=loop  k=loop*16"
 
 
-@pytest.mark.parametrize(("many", "blocks"), [(2 * SUM_TILES - 1, ""), (2 * SUM_TILES, " by 64")])
+@pytest.mark.parametrize(
+    ("many", "blocks"), [(2 * TUNING.sum_tiles - 1, ""), (2 * TUNING.sum_tiles, " by 64")]
+)
 def test_sums_of_long_rows_are_added_in_blocks(many: int, blocks: str) -> None:
     assert found(rows(100, 16 * many)) == f"m=grid  k=loop*16{blocks}"
 

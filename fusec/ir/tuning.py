@@ -1,0 +1,396 @@
+"""Thresholds, tile sizes and shares by which stages decide: the tuned part of a machine.
+
+Each class belongs to one kind of decision, and ``passes/machine.py`` has one of each for a machine.
+A value is a default that was found by measuring or chosen, as its description says: on an H200
+("sm_90") for GPUs, on one core with AVX-512 for CPUs. A row of ``codegen/targets.py`` overrides it
+for a machine where another one is better, and tests lower it, so that graphs small enough to
+interpret take the paths of large ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FusionTuning:
+    """What is computed where, and what shares a kernel: graph passes and fusion."""
+
+    split_elements: int = 1 << 14
+    """Elements of a reduction from which it becomes partial and final sums. Fewer are not worth a
+    second kernel (a launch is some 5 us)."""
+    least_part_rows: int = 4
+    """Least rows of a partial column sum."""
+    most_part_rows: int = 64
+    """Most rows of a partial column sum. They are added one by one: longer chains lose digits that
+    eager's sum keeps. On a GPU there may be more: short rows share an iteration, and the partial
+    sums of long ones are limited in bytes (one percent of the input: 266 rows a part of a LayerNorm
+    in 16 bits, 133 in f32)."""
+    two_programs: int = 4
+    """Factor by which partial sums may exceed ``Machine.part_share`` to give each multiprocessor
+    two programs: a single one waits at barriers for each row (RMSNorm of 4096, sm_90, by analysis).
+    """
+    long_row: int = 4096
+    """Elements of a row that fill an iteration of a loop over rows; two programs with longer rows
+    take more registers than a multiprocessor has."""
+    lost_part: int = 8
+    """One of so many parts may be given up to make all equally long."""
+    lost_part_of_long: int = 64
+    """The same for long rows, where 128 programs leave four of 132 multiprocessors idle."""
+    cheap: int = 6
+    """Multiply-adds an element that cost less than a round trip through memory (about 8 bytes)."""
+    inlined_nodes: int = 400
+    """Larger expressions are not inlined: compile time and the legibility of kernels have limits.
+    """
+    wide: int = 3
+    """A product is wide, and recomputed, if it has at least so many times the elements of its
+    operands together."""
+    min_reused_input_bytes: int = 1 << 12
+    """Bytes of a shared input from which fusing two consumers can pay."""
+    siblings: int = 6
+    """Each consumer of a shared buffer is paired with so many consumers before and after it."""
+    alike_bytes: int = 1 << 24
+    """Most bytes of reductions of equal shape that are paired although they only save a launch."""
+    alike: int = 8
+    """Most definitions in a kernel of reductions that have only their shape in common."""
+    detour_launches: float = 1.2
+    """Savings, in launches, that a merge must promise at best before it is tried together with all
+    the groups between producer and consumer."""
+    between: int = 4
+    """Most groups between producer and consumer that one merge may include."""
+    kernel_definitions: int = 64
+    """Most definitions in one kernel, for compile time and legibility."""
+    kernel_nodes: int = 4000
+    """Most operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11), 10 s for
+    all."""
+    foreach: int = 3
+    """Least members of a foreach kernel: its table of arguments costs the host about a launch."""
+    chunk_bytes: int = 1 << 25
+    """Bytes of an expansion in one chunk: few enough to bound memory, many enough for a GEMM whose
+    other operand, read once a chunk, is as large (measured 2026-11: no difference between 16 and
+    128 MiB)."""
+    chunk_rows: int = 256
+    """Least rows of a chunk: weights are read, and their gradient is read and written, once a
+    chunk; the arithmetic of so many rows hides that traffic."""
+    chunk_alignment: int = 16
+    """Chunks begin at multiples of so many rows, which keeps addresses aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaceTuning:
+    """What is raced, on a part of what, and what goes by rule."""
+
+    product: int = 1 << 21
+    """Multiply-adds from which libraries race for a product: below, the overhead of a call decides,
+    and ATen's is the least (64 x 64 x 64: 6 us, oneDNN 20)."""
+    product_share: float = 0.03
+    """Share of a graph's multiply-adds from which equal products are raced: others decide nothing.
+    """
+    timed_product: int = 1 << 28
+    """Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it.
+    On a quarter of that, another library was fastest than on the whole in three of eight products
+    (2026-11)."""
+    timed_images: int = 1 << 26
+    """Multiply-adds of a convolution that is timed: its batch is halved down to it."""
+    image_rounds: int = 5
+    """Rounds in which a convolution is timed: a network has tens of them."""
+    gains: float = 0.75
+    """Share of the expected gains of channels-last whose convolutions are timed."""
+    gain: float = 1.5
+    """How many times the conversions the gains must be: a kernel that reads or writes across the
+    order of memory may take several times what its bytes say (GroupNorm of 32 x 32 images: 3.3).
+    """
+    saved_share: float = 0.03
+    """Share of the timed convolutions' time that must be saved."""
+    clear: float = 2.0
+    """Ratio of a group's modelled times from which a CPU does not race: a build takes half a
+    second."""
+    configurations: int = 4
+    """Configurations of a kernel that a short race tries. A long one (``long_s``) tries all; a CPU
+    without a time limit of the user's tries the first."""
+    long_s: float = 120.0
+    """Seconds that a user has to allow for a long race."""
+    groups: int = 4
+    """Groups of a graph that a CPU without a time limit of the user's races: the first; others go
+    by the cost model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTuning:
+    """Rows, columns and elements of a GPU's kernels without products."""
+
+    resident_row: int = 32768
+    """Elements of a row that stay in a GPU's registers."""
+    row_tile: int = 4096
+    """Elements of a tile where a loop walks the row."""
+    warp_row: int = 1024
+    """Elements of a row that one warp holds, without barriers."""
+    resident_bytes: int = 1 << 17
+    """Most bytes of a row, over all tensors that are summed, without spills: 4 for each of 32768.
+    """
+    resident_tiles: int = 65536
+    """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
+
+    Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
+    well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than the
+    alternative: reading both rows again. Longer rows spill more bytes than they read.
+    """
+    resident_bytes_beside: int = 3 << 15
+    """Most bytes of a row beside column sums: three tensors of 8192 in f32.
+
+    Longer rows in f32 spill 350 to 670 bytes a thread, which costs more than reading them again.
+    """
+    loop_row: int = 256
+    """Elements of a part of a row from which a loop over parts keeps a warp busy."""
+    many_sums: int = 3
+    """Column sums beside a row from which a thread gets half as many elements."""
+    loop_elements: int = 4096
+    """Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor."""
+    loop_warps: int = 4
+    """Warps of a program that loops over a row: some ten programs share a multiprocessor."""
+    alone: int = 8
+    """Factor on the elements of an iteration where there are fewer programs than multiprocessors.
+    """
+    folded: int = 8
+    """Most vectors of a row that a thread loads and folds at once: the accumulators are rescaled
+    once for all of them. 64 elements of 16 bits take 72 registers (cross-entropy, Triton 3.7.1)."""
+    reloaded: int = 16384
+    """Elements of an iteration from which weights shared by all rows do not fit the registers."""
+    program_bytes: int = 1 << 13
+    """Least bytes that a program reads and writes, where there are very many programs.
+
+    An H200's memory moves 2.4 KB a clock: rows of 768 elements, two read and one written in 16
+    bits, would need 0.5 program launches a clock of the GPU's single block scheduler.
+    """
+    waves: int = 2
+    """Least one-warp programs for each slot of a multiprocessor (``Resources.programs``): the idle
+    time at the end grows with the work of each program."""
+    ahead_bytes: int = 1 << 16
+    """Shared memory of a program for prefetched rows."""
+    warps: int = 4
+    """Warps of a pointwise program."""
+    narrow: int = 128
+    """Least width to which a pointwise tile is narrowed to fit rows better."""
+    waste: float = 1.1
+    """Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
+    column_tile: tuple[int, int] = (32, 128)
+    """Rows and columns of a column reduction's tile."""
+    column_programs: int = 256
+    """Programs that keep a GPU busy: tiles of few rows are widened only while so many remain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Groups of consumer warps of a warp-specialized kernel.
+
+    Attributes:
+        roles: the value of ``Plan.roles``.
+        warps: warps of each group.
+        sides: (rows, columns) of a group's tile, best first.
+    """
+
+    roles: str
+    warps: int
+    sides: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TileTuning:
+    """Tiles of a GPU's kernels with products, for tensor cores."""
+
+    side: int = 128
+    """Rows and columns of the widest tile that is chosen by rule."""
+    sides: tuple[tuple[int, int], ...] = (
+        *((128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)),
+    )
+    """Rows and columns of a product's tile, best first; in 8 warps or 4, and 3 stages."""
+    others: tuple[tuple[tuple[int, int], int, int], ...] = (
+        *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
+        *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
+    )
+    """Sides, warps and stages that a race may try, likeliest first."""
+    nested: tuple[tuple[int, int, int, int], ...] = (
+        *((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
+        *((64, 32, 8, 2), (32, 64, 4, 2), (32, 32, 8, 2), (16, 32, 4, 2), (16, 32, 8, 2)),
+    )
+    """Rows, terms of an iteration, warps and stages of a kernel with nested products."""
+    nested_others: tuple[tuple[int, int, int, int], ...] = (
+        *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
+        *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
+    )
+    """The same that a race may try, likeliest first."""
+    nested_skinny: tuple[tuple[int, int, int, int], ...] = (
+        *((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2)),
+    )
+    """The same as ``nested`` where one tile holds all rows."""
+    skinny_others: tuple[tuple[int, int, int], ...] = (
+        *((32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (64, 4, 5), (256, 8, 3), (16, 4, 6)),
+    )
+    """Columns, warps and stages that a race may try where one tile holds all rows of a product.
+
+    With tiles of 64 columns, 16 rows of 4096 terms and 14336 columns take 27 us of memory (H200):
+    224 concurrent programs have up to 100 KB in flight for each multiprocessor, and multiprocessors
+    with two programs finish no later than those with one, as all wait for one memory. Half the
+    columns make 448 programs, which read the rows 448 times: 176 MB from the second-level cache
+    instead of 147. A race decides, and tries this before tiles that leave multiprocessors idle.
+    """
+    full_rows: int = 64
+    """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
+    loop_bytes: int = 128
+    """Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
+    few_registers: int = 64
+    """Registers of a thread for tiles up to which four warps suffice instead of eight."""
+    wide: int = 2
+    """Register factor of products by FMAs (f32), which hold rows and columns."""
+    wide_nested: int = 4
+    """The same of nested products."""
+    drawn: int = 2
+    """Tiles of f32 for one of random numbers: the backward of an attention with dropout spilled
+    1260 bytes in 8 warps of 128 x 64, and none with half the step (Triton 3.7.1, 2026-11)."""
+    offered: int = 8
+    """Most tilings that a race may choose from."""
+    preferred: int = 3
+    """How many of the tilings preferred by rule are offered, the chosen one included."""
+    skinny_rows: int = 64
+    """Rows up to which a product takes longer to load its operands than to multiply them."""
+    busy: float = 0.75
+    """Least share of the multiprocessors that one wave of programs must occupy."""
+    group: int = 8
+    """Rows of tiles that run together along the columns, to share operands in the cache."""
+    part_terms: int = 512
+    """Least terms of a part of a split loop."""
+    part_keys: int = 128
+    """The same where each term is itself a product."""
+    waves: int = 2
+    """Programs for each multiprocessor at which a split loop aims."""
+    full_skinny: float = 1.5
+    """Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
+    spare: float = 0.9
+    """Share of the registers for tiles up to which a loop is emitted twice, with and without its
+    mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488
+    of one with rotary embeddings (Triton 3.7.1, 2026-11)."""
+    teams: tuple[Team, ...] = (
+        Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
+        Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
+    )
+    """Consumer warps of plain products."""
+    nested_teams: tuple[Team, ...] = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
+    """Of nested products: their ``sides`` are rows, and terms of an iteration."""
+    slots: tuple[int, int] = (2, 6)
+    """Fewest and most slots of a warp-specialized kernel's ring: one is multiplied while others are
+    filled. One more is needed where a tile is used in two iterations."""
+    barrier_bytes: int = 1024
+    """Most bytes of shared memory for barriers and for the alignment of tiles to 1024 bytes."""
+    library_side: int = 128
+    """Rows and columns of a library's tile."""
+    library_terms: int = 2048
+    """Terms from which a library splits the loop of few tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTuning:
+    """Tiles of a CPU's kernels with products: arrays in a core's second-level cache."""
+
+    nested: tuple[tuple[int, int], ...] = (
+        *((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16)),
+    )
+    """Rows, and terms of an iteration, of a kernel with nested products, best first."""
+    crossed: tuple[tuple[int, int], ...] = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
+    """The same where products sum along two loops: tiles of the inner and of the outer loop (a
+    training step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94)."""
+    sides: tuple[tuple[int, int], ...] = ((96, 128), (96, 64), (48, 64), (32, 32))
+    """Rows and columns of a tile of products that are not nested, best first."""
+    terms: int = 256
+    """Terms that such a tile sums in an iteration."""
+    edge: int = 12
+    """Fixed cost of a tile, in lanes (128 queries, 12 heads, head dimension 64, 2026-11: tiles of
+    96 took 1.3 times as long as tiles of 64)."""
+    array: int = 1 << 20
+    """Most elements of an array in which a product accumulates, one tile in each iteration."""
+    full: float = 0.25
+    """Programs for each unit that use all cores: there are more units than cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTuning:
+    """Loops of a CPU's kernels."""
+
+    point_elements: int = 4096
+    """Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1."""
+    least_points: int = 16
+    """Grid points that balance the load of a few threads."""
+    kept_cost: int = 5
+    """Multiply-adds, loads and conversions an element from which a value is stored for the next
+    sweep instead of being computed again: a store, and a load in each sweep."""
+    kept_bytes: int = 1 << 19
+    """Bytes of the longest array for such values: it has to stay in a core's cache."""
+    array: int = 1 << 16
+    """Elements of the longest private array: 256 KB of f32, which a core's second-level cache
+    holds. On a GPU, of the longest row that a reduction over other axes keeps in lanes."""
+    window: int = 16
+    """Most iterations of a reduction that run innermost, with the accumulator in a register."""
+    ahead: int = 128
+    """Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits, where a core's own
+    prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
+    ahead_bytes: int = 1 << 12
+    """Prefetch distance of panels, in bytes."""
+    sum_tiles: int = 64
+    """Tiles that are summed one by one; longer rows are summed in blocks of so many tiles."""
+    columns: tuple[int, ...] = (4, 2, 1)
+    """Columns of a skinny product in one grid point: concurrent streams of weights, best first."""
+    sums: float = 1.5
+    """Its accumulators, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
+    panel_sums: float = 1.75
+    """The same for panels, where the rows' elements take no registers."""
+    always: int = 12
+    """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
+    near_bytes: int = 48 << 10
+    """Bytes up to which over ``always`` rows stay in the nearest cache and plain f32 weights
+    stream.
+
+    One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster
+    of MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTuning:
+    """How programs are printed, in C++ but for ``chain``; each ``Program`` has its machine's."""
+
+    chain: int = 4
+    """Least operations on tiles beside products that Triton evaluates element by element."""
+    store_cost: int = 5
+    """Least cost, in operations, of a value of tiles that is stored and loaded if used twice."""
+    jam: int = 4
+    """Iterations of an inner loop that run side by side, with separate accumulators: an addition
+    has a latency of 4 cycles, and a maximum that propagates NaN one of 8."""
+    copied: float = 1.0
+    """Cost of an element of a tile that is copied block-wise, for the order of lanes."""
+    scattered: float = 4.0
+    """The same of a scalar access."""
+    drawn: float = 8.0
+    """The same of a scalar random draw."""
+    folded: float = 0.02
+    """The same of a horizontal reduction."""
+    ordered: int = 6
+    """Most lane axes of which all orders are tried."""
+    trips: int = 8
+    """Assumed trip count of a loop."""
+    unrolled: int = 8
+    """Greatest trip count of an unrolled loop."""
+    instructions: int = 256
+    """Greatest estimated size of an unrolled loop, in instructions, inner loops included."""
+    branch: int = 8
+    """Instructions that a load under a scalar condition costs in addition: a branch."""
+    gathers: int = 16
+    """Most masked gathers that a kernel inlines; if it has more, all are calls."""
+    parallel_work: int = 1 << 15
+    """Iterations below which one thread is faster: waking OpenMP's threads takes some 5 us."""
+    stack_bytes: int = 1 << 17
+    """Private arrays up to this size are on the stack of their thread."""
+    family: int = 3
+    """Least programs that become one function: two save little compile time, and each C++ entry is
+    an extra call."""
+    unit_text: int = 1 << 16
+    """Characters of kernels that are worth a translation unit of their own: g++ takes half a second
+    for them, and a tenth of one for a unit's prelude (2026-11)."""
