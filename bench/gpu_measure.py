@@ -20,7 +20,7 @@ from bench.accuracy import relative_error, within_rule
 from bench.cpu import exact, first_call
 from bench.timing import summary
 from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.race.verdicts import Verdict, all_verdicts

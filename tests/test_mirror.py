@@ -39,7 +39,7 @@ ELSEWHERE = {
     "frontend/aot/trials": "frontend/aot/test_eager_strides",
     "frontend/linears": "docs/test_add_a_candidate",
     "ir/choice": "driver/test_race",
-    "ir/tuning": "codegen/test_targets",
+    "ir/machine": "codegen/test_targets",
     "tools/bisect/meaning": "test_planted",
     "tools/bisect/paces": "tools/bisect/test_bisect",
     "tools/bisect/questions": "tools/bisect/test_bisect",
@@ -142,7 +142,6 @@ ELSEWHERE = {
     "ir/verify_program": "ir/test_program",
     # Parts of a pass, and passes whose effect is a kernel's.
     "passes/fusion/axis_classes": "passes/fusion/test_unify",
-    "passes/machine": "codegen/test_targets",
     "passes/graph/recompute": "codegen/test_contraction",
     "passes/graph/rfactor": "passes/graph/test_split_reduction",
     "passes/graph/rows": "passes/graph/test_chunk",

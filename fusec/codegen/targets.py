@@ -1,6 +1,6 @@
 """The table of targets: the only module that depends on which target is compiled for.
 
-A row describes a target's machine (``passes/machine.py``, for fusion and schedules), and how
+A row describes a target's machine (``ir/machine.py``, for fusion and schedules), and how
 kernels of its language are scheduled and printed. A new target is one printer, one loader in
 ``runtime`` and one row here.
 """
@@ -19,11 +19,10 @@ from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
+from fusec.ir.machine import FusionTuning, Machine, ProductRates, Resources
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
-from fusec.ir.tuning import FusionTuning
 from fusec.passes.fusion.split_loop import split_loop
-from fusec.passes.machine import Machine, ProductRates, Resources
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage

@@ -43,7 +43,7 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, Extern, Graph, Kernel, Schedule, View
 from fusec.ir.index import Index, Size, index
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 from fusec.passes.fusion.contract import FUSED, LIBRARY, Group
 from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, extents
 from fusec.runtime.cache.store import fingerprint
@@ -158,7 +158,8 @@ def random_inputs(group: Group, device: torch.device) -> list[Any]:
             weight = call.views[1]
             where = (_hints(weight.shape), _hints(weight.strides), weight.offset.hint())
             matrix = tensors[weight.buffer].as_strided(*where)
-            tensors[call.product.panels.buffer].copy_(panels_of(matrix.t()))
+            panels = tensors[call.product.panels.buffer]
+            panels.copy_(panels_of(matrix.t(), panels.shape[-1]))
     return made
 
 

@@ -47,8 +47,8 @@ from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_
 from fusec.frontend.fx_passes.softmax_gradients import SCORES_BYTES
 from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.machine import Machine
 from fusec.passes.graph.chunk import RATIO
-from fusec.passes.machine import Machine
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
 aten = torch.ops.aten

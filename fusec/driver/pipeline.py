@@ -32,9 +32,9 @@ from fusec.ir.expr import Buffer
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, all_launches
 from fusec.ir.host import HostProgram, overlaid
+from fusec.ir.machine import Machine
 from fusec.ir.names import function_name
 from fusec.ir.program import Program, print_program
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.passes.stage import fold, fold_each
 from fusec.passes.traffic import work_of

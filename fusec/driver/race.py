@@ -36,14 +36,7 @@ from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.autotune import Candidate, race
 from fusec.runtime.race.ranks import Ranks
 from fusec.runtime.race.stopwatch import warm_stopwatch
-from fusec.runtime.race.verdicts import (
-    NO_TIME,
-    CandidateTime,
-    Verdict,
-    is_kept,
-    load_verdict,
-    store_verdict,
-)
+from fusec.runtime.race.verdicts import NO_TIME, CandidateTime, Verdict, load_verdict, store_verdict
 
 
 @dataclass(slots=True)
@@ -96,7 +89,7 @@ class Races:
             verdict = Verdict(
                 reference, (CandidateTime(reference, dropped=NO_TIME),), exhausted=True
             )
-        if self.cache is not None and (self.keeps_all or is_kept(verdict, reference)):
+        if self.cache is not None and (self.keeps_all or verdict.is_steady(reference)):
             store_verdict(self.cache, key, verdict)
         return verdict
 

@@ -27,6 +27,7 @@ from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
+from fusec.frontend.call import Lines
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
@@ -42,6 +43,7 @@ from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
+from fusec.ir.machine import Machine
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
 from fusec.passes.fusion.contract import cut_with_products
@@ -87,6 +89,10 @@ class CompileContext:
     judge: Judge = judge_by_rule
     observe: Observe | None = None
     judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
+
+    @property
+    def machine(self) -> Machine:
+        return self.target.machine
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Run a stage on a structure; verify and record the output as the options say.
@@ -159,11 +165,9 @@ def _with_library_epilogues(schedule: Schedule, context: CompileContext) -> Sche
 
 
 def _fuses_products(context: CompileContext) -> bool:
-    return (
-        context.target.machine.multiplies
-        and context.options.fusion
-        and (context.options.race != "library" or context.options.native)
-    )
+    options = context.options
+    fuses = options.fusion and (options.race != "library" or options.native)
+    return fuses and context.machine.multiplies
 
 
 def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -221,10 +225,9 @@ DYNAMO = (
 
 
 def _formats(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-    drawn = context.options.fallback_random
     if _freezes(context) and context.target.libraries:
         mark_packed(gm)
-    choose_formats(gm, context.target.machine, context.judge, eager_draws=drawn)
+    choose_formats(gm, context.machine, context.judge, eager_draws=context.options.fallback_random)
     return gm
 
 
@@ -233,8 +236,7 @@ def _freezes(context: CompileContext) -> bool:
 
 
 def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-    rows = context.target.machine.skinny_rows if _fuses_products(context) else 0
-    freeze(gm, packs=context.target.libraries, skinny_rows=rows)
+    freeze(gm, context.machine, packs=context.target.libraries, panels=_fuses_products(context))
     return gm
 
 
@@ -300,7 +302,7 @@ JOINT = (
     _on_fx(
         "wide_products",
         "tag products too wide to save (scores) for recomputation in the backward",
-        lambda joint, context: recompute_scores(joint, context.target.machine),
+        lambda joint, context: recompute_scores(joint, context.machine),
         only=_fuses_products,
     ),
 )
@@ -321,7 +323,9 @@ CAPTURE = Stage(
     "capture",
     "lower each ATen operation by its own function; without one it becomes an `Extern`",
     lambda gm, context: capture_with_values(
-        gm, context.trace.name, alone=context.options.native, device=context.target.device
+        gm,
+        context.trace.name,
+        Lines(context.options.native, context.target.device, context.machine.fusion),
     ),
     "FX graph",
     "Graph",
@@ -355,26 +359,26 @@ FUSE = (
     _on_graph(
         "row_parts",
         "sum rows of a product per tile, then the partial sums",
-        lambda graph, context: sum_rows_by_parts(graph, context.target.machine.tiles.side),
+        lambda graph, context: sum_rows_by_parts(graph, context.machine.tiles.side),
         only=_fuses_products,
         needs=("share",),
     ),
     _on_graph(
         "split_reduction",
         "split large column sums in a partial and a final sum",
-        lambda graph, context: split_reduction(graph, context.target.machine),
+        lambda graph, context: split_reduction(graph, context.machine),
         needs=("share", "row_parts"),
     ),
     _on_graph(
         "inline",
         "substitute definitions that are not worth storing into their readers",
-        lambda graph, context: inline(graph, context.target.machine),
+        lambda graph, context: inline(graph, context.machine),
         needs=("dead_code", "split_reduction"),
     ),
     _on_graph(
         "recompute",
         "recompute products too wide to store (scores) in each of their readers",
-        lambda graph, context: recompute_wide(graph, context.target.machine),
+        lambda graph, context: recompute_wide(graph, context.machine),
         only=_fuses_products,
         needs=("inline",),
     ),
@@ -423,14 +427,14 @@ CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
 
 def _chunk(graph: Graph, context: CompileContext) -> Graph:
     clean = partial(fold, CLEAN, context=context.quiet())
-    return chunk(graph, context.options.chunk_bytes, clean, context.target.machine.fusion)
+    return chunk(graph, context.options.chunk_bytes, clean, context.machine.fusion)
 
 
 def _contract(graph: Graph, context: CompileContext) -> Schedule:
     cut: Callable[[Graph], Schedule] = partial(fold, FUSE, context=context)
     if not _fuses_products(context):
         return cut(graph)
-    options, machine = context.options, context.target.machine
+    options, machine = context.options, context.machine
     judge = None if options.native or options.race == "fused" else context.judge
     tried = partial(fold, FUSE, context=context.quiet())
     return cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.native)
@@ -469,9 +473,7 @@ PASSES = (
     _on_schedule(
         "libraries",
         "choose the fastest library for each product, by race or by rule (CPU)",
-        lambda schedule, context: choose_libraries(
-            schedule, context.target.machine.races, context.judge
-        ),
+        lambda schedule, context: choose_libraries(schedule, context.machine.races, context.judge),
         only=lambda context: context.target.libraries,
         needs=("contract", "loops"),
     ),
@@ -484,7 +486,7 @@ PASSES = (
     _on_schedule(
         "fuse_horizontally",
         "launch independent pointwise kernels of one form together",
-        lambda schedule, context: fuse_horizontally(schedule, context.target.machine),
+        lambda schedule, context: fuse_horizontally(schedule, context.machine),
         only=_fuses_horizontally,
         needs=("in_place",),
     ),
@@ -538,7 +540,7 @@ KERNEL = (
     _on_kernel(
         "unroll_rows",
         "unroll a skinny product over rows and some columns: weights are read once (CPU)",
-        lambda kernel, context: unroll_rows(kernel, context.target.machine),
+        lambda kernel, context: unroll_rows(kernel, context.machine),
         needs=("online_softmax",),
     ),
     Stage(
@@ -565,7 +567,7 @@ LOWER = (
     Stage(
         "lower",
         "print the plan as a program; decides nothing",
-        lambda planned, context: lower(planned.kernel, planned.plan, context.target.machine.code),
+        lambda planned, context: lower(planned.kernel, planned.plan, context.machine.code),
         "Plan",
         "Program",
         needs=("plan",),

@@ -21,7 +21,8 @@ from fusec.frontend.value import Number, Value, broadcast, make_axes, positions,
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin
-from fusec.ir.index import Index
+from fusec.ir.index import Index, product
+from fusec.ir.machine import FusionTuning
 from fusec.ir.names import Names
 from fusec.ir.scalar import ROUND
 from fusec.ir.strides import contiguous_strides
@@ -38,13 +39,15 @@ class Lines:
     Attributes:
         alone: no library may be called.
         device: the type of device that the code is for.
+        fusion: the thresholds of its machine.
     """
 
+    alone: bool = False
+    device: str = "cpu"
+    fusion: FusionTuning = field(default_factory=FusionTuning)
     sizes: SizeMap = field(default_factory=SizeMap)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
-    alone: bool = False
-    device: str = "cpu"
 
     def buffer(self, name: str, kind: TensorType) -> Buffer:
         """Return a new buffer of type ``kind``; its name is ``name`` made safe and unique."""
@@ -82,6 +85,16 @@ class AtenCall:
     def is_cpu(self) -> bool:
         """True if the code runs on a CPU; False if code for a GPU is made from CPU tensors."""
         return self.lines.device == self.out.device.type == "cpu"
+
+    def check_steps(self, terms: Indices, reason: str) -> None:
+        """Check that a direct form, which reduces some extents for each element, has few steps.
+
+        Raises:
+            Unsupported: with the reason, if they are many or of symbolic number.
+        """
+        steps = product((*self.out.shape, *terms))
+        if not steps.is_constant or steps.const > self.lines.fusion.direct_steps:
+            raise Unsupported(reason)
 
     def define(self, body: Body, result: int = 0) -> Value:
         """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type.

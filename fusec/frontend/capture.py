@@ -85,19 +85,16 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
         Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
             the caller runs it eagerly.
     """
-    return capture_with_values(gm, name)[0]
+    return capture_with_values(gm, name, Lines())[0]
 
 
-def capture_with_values(
-    gm: fx.GraphModule, name: str, *, alone: bool = False, device: str = "cpu"
-) -> tuple[Graph, NodeOfBuffer]:
+def capture_with_values(gm: fx.GraphModule, name: str, lines: Lines) -> tuple[Graph, NodeOfBuffer]:
     """Return the graph of ``gm`` as ``capture`` does, and the node whose value each buffer holds.
 
     Args:
-        alone: no library may be called.
-        device: the type of device that the code is for.
+        lines: takes its definitions; they are for its device, and by its limits.
     """
-    walk = _Capture(gm, Lines(alone=alone, device=device))
+    walk = _Capture(gm, lines)
     return walk.run(name), walk.held
 
 
@@ -115,7 +112,7 @@ class _Capture:
         self.extents: set[Index] = set()
         self.held: dict[Buffer, tuple[str, int | None]] = {}
         self.device = main_device(gm)
-        self.parts = parts_of_inputs(gm)
+        self.parts = parts_of_inputs(gm, lines.fusion.part_ratio)
         self.operands = Operands(self.lines, self.env, self.device, self._run_eagerly)
 
     def run(self, name: str) -> Graph:

@@ -56,6 +56,7 @@ F16 = DType("f16", Kind.FLOAT, 2)
 BF16 = DType("bf16", Kind.FLOAT, 2)
 F32 = DType("f32", Kind.FLOAT, 4)
 F64 = DType("f64", Kind.FLOAT, 8)
+INT32_MAX = 2**31 - 1
 
 OPAQUE_TYPES: tuple[DType, ...] = tuple(
     DType(name, Kind.OPAQUE, itemsize)

@@ -50,7 +50,7 @@ from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
 from fusec.ir.index import Axis, Index, Size, index
-from fusec.ir.tuning import CodeTuning
+from fusec.ir.machine import CodeTuning
 
 MULTIPLE = 16
 """A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""

@@ -14,8 +14,8 @@ from fusec.ir.expr import Buffer, Reduce
 from fusec.ir.extern import WriteInto
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, View, kernel_nodes
 from fusec.ir.index import index
+from fusec.ir.machine import Machine
 from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_traffic, numel
-from fusec.passes.machine import Machine
 
 ZERO = index(0)
 GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}

@@ -39,7 +39,7 @@ from fusec.frontend.fx_passes.memory_formats import format_choice
 from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.ir.graph import Extern, Kernel
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 from fusec.options import Options
 from fusec.passes.fusion.contract import FUSED, LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice, multiply_adds

@@ -21,8 +21,8 @@ from fusec.ir.host import HostProgram, verify_host
 from fusec.ir.interp.expression import Env
 from fusec.ir.interp.graph import run_graph, run_host, run_schedule
 from fusec.ir.interp.program import run_program
+from fusec.ir.machine import FusionTuning, LoopTuning, RowTuning
 from fusec.ir.program import Program
-from fusec.ir.tuning import FusionTuning, LoopTuning, RowTuning
 from fusec.options import Options
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.stage import Observe, Stage, fold, fold_each

@@ -24,8 +24,8 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
+from fusec.ir.machine import FusionTuning
 from fusec.ir.monoid import SUM
-from fusec.ir.tuning import FusionTuning
 from fusec.passes.dag import TopologicalOrder
 from fusec.passes.fusion import fuse as fusion
 from fusec.passes.fusion.fuse import TOO_LARGE, EstimateMemo, fuse

@@ -24,8 +24,8 @@ from fusec.ir.expr import (
     index_of,
 )
 from fusec.ir.index import Axis, Index, index
+from fusec.ir.machine import CodeTuning
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
-from fusec.ir.tuning import CodeTuning
 
 Place = tuple[int, ...]
 """Path of a statement: its position in each enclosing block, the outermost first."""

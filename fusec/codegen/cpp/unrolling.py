@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from fusec.ir.expr import Load
 from fusec.ir.index import Axis, Index
+from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Put, Statement, statements
-from fusec.ir.tuning import CodeTuning
 
 
 def is_unrolled(loop: For, lane: Axis | None, code: CodeTuning) -> bool:

@@ -29,7 +29,7 @@ from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluate
 from fusec.codegen.lowering.values import Scope, Values
 from fusec.errors import InternalError
 from fusec.ir.combine import State, combine, identities
-from fusec.ir.dtype import BOOL, I32, I64, DType
+from fusec.ir.dtype import BOOL, I32, I64, INT32_MAX, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -57,15 +57,13 @@ from fusec.ir.index import (
     most,
     product,
 )
+from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.ir.tuning import CodeTuning
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
-
-_INT32_MAX = 2**31 - 1
 
 
 class _Lowering(Values):
@@ -258,7 +256,7 @@ class _Lowering(Values):
         later = self.value(Op("maximum", (IndexValue(start, kind), IndexValue(full, kind))))
         bounds = [most(start), most(full)]
         high = max((b for b in bounds if b is not None), default=0)
-        extent = _INT32_MAX if None in bounds else max(high, 0) + 1
+        extent = INT32_MAX if None in bounds else max(high, 0) + 1
         return index(Runtime(later, index(extent)))
 
     def _not_below_zero(self, start: Index) -> Index:
@@ -266,9 +264,9 @@ class _Lowering(Values):
         if is_nonnegative(start):
             return start
         high = most(start)
-        kind = I32 if high is not None and high < _INT32_MAX else I64
+        kind = I32 if high is not None and high < INT32_MAX else I64
         first = self.value(Op("maximum", (IndexValue(start, kind), Const(0, kind))))
-        return index(Runtime(first, index(_INT32_MAX if high is None else max(high, 0) + 1)))
+        return index(Runtime(first, index(INT32_MAX if high is None else max(high, 0) + 1)))
 
     # -- tasks -------------------------------------------------------------------------------------
 

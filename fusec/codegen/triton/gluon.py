@@ -60,9 +60,6 @@ from fusec.ir.program import (
     statements,
 )
 
-LOADER_REGISTERS, GROUP_REGISTERS = 40, 232
-"""Registers of a producer thread, and of a thread in each of two consumer groups: 40*128 + 232*256
-of 65536. A single group gets the registers that the producer leaves, 240."""
 INSTRUCTION = (16, 256, 16)
 """Shape of a wgmma with 16-bit operands: rows of a warp, most columns, and summed terms."""
 
@@ -259,7 +256,8 @@ class _GluonPrinter(TritonPrinter):
         memories = {name: box for box, name in self.staged.items()}
         lines += [self._memory(name, self.groups, box) for name, box in memories.items()]
         workers = [self.program.warps] * (self.groups - 1) + [1]
-        registers = [GROUP_REGISTERS] * (self.groups - 1) + [LOADER_REGISTERS]
+        code = self.program.code
+        registers = [code.group_registers] * (self.groups - 1) + [code.loader_registers]
         lines += ["gl.warp_specialize(", "    [", *(f"        {one}" for one in starts)]
         lines += ["    ],", f"    {workers},", f"    {registers},", ")"]
         head = ["@gluon.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from fusec.codegen.triton.operations import STAGE
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F32, I32, I64
+from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Var, children
 from fusec.ir.index import (
     Atom,
@@ -30,7 +30,6 @@ from fusec.ir.index import (
 )
 from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update, statements
 
-_INT32_MAX = 2**31 - 1
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -71,7 +70,7 @@ def _atom_bound(atom: Atom) -> int | None:
 def fits_32_bits(value: Index) -> bool:
     """Return True if the index and each of its partial sums fit a signed 32-bit integer."""
     bound = magnitude(value)
-    return bound is not None and bound <= _INT32_MAX
+    return bound is not None and bound <= INT32_MAX
 
 
 class IndexText:

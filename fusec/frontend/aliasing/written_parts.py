@@ -15,12 +15,13 @@ from fusec.frontend.fx_passes.fx_nodes import count_elements, tensor_of
 
 aten = torch.ops.aten
 _PARTS = WINDOW_UPDATES | UPDATES.keys()
-SMALL = 8
-"""Least ratio of a tensor's elements to those of a part that is written by itself."""
 
 
-def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
+def parts_of_inputs(gm: fx.GraphModule, ratio: int) -> frozenset[fx.Node]:
     """Return the calls between an input and the ``copy_`` into it, if all of them replace parts.
+
+    Args:
+        ratio: least ratio of a tensor's elements to those of a part.
 
     Assumes: nodes carry ``meta["val"]``.
     """
@@ -28,7 +29,7 @@ def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
     for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
         target, node = copy.args[:2]
         chain = []
-        while isinstance(node, fx.Node) and node.target in _PARTS and _is_small(node):
+        while isinstance(node, fx.Node) and node.target in _PARTS and _is_small(node, ratio):
             chain.append(node)
             node = node.args[0]
         if node is target and target.op == "placeholder":
@@ -36,9 +37,9 @@ def parts_of_inputs(gm: fx.GraphModule) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _is_small(call: fx.Node) -> bool:
+def _is_small(call: fx.Node, ratio: int) -> bool:
     """Return True for a small window, and for any part that index tensors select."""
     if call.target in UPDATES:
         return True
     part = tensor_of(call.args[1])
-    return part is not None and count_elements(part) * SMALL <= count_elements(call.meta["val"])
+    return part is not None and count_elements(part) * ratio <= count_elements(call.meta["val"])

@@ -19,12 +19,11 @@ from torch import Tensor, fx
 from fusec.frontend.fx_passes.fx_nodes import is_view
 from fusec.frontend.fx_passes.packing import PACKED, pack_convolutions, pack_products
 from fusec.frontend.fx_passes.weights import bytes_of, fixed_inputs, follow_from
+from fusec.ir.machine import Machine
 from fusec.torch_interior import unset_fake_temporarily
 
 RECIPE = "fusec_recipe"
 """Key of a graph's ``meta``: its ``Recipe``, if it has constants."""
-_LARGER = 4
-"""A constant may have up to this many times the bytes of the weights it is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ class Recipe:
         return Recipe(self.reader, tuple(compress(self.constants, kept)), compute, positions)
 
 
-def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> None:
+def freeze(gm: fx.GraphModule, machine: Machine, *, packs: bool, panels: bool) -> None:
     """Turn values that depend on a graph's weights alone into constants, in place.
 
     Args:
         packs: pack weights for the libraries that take them packed.
-        skinny_rows: the most rows of a product whose weight is packed in panels, too.
+        panels: pack weights of skinny products in panels, too.
     """
     fixed = fixed_inputs(gm)
     if not fixed:
@@ -81,9 +80,11 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> 
     known = follow_from(gm, fixed)
     if packs:
         pack_convolutions(gm, known)
-        pack_products(gm, known, skinny_rows)
+        pack_products(gm, known, machine.skinny_rows if panels else 0, machine.loops.panel)
     offering = [node for node in gm.graph.nodes if PACKED in node.meta]
-    wanted = dict.fromkeys(node for node in known if _is_worth(node, known))
+    wanted = dict.fromkeys(
+        node for node in known if _is_worth(node, known, machine.fusion.constant_growth)
+    )
     wanted.update(dict.fromkeys(p for node in offering for p in node.meta[PACKED].values()))
     if wanted:
         placeholders = gm.graph.find_nodes(op="placeholder")
@@ -96,7 +97,7 @@ def freeze(gm: fx.GraphModule, *, packs: bool = False, skinny_rows: int = 0) -> 
     gm.recompile()
 
 
-def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
+def _is_worth(node: fx.Node, known: dict[fx.Node, int], growth: int) -> bool:
     """Return True for a value that the rest of the graph reads, directly or through views."""
     if node.op == "placeholder" or not known[node] or is_view(node):
         return False
@@ -105,7 +106,7 @@ def _is_worth(node: fx.Node, known: dict[fx.Node, int]) -> bool:
     read = any(user not in known and user.op == "call_function" for user in _readers(node))
     # A returned constant would be the same tensor each time, which the caller may write.
     given = any(user.op == "output" for user in _readers(node))
-    return read and not given and bytes_of(node) <= _LARGER * known[node]
+    return read and not given and bytes_of(node) <= growth * known[node]
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

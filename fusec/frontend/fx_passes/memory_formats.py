@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,7 +36,7 @@ from fusec.frontend.fx_passes.fx_nodes import count_bytes, fakes_of
 from fusec.frontend.origin import op_name
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import Machine
 
 aten = torch.ops.aten
 
@@ -48,21 +48,8 @@ CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 _CERTAIN_US = 1e9
 
 
-class MachineRates(Protocol):
-    """How fast the machine is: see ``passes/machine.py``."""
-
-    @property
-    def bytes_per_us(self) -> float: ...
-
-    @property
-    def launch_us(self) -> float: ...
-
-    @property
-    def races(self) -> RaceTuning: ...
-
-
 def choose_formats(
-    gm: fx.GraphModule, rates: MachineRates, judge: Judge, *, eager_draws: bool
+    gm: fx.GraphModule, machine: Machine, judge: Judge, *, eager_draws: bool
 ) -> None:
     """Make the images of convolutions channels-last where that saves time, in place.
 
@@ -78,7 +65,7 @@ def choose_formats(
     for members in groups:
         images = [node for node in members if node.target in IMAGES]
         if _decide(
-            images, rates, judge, partial(conversions, gm.graph, images, eager_draws=eager_draws)
+            images, machine, judge, partial(conversions, gm.graph, images, eager_draws=eager_draws)
         ):
             chosen += images
     if chosen:
@@ -149,7 +136,7 @@ def _is_weight_gradient(node: fx.Node) -> bool:
 
 def _decide(
     images: list[fx.Node],
-    rates: MachineRates,
+    machine: Machine,
     judge: Judge,
     convert: Callable[[], list[torch.Tensor]],
 ) -> bool:
@@ -166,16 +153,16 @@ def _decide(
     ]
     if not convolutions:
         return False
-    gains = _gains(convolutions, rates, judge)
+    gains = _gains(convolutions, machine, judge)
     gained_us = sum(map(_gained_us, gains.values()))
-    tuning = rates.races
+    tuning = machine.races
     least_us = tuning.saved_share * sum(gain.reference_us for gain in gains.values())
     costs = f"; all {len(gains)} that share images gain {gained_us:.0f} us"
     taken = gained_us > least_us
     if taken:
         converted = convert()
         moved = sum(map(count_bytes, converted))
-        cost_us = 2 * moved / rates.bytes_per_us + rates.launch_us * len(converted)
+        cost_us = 2 * moved / machine.bytes_per_us + machine.launch_us * len(converted)
         taken = gained_us > max(tuning.gain * cost_us, cost_us + least_us)
         costs += f", and conversions of {moved} bytes in {len(converted)} places cost {cost_us:.0f}"
     for node, gain in gains.items():
@@ -185,13 +172,11 @@ def _decide(
     return taken
 
 
-def _gains(
-    convolutions: list[fx.Node], rates: MachineRates, judge: Judge
-) -> dict[fx.Node, Decided]:
+def _gains(convolutions: list[fx.Node], machine: Machine, judge: Judge) -> dict[fx.Node, Decided]:
     """Return what is decided of each convolution alone: the judge sees those that matter most."""
-    ruled = {node: gain_by_rule(node, rates) for node in convolutions}
+    ruled = {node: gain_by_rule(node, machine) for node in convolutions}
     gains: dict[fx.Node, Decided] = {}
-    expected, left = 0.0, rates.races.gains * sum(map(_gained_us, ruled.values()))
+    expected, left = 0.0, machine.races.gains * sum(map(_gained_us, ruled.values()))
     for node in sorted(ruled, key=lambda node: -_gained_us(ruled[node])):
         if gains and expected >= left:
             break
@@ -235,7 +220,7 @@ def _gained_us(decided: Decided) -> float:
     return decided.saved_us or 0.0
 
 
-def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Decided:
+def gain_by_rule(convolution: fx.Node, machine: Machine) -> Decided:
     """Return what a convolution gains where nothing is measured.
 
     oneDNN computes in a format of its own if images are contiguous, and converts images and results
@@ -252,4 +237,4 @@ def gain_by_rule(convolution: fx.Node, rates: MachineRates) -> Decided:
     images = [*filter(is_image, read), *([] if made is None else [made])]
     moved = sum(map(count_bytes, images))
     reason = "by rule: the library converts contiguous images"
-    return Decided(CHANNELS_LAST, reason, 2 * moved / rates.bytes_per_us)
+    return Decided(CHANNELS_LAST, reason, 2 * moved / machine.bytes_per_us)

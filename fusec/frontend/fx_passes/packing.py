@@ -12,7 +12,7 @@ its packed weights make further candidates (``Linear.packed``): oneDNN's, and MK
 for one number of rows.
 
 A skinny product, which streams its weights once, can read a weight of 16 bits in panels of
-``PANEL`` columns, ``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads
+some columns, ``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads
 contiguous memory. That is no library's layout: fusec's own kernel of the product reads it
 (``ir/streamed.py``).
 
@@ -41,13 +41,6 @@ PACKED_ONEDNN, PACKED_MKL = "packed oneDNN", "packed MKL"
 """Libraries that multiply packed weights."""
 PANELS = "panels"
 """Key beside the libraries: the weight in panels, which fusec's own kernel reads."""
-PANEL = 32
-"""Columns of a panel: two vectors of AVX-512, so that the sums of 12 rows stay in registers.
-
-One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
-not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous along
-the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6: no panels (2026-11).
-"""
 
 
 PACKS = "fusec_packs"
@@ -128,11 +121,14 @@ def _order(
     return padding, stride, dilation, groups
 
 
-def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: int = 0) -> None:
+def pack_products(
+    gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: int, panel: int
+) -> None:
     """Pack the known weights of products, as operands of candidates: ``meta[PACKED]``.
 
     Args:
         skinny_rows: the most rows of a product whose weight is packed in panels, too.
+        panel: columns of a panel.
     """
     made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
@@ -154,30 +150,30 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: in
                     library: call_of_value(node, value, pack, weight, rows)
                     for library, pack in packs.items()
                 }
-                if isinstance(extent, int) and extent <= skinny_rows and has_panels(value):
-                    made[key][PANELS] = _panels(node, weight)
+                if isinstance(extent, int) and extent <= skinny_rows and has_panels(value, panel):
+                    made[key][PANELS] = _panels(node, weight, panel)
             known.update(dict.fromkeys(made[key].values(), known[b]))
         node.meta[PACKED] = made[key]
 
 
-def has_panels(weight: torch.Tensor) -> bool:
+def has_panels(weight: torch.Tensor, panel: int) -> bool:
     """Return True for a weight [outputs, inputs] of 16 bits that fills two or more panels."""
     outputs = weight.shape[0]
-    fits = isinstance(outputs, int) and outputs > PANEL and outputs % PANEL == 0
+    fits = isinstance(outputs, int) and outputs > panel and outputs % panel == 0
     return fits and weight.dtype.itemsize == 2
 
 
-def panels_of(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight [outputs, inputs] in panels: [outputs / PANEL, inputs, PANEL]."""
+def panels_of(weight: torch.Tensor, panel: int) -> torch.Tensor:
+    """Return a weight [outputs, inputs] in panels: [outputs / panel, inputs, panel]."""
     outputs, inputs = weight.shape
-    cut = weight.reshape(outputs // PANEL, PANEL, inputs)
+    cut = weight.reshape(outputs // panel, panel, inputs)
     return cut.transpose(1, 2).contiguous()
 
 
-def _panels(node: fx.Node, weight: fx.Node) -> fx.Node:
+def _panels(node: fx.Node, weight: fx.Node, panel: int) -> fx.Node:
     """Insert the calls of ``panels_of``."""
     outputs, inputs = weight.meta["val"].shape
-    cut = call_like(node, aten.reshape.default, weight, [outputs // PANEL, PANEL, inputs])
+    cut = call_like(node, aten.reshape.default, weight, [outputs // panel, panel, inputs])
     turned = call_like(node, aten.permute.default, cut, [0, 2, 1])
     return call_like(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
 

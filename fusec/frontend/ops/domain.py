@@ -9,8 +9,8 @@ under which it counts. Worked example, ``cumsum`` of n elements; the domain of y
 
 A scan, a scatter or a search in this *direct form* recomputes what an eager kernel keeps between
 elements. It is one kernel, which fuses, is deterministic, and takes (elements of the result) x
-(points of each) steps where the eager kernel takes their sum. Up to ``MOST_STEPS`` it costs less
-than an eager call.
+(points of each) steps where the eager kernel takes their sum. Where these are few
+(``FusionTuning.direct_steps``), it costs less than an eager call.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, cast, op
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, SUM, Monoid
 from fusec.ir.scalar import ROUND
-
-MOST_STEPS = 1 << 15
-"""Twice as many steps cost as much as the eager call: cumsum, scatter_add, index_add, bucketize on
-one core with 16 lanes, 2026-11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +99,6 @@ def identity(monoid: Monoid, dtype: DType) -> Const:
     return Const(monoid.identity(dtype), dtype)
 
 
-def check_steps(shape: Indices, terms: Indices, reason: str) -> None:
-    """Check that a direct form takes few steps.
-
-    Args:
-        shape: the result's shape.
-        terms: the extents that are reduced for each element of the result.
-    Raises:
-        Unsupported: with the reason, if it is long or of symbolic size.
-    """
-    steps = product((*shape, *terms))
-    if not steps.is_constant or steps.const > MOST_STEPS:
-        raise Unsupported(reason)
-
-
 # -- the domains of reductions and scans ----------------------------------------------------------
 
 
@@ -177,7 +159,7 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) ->
     return Region(x.shape, tuple(chosen), keepdim)
 
 
-def prefixes(x: Value, dim: int, reason: str) -> Domains:
+def prefixes(call: AtenCall, x: Value, dim: int, reason: str) -> Domains:
     """Return the domains of a scan: the elements at or before each; of a scalar, itself.
 
     Raises:
@@ -187,7 +169,7 @@ def prefixes(x: Value, dim: int, reason: str) -> Domains:
         return lambda at: Domain((), at, ZERO)
     axis = wrap(dim, len(x.shape))
     extent = x.shape[axis]
-    check_steps(x.shape, (extent,), reason)
+    call.check_steps((extent,), reason)
 
     def before(at: Indices) -> Domain:
         if extent is ONE:

@@ -16,7 +16,7 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact
 from fusec.frontend.ops.arithmetic import add, equal, like, negate, select, sub
-from fusec.frontend.ops.domain import Domain, Extreme, Pick, check_steps, prefixes, reduction
+from fusec.frontend.ops.domain import Domain, Extreme, Pick, prefixes, reduction
 from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import wrap
@@ -38,13 +38,13 @@ def scan(
 ) -> Value:
     """Emit a cumulative sum or product, in the result's accumulation type."""
     kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
-    before = prefixes(x, dim, _SCAN)
+    before = prefixes(call, x, dim, _SCAN)
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
 def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
     """Emit the cumulative extreme, and the position of its last occurrence, or of the last NaN."""
-    before = prefixes(x, dim, _SCAN)
+    before = prefixes(call, x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
     count = x.shape[wrap(dim, len(x.shape))] if x.shape else ONE
@@ -60,7 +60,7 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
     """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
-    kind, before = compute_type(call.out.dtype), prefixes(x, dim, _SCAN)
+    kind, before = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
 
     def finite(at: Indices) -> Expr:
@@ -96,7 +96,7 @@ def searchsorted(
         raise Unsupported("a search by another order")
     right = right or side == "right"
     kind = search_type(boundaries, x)
-    check_steps(call.out.shape, (boundaries.shape[-1],), _SEARCH)
+    call.check_steps((boundaries.shape[-1],), _SEARCH)
 
     def body(at: Indices) -> Expr:
         value = read_exact(x, at, kind)
@@ -125,7 +125,7 @@ def isin(
     call: AtenCall, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
 ) -> Value:
     kind = search_type(wanted, x)
-    check_steps(call.out.shape, wanted.shape, _SEARCH)
+    call.check_steps(wanted.shape, _SEARCH)
     axes = make_axes(wanted.shape, "j")
     all_of_it = Domain(axes, positions(axes), ZERO)
 

@@ -22,7 +22,7 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.ops.arithmetic import add, div, mul, select
-from fusec.frontend.ops.domain import Domain, check_steps
+from fusec.frontend.ops.domain import Domain
 from fusec.frontend.ops.indexing import checked, counted_from_front
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import delinearise, linearise, replaced, wrap
@@ -90,7 +90,7 @@ def element(x: Value, at: Indices) -> Indices:
 
 def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
     """Emit each element as the last source that targets it, or unchanged."""
-    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    call.check_steps(updates.extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
     extents = updates.extents
 
@@ -114,7 +114,7 @@ def combine(
     Args:
         include_self: if False, an element with sources is their combination alone.
     """
-    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    call.check_steps(updates.extents, _COLLIDE)
     if x.dtype is BOOL:
         raise Unsupported("a scatter that adds truth values")
     kind = accumulate_type(call.out.dtype)
@@ -131,7 +131,7 @@ def combine(
 
 
 def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -> Value:
-    check_steps(call.out.shape, updates.extents, _COLLIDE)
+    call.check_steps(updates.extents, _COLLIDE)
     kind = arithmetic_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:

@@ -38,12 +38,12 @@ from fusec.ir.graph import (
     View,
 )
 from fusec.ir.index import Size, index
+from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
 from fusec.ir.streamed import match_skinny
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.unroll_rows import worthwhile
-from fusec.passes.machine import Machine
 
 LIBRARY, FUSED = "library", "fused #"
 """Candidates of a group: its calls kept, and one kernel in each of its configurations."""

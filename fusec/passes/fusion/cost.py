@@ -1,6 +1,6 @@
 """Cost model of a kernel: bytes over bandwidth, operations over rate, and a launch.
 
-It only ranks candidates; measurements override it. The rates are in ``passes/machine.py``.
+It only ranks candidates; measurements override it. The rates are in ``ir/machine.py``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fusec.ir.dtype import F32, DType
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, axes_in, postorder
 from fusec.ir.graph import Extern, Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
+from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.kernel.unroll_rows import unrolls_rows
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
 

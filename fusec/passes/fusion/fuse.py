@@ -28,11 +28,11 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
+from fusec.ir.machine import Machine
 from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
 from fusec.passes.fusion.cost import kernel_cost, numel
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
-from fusec.passes.machine import Machine
 
 DETOUR = "merging would close a cycle through what stands between the two"
 TOO_LARGE = "too large to compile quickly"

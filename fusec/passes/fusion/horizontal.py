@@ -24,12 +24,12 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
 from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, Step, kernel_nodes
 from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.machine import Machine
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
 from fusec.passes.fusion.cost import numel
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.machine import Machine
 
 KernelForm: TypeAlias = tuple[object, ...]
 

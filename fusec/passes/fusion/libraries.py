@@ -24,7 +24,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
 from fusec.ir.index import Index
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 
 ATEN = "ATen"
 """The library that a call names."""

@@ -25,12 +25,12 @@ from fusec.ir.combine import Parts, rfactor
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select, postorder, reductions
 from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
+from fusec.ir.machine import Machine
 from fusec.ir.online import find_row_maxima, scale_of, scaled
 from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.graph.rfactor import AxisSplit, cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
-from fusec.passes.machine import Machine
 
 SplitKernel: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
 """A target's function that splits a kernel or returns None: ``split_loop`` on GPUs."""

@@ -29,7 +29,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
 from fusec.ir.index import Index, Size, index
-from fusec.ir.tuning import FusionTuning
+from fusec.ir.machine import FusionTuning
 from fusec.passes.dag import below, between, dependencies, find_uses
 from fusec.passes.fusion.contract import FuseGraph
 from fusec.passes.fusion.cost import count, numel

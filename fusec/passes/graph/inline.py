@@ -17,13 +17,13 @@ from dataclasses import replace
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import match_skinny
 from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.machine import Machine
 
 
 def inline(graph: Graph, machine: Machine) -> Graph:

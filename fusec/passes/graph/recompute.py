@@ -19,11 +19,11 @@ from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import product
+from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.dag import Overwrites, find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.machine import Machine
 
 
 def recompute_wide(graph: Graph, machine: Machine) -> Graph:

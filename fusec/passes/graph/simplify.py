@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
-from fusec.ir.dtype import BOOL, F32, I32, I64
+from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
 from fusec.ir.edges import OPPOSITE, edges_when
 from fusec.ir.expr import (
     Cast,
@@ -47,7 +47,6 @@ from fusec.ir.rewrite import Rewriter, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
-_INT32_MAX = 2**31 - 1
 
 
 def simplify(graph: Graph) -> Graph:
@@ -442,4 +441,4 @@ def _compare_random(node: Op) -> Expr:
 
 def _fits_32_bits(value: Index) -> bool:
     low, high = least(value), most(value)
-    return low is not None and high is not None and low >= -_INT32_MAX and high <= _INT32_MAX
+    return low is not None and high is not None and low >= -INT32_MAX and high <= INT32_MAX

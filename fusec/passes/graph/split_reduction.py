@@ -18,13 +18,12 @@ from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
+from fusec.ir.machine import FusionTuning, Machine
 from fusec.ir.monoid import MONOIDS
-from fusec.ir.tuning import FusionTuning
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rfactor import AxisSplit, Splitter
 from fusec.passes.graph.squares import SHIFTED_ONE_PASS
 from fusec.passes.graph.weighted_sums import softmax_weighted
-from fusec.passes.machine import Machine
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
@@ -139,7 +138,7 @@ def _cut(reduction: Reduce, wanted: int, row: int, tuning: FusionTuning) -> Axis
         row: elements of a row; where one fills an iteration, the last part may end at any row.
     """
     long = row >= tuning.long_row
-    loss = tuning.lost_part_of_long if long else tuning.lost_part
+    loss = tuning.lost_parts[long]
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()

@@ -25,8 +25,8 @@ from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
+from fusec.ir.machine import Machine
 from fusec.ir.streamed import SkinnyProduct, match_skinny
-from fusec.passes.machine import Machine
 
 
 def worthwhile(product: SkinnyProduct, machine: Machine) -> bool:

@@ -13,9 +13,9 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.index import Axis
+from fusec.ir.machine import Machine
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import computes_rows, unrolls_rows
-from fusec.passes.machine import Machine
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.descriptors import with_descriptors

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from fusec.ir.dtype import F32
 from fusec.ir.index import Axis
-from fusec.ir.tuning import CachedTuning
-from fusec.passes.machine import Machine
+from fusec.ir.machine import CachedTuning, Machine
 from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling
 
 

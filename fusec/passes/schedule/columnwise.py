@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan

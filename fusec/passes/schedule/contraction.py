@@ -24,7 +24,7 @@ from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
@@ -250,7 +250,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
-    least = tuning.part_keys if work.inner else tuning.part_terms
+    least = tuning.part_terms[bool(work.inner)]
     parts = min(round(tuning.waves * machine.units / count), terms // least)
     if parts < 2:
         return whole

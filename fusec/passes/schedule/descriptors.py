@@ -17,8 +17,8 @@ from dataclasses import replace
 from fusec.ir.contraction import Factors
 from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.index import Index, Size, index
+from fusec.ir.machine import Resources
 from fusec.ir.program import MULTIPLE
-from fusec.passes.machine import Resources
 from fusec.passes.schedule.plan import Plan
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
+from fusec.ir.machine import Machine
 from fusec.passes.dag import stable_topological_sort
-from fusec.passes.machine import Machine
 
 
 def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axis, ...] | None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from fusec.ir.expr import Op, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.ir.tuning import RowTuning
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine, RowTuning
 from fusec.passes.schedule.access import VECTOR_BYTES, accesses, fastest_axis, step
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 

@@ -18,8 +18,7 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
-from fusec.ir.tuning import RowTuning
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine, RowTuning
 from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan

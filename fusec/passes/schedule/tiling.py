@@ -26,8 +26,7 @@ from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
-from fusec.ir.tuning import TileTuning
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine, TileTuning
 from fusec.passes.schedule.pointwise import power_of_two
 
 MIN_LANES = 16
@@ -98,7 +97,7 @@ class TileResources:
         )
         if self.wide:
             held += sum(area(axes, tiling.lanes) for axes in self.computed)
-        factor = self.tuning.wide_nested if between else self.tuning.wide
+        factor = self.tuning.by_fmas[bool(between)]
         return held * (factor if self.wide else 1) / (32 * tiling.warps)
 
     def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:

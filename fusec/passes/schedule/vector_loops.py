@@ -14,10 +14,9 @@ from fusec.errors import InternalError
 from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
+from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct, match_skinny
-from fusec.ir.tuning import LoopTuning
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.access import fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan

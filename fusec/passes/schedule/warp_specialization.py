@@ -25,9 +25,8 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
+from fusec.ir.machine import Machine, Team
 from fusec.ir.program import GROUPS
-from fusec.ir.tuning import Team
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.tiling import (

@@ -73,6 +73,13 @@ class Verdict:
         """Microseconds of each candidate that was timed."""
         return {lap.name: lap.us for lap in self.laps if lap.us is not None}
 
+    def is_steady(self, reference: str) -> bool:
+        """Return True if a later compile may rely on the verdict: its reference ran steadily."""
+        first = next(lap for lap in self.laps if lap.name == reference)
+        if first.us is None or first.p20 is None or first.p80 is None:
+            return self.compared and not self.exhausted
+        return self.compared and first.p80 - first.p20 <= VARIES * first.us
+
     @property
     def compared(self) -> bool:
         """Whether the winner stood against others: not if time alone kept all of them away."""
@@ -117,16 +124,6 @@ class Verdict:
     def from_json(cls, text: str) -> Verdict:
         """Return the verdict of a JSON text; ValueError as of `from_dict`."""
         return cls.from_dict(json.loads(text))
-
-
-def is_kept(verdict: Verdict, reference: str) -> bool:
-    """Return True if a later compile may rely on a verdict: its reference ran steadily."""
-    first = next(lap for lap in verdict.laps if lap.name == reference)
-    if not verdict.compared:
-        return False
-    if first.us is None or first.p20 is None or first.p80 is None:
-        return not verdict.exhausted
-    return first.p80 - first.p20 <= VARIES * first.us
 
 
 def duration(us: float) -> str:

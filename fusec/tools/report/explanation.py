@@ -42,7 +42,7 @@ from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
 from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, all_kernels, all_launches
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager import node_costs
 from fusec.tools.report.expectation import Expectation

@@ -24,8 +24,8 @@ from fusec.ir.expr import Buffer, Load, Op, Var
 from fusec.ir.graph import Def, Kernel, Schedule, Store
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp.graph import run_graph
+from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Program, Put, Scratch
-from fusec.ir.tuning import CodeTuning
 from fusec.options import Options
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.kernel.coalesce import flatten

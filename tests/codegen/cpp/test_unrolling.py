@@ -6,8 +6,8 @@ from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.ir.dtype import BOOL, F32
 from fusec.ir.expr import Buffer, Load, Var
 from fusec.ir.index import Axis, Index, Size, floordiv, index
+from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Statement
-from fusec.ir.tuning import CodeTuning
 
 CODE = CodeTuning()
 LANE = Axis("lane", index(16))

@@ -23,7 +23,6 @@ from fusec.frontend.fx_passes.packing import (
     PACKED_MKL,
     PACKED_ONEDNN,
     PACKS,
-    PANEL,
     PANELS,
     convolve_packed,
     has_onednn,
@@ -31,7 +30,7 @@ from fusec.frontend.fx_passes.packing import (
 )
 from fusec.ir.choice import Decided
 from fusec.ir.graph import Extern
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 from fusec.passes.fusion.contract import LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice
 from fusec.runtime.cache.store import Cache
@@ -328,7 +327,7 @@ def test_products_of_few_rows_read_panels_and_see_changed_weights(
         assert (made - exact).abs().max() <= 2 * worst
         with torch.no_grad():
             module.gate.weight.mul_(0.5)
-    assert (3, 48, PANEL) in panels_held(module)
+    assert (3, 48, 32) in panels_held(module)
 
 
 def test_a_weight_has_panels_for_each_way_that_it_lies() -> None:

@@ -9,12 +9,12 @@ from fusec.ir.dtype import BF16, F32, I64
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph, Kernel
 from fusec.ir.index import Runtime, Size, index
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import kernel_cost, kernel_operations, kernel_traffic, numel, programs
 from fusec.passes.fusion.unify import unify
-from fusec.passes.machine import Machine
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
 from tests.passes.schedule.flat import f32_of
 

@@ -17,7 +17,7 @@ from fusec.ir.decision import Decision
 from fusec.ir.extern import BiasedProduct, Linear, Product
 from fusec.ir.graph import Extern, Schedule
 from fusec.ir.index import Size, index
-from fusec.ir.tuning import RaceTuning
+from fusec.ir.machine import RaceTuning
 from fusec.options import Options
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, multiply_adds

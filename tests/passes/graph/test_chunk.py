@@ -14,9 +14,9 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduc
 from fusec.ir.graph import Def, Extern, Graph, RowLoop, Schedule, View
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.interp.graph import run_graph, run_schedule
+from fusec.ir.machine import FusionTuning
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.text import print_schedule
-from fusec.ir.tuning import FusionTuning
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import chunk, chunk_rows, cut_loops

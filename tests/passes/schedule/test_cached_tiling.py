@@ -8,8 +8,7 @@ import pytest
 
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.index import Axis, index
-from fusec.ir.tuning import TileTuning
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine, TileTuning
 from fusec.passes.schedule.cached_tiling import cached_tilings, even_lanes, tile_bytes
 from fusec.passes.schedule.tiling import AxisUse, TileResources
 

@@ -8,8 +8,8 @@ from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
 from fusec.ir.expr import Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, index
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import MAX, SUM
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.nest import nest_order
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of

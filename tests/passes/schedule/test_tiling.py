@@ -12,10 +12,10 @@ from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import index
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.machine import Machine
 from fusec.passes.schedule import accepts_gpu, gpu_plans
 from fusec.passes.schedule.contraction import contractions
 from fusec.passes.schedule.plan import Plan

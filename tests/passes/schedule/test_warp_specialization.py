@@ -8,7 +8,7 @@ import pytest
 
 from fusec.codegen.targets import A100_MACHINE, B200_MACHINE, H200_MACHINE
 from fusec.ir.dtype import F32
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine
 from fusec.passes.schedule import gpu_plans
 from fusec.passes.schedule.plan import Plan, print_plan
 from tests.passes.schedule.flat import attention, products

@@ -13,7 +13,7 @@ import torch
 
 from fusec.codegen.targets import Target
 from fusec.ir.graph import FlatKernel
-from fusec.passes.machine import Machine
+from fusec.ir.machine import Machine
 from fusec.passes.schedule import SCHEDULES, columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.tools.report.comparison import compare

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from fusec.codegen.targets import Target, find_target
 from fusec.ir.graph import FlatKernel
+from fusec.ir.machine import Machine
 from fusec.options import Options
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.report import expectation
 from fusec.tools.report.expectation import H100, H200, Device, Expectation, Work, expect

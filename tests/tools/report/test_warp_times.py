@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import find_target
 from fusec.ir.graph import FlatKernel
+from fusec.ir.machine import Machine
 from fusec.ir.program import Program
-from fusec.passes.machine import Machine
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.report.expectation import H100, H200, Expectation, Work
 from fusec.tools.report.warp_times import expect_roles, multiplied_by_tiles

@@ -15,8 +15,8 @@ from fusec.ir.contraction import factors
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Expr, Reduce, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
+from fusec.ir.machine import Machine
 from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_operations
-from fusec.passes.machine import Machine
 from fusec.tools.report.html.steps import Launched
 
 

@@ -1,15 +1,28 @@
-"""Thresholds, tile sizes and shares by which stages decide: the tuned part of a machine.
+"""The description of a target's machine: rates, sizes, and all that is tuned for it.
 
-Each class belongs to one kind of decision, and ``passes/machine.py`` has one of each for a machine.
-A value is a default that was found by measuring or chosen, as its description says: on an H200
-("sm_90") for GPUs, on one core with AVX-512 for CPUs. A row of ``codegen/targets.py`` overrides it
-for a machine where another one is better, and tests lower it, so that graphs small enough to
-interpret take the paths of large ones.
+The only source for the cost model, for tile sizes and for thresholds: a ``Machine`` has its rates
+and, for each kind of decision, a class of values. ``codegen/targets.py`` has one for each target.
+
+The rates are approximate and only rank candidates; measurements override them. H200: measured copy
+bandwidth 4.3 TB/s and the issue budget that follows (6.9 thread instructions a byte). CPU: two
+cores of a shared socket, measured 2026-11 within a factor of two.
+
+The values of a class are defaults, found by measuring or chosen, as each says: for GPUs on an H200
+(``sm_90``), for CPUs on one core with AVX-512. A row of ``targets.py`` overrides what is better
+otherwise. Tests lower some, so that graphs small enough to interpret take the paths of large ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from fusec.ir.dtype import DType
+
+Sides: TypeAlias = tuple[tuple[int, int], ...]
+"""Rows and columns of tiles; of nested products, rows and terms of an iteration."""
+Shapes: TypeAlias = tuple[tuple[int, int, int, int], ...]
+"""Rows, terms of an iteration, warps and stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +41,24 @@ class FusionTuning:
     in 16 bits, 133 in f32)."""
     two_programs: int = 4
     """Factor by which partial sums may exceed ``Machine.part_share`` to give each multiprocessor
-    two programs: a single one waits at barriers for each row (RMSNorm of 4096, sm_90, by analysis).
-    """
+    two programs: a single one waits at barriers for each row (RMSNorm of 4096, by analysis)."""
     long_row: int = 4096
     """Elements of a row that fill an iteration of a loop over rows; two programs with longer rows
     take more registers than a multiprocessor has."""
-    lost_part: int = 8
-    """One of so many parts may be given up to make all equally long."""
-    lost_part_of_long: int = 64
-    """The same for long rows, where 128 programs leave four of 132 multiprocessors idle."""
+    lost_parts: tuple[int, int] = (8, 64)
+    """One of so many parts may be given up to make all equally long; the second is for long rows,
+    where 128 programs leave four of 132 multiprocessors idle."""
+    direct_steps: int = 1 << 15
+    """Steps of a short scan, scatter or search up to which its direct form is taken. Twice as many
+    cost as much as the eager call (cumsum, scatter_add, index_add, bucketize; 2026-11)."""
+    part_ratio: int = 8
+    """Least ratio of a tensor's elements to those of a part that is written by itself."""
+    constant_growth: int = 4
+    """A constant may have up to this many times the bytes of the weights it is computed from."""
     cheap: int = 6
     """Multiply-adds an element that cost less than a round trip through memory (about 8 bytes)."""
     inlined_nodes: int = 400
-    """Larger expressions are not inlined: compile time and the legibility of kernels have limits.
-    """
+    """Most nodes of an inlined expression, for compile time and legibility."""
     wide: int = 3
     """A product is wide, and recomputed, if it has at least so many times the elements of its
     operands together."""
@@ -84,8 +101,7 @@ class RaceTuning:
     """Multiply-adds from which libraries race for a product: below, the overhead of a call decides,
     and ATen's is the least (64 x 64 x 64: 6 us, oneDNN 20)."""
     product_share: float = 0.03
-    """Share of a graph's multiply-adds from which equal products are raced: others decide nothing.
-    """
+    """Share of a graph's multiply-adds from which equal products race: others decide nothing."""
     timed_product: int = 1 << 28
     """Multiply-adds of a product that is timed, some 4 ms: rows and columns are halved down to it.
     On a quarter of that, another library was fastest than on the whole in three of eight products
@@ -98,8 +114,7 @@ class RaceTuning:
     """Share of the expected gains of channels-last whose convolutions are timed."""
     gain: float = 1.5
     """How many times the conversions the gains must be: a kernel that reads or writes across the
-    order of memory may take several times what its bytes say (GroupNorm of 32 x 32 images: 3.3).
-    """
+    order of memory may take several times what its bytes say (3.3 in a GroupNorm of 32 x 32)."""
     saved_share: float = 0.03
     """Share of the timed convolutions' time that must be saved."""
     clear: float = 2.0
@@ -126,8 +141,7 @@ class RowTuning:
     warp_row: int = 1024
     """Elements of a row that one warp holds, without barriers."""
     resident_bytes: int = 1 << 17
-    """Most bytes of a row, over all tensors that are summed, without spills: 4 for each of 32768.
-    """
+    """Most bytes of a row, over all summed tensors, without spills: 4 for each of 32768."""
     resident_tiles: int = 65536
     """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
 
@@ -149,8 +163,7 @@ class RowTuning:
     loop_warps: int = 4
     """Warps of a program that loops over a row: some ten programs share a multiprocessor."""
     alone: int = 8
-    """Factor on the elements of an iteration where there are fewer programs than multiprocessors.
-    """
+    """Factor on the elements of an iteration with fewer programs than multiprocessors."""
     folded: int = 8
     """Most vectors of a row that a thread loads and folds at once: the accumulators are rescaled
     once for all of them. 64 elements of 16 bits take 72 registers (cross-entropy, Triton 3.7.1)."""
@@ -181,17 +194,11 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Groups of consumer warps of a warp-specialized kernel.
-
-    Attributes:
-        roles: the value of ``Plan.roles``.
-        warps: warps of each group.
-        sides: (rows, columns) of a group's tile, best first.
-    """
+    """Groups of consumer warps, as ``Plan.roles``: warps and tiles of each, best first."""
 
     roles: str
     warps: int
-    sides: tuple[tuple[int, int], ...]
+    sides: Sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,28 +207,24 @@ class TileTuning:
 
     side: int = 128
     """Rows and columns of the widest tile that is chosen by rule."""
-    sides: tuple[tuple[int, int], ...] = (
-        *((128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32)),
-    )
+    sides: Sides = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 64), (16, 32))
     """Rows and columns of a product's tile, best first; in 8 warps or 4, and 3 stages."""
     others: tuple[tuple[tuple[int, int], int, int], ...] = (
         *(((128, 256), 8, 3), ((128, 128), 8, 4), ((256, 128), 8, 3), ((64, 128), 4, 4)),
         *(((128, 64), 4, 4), ((128, 128), 4, 4), ((64, 256), 8, 3), ((64, 64), 4, 5)),
     )
     """Sides, warps and stages that a race may try, likeliest first."""
-    nested: tuple[tuple[int, int, int, int], ...] = (
+    nested: Shapes = (
         *((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
         *((64, 32, 8, 2), (32, 64, 4, 2), (32, 32, 8, 2), (16, 32, 4, 2), (16, 32, 8, 2)),
     )
     """Rows, terms of an iteration, warps and stages of a kernel with nested products."""
-    nested_others: tuple[tuple[int, int, int, int], ...] = (
+    nested_others: Shapes = (
         *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
         *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
     )
     """The same that a race may try, likeliest first."""
-    nested_skinny: tuple[tuple[int, int, int, int], ...] = (
-        *((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2)),
-    )
+    nested_skinny: Shapes = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
     """The same as ``nested`` where one tile holds all rows."""
     skinny_others: tuple[tuple[int, int, int], ...] = (
         *((32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (64, 4, 5), (256, 8, 3), (16, 4, 6)),
@@ -240,10 +243,8 @@ class TileTuning:
     """Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
     few_registers: int = 64
     """Registers of a thread for tiles up to which four warps suffice instead of eight."""
-    wide: int = 2
-    """Register factor of products by FMAs (f32), which hold rows and columns."""
-    wide_nested: int = 4
-    """The same of nested products."""
+    by_fmas: tuple[int, int] = (2, 4)
+    """Register factors of plain and nested products by FMAs (f32), which hold rows and columns."""
     drawn: int = 2
     """Tiles of f32 for one of random numbers: the backward of an attention with dropout spilled
     1260 bytes in 8 warps of 128 x 64, and none with half the step (Triton 3.7.1, 2026-11)."""
@@ -257,10 +258,8 @@ class TileTuning:
     """Least share of the multiprocessors that one wave of programs must occupy."""
     group: int = 8
     """Rows of tiles that run together along the columns, to share operands in the cache."""
-    part_terms: int = 512
-    """Least terms of a part of a split loop."""
-    part_keys: int = 128
-    """The same where each term is itself a product."""
+    part_terms: tuple[int, int] = (512, 128)
+    """Least terms of a part of a split loop; the second where each term is itself a product."""
     waves: int = 2
     """Programs for each multiprocessor at which a split loop aims."""
     full_skinny: float = 1.5
@@ -291,14 +290,12 @@ class TileTuning:
 class CachedTuning:
     """Tiles of a CPU's kernels with products: arrays in a core's second-level cache."""
 
-    nested: tuple[tuple[int, int], ...] = (
-        *((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16)),
-    )
+    nested: Sides = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
     """Rows, and terms of an iteration, of a kernel with nested products, best first."""
-    crossed: tuple[tuple[int, int], ...] = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
+    crossed: Sides = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
     """The same where products sum along two loops: tiles of the inner and of the outer loop (a
     training step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94)."""
-    sides: tuple[tuple[int, int], ...] = ((96, 128), (96, 64), (48, 64), (32, 32))
+    sides: Sides = ((96, 128), (96, 64), (48, 64), (32, 32))
     """Rows and columns of a tile of products that are not nested, best first."""
     terms: int = 256
     """Terms that such a tile sums in an iteration."""
@@ -342,6 +339,14 @@ class LoopTuning:
     """Its accumulators, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
     panel_sums: float = 1.75
     """The same for panels, where the rows' elements take no registers."""
+    panel: int = 32
+    """Columns of a panel of weights: two vectors of AVX-512, so that the sums of 12 rows stay in
+    registers.
+
+    One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
+    not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous
+    along the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6: no panels (2026-11).
+    """
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10
@@ -355,7 +360,7 @@ class LoopTuning:
 
 @dataclass(frozen=True, slots=True)
 class CodeTuning:
-    """How programs are printed, in C++ but for ``chain``; each ``Program`` has its machine's."""
+    """How programs are printed; each ``Program`` has its machine's."""
 
     chain: int = 4
     """Least operations on tiles beside products that Triton evaluates element by element."""
@@ -380,6 +385,11 @@ class CodeTuning:
     """Greatest trip count of an unrolled loop."""
     instructions: int = 256
     """Greatest estimated size of an unrolled loop, in instructions, inner loops included."""
+    loader_registers: int = 40
+    """Registers of a producer thread of a warp-specialized kernel in Gluon."""
+    group_registers: int = 232
+    """Registers of a thread in each of two consumer groups: 40*128 + 232*256 of 65536. A single
+    group gets the registers that the producer leaves, 240."""
     branch: int = 8
     """Instructions that a load under a scalar condition costs in addition: a branch."""
     gathers: int = 16
@@ -394,3 +404,122 @@ class CodeTuning:
     unit_text: int = 1 << 16
     """Characters of kernels that are worth a translation unit of their own: g++ takes half a second
     for them, and a tenth of one for a unit's prelude (2026-11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources and features of a GPU's multiprocessor that one program may use.
+
+    Attributes:
+        registers: 32-bit registers, which its programs share.
+        programs: most programs that it holds.
+        shared_bytes: shared memory of a block.
+        tile_registers: registers of a thread for the f32 tiles of a loop with products; the rest is
+            for addresses, and for operands where tensor cores do not read them from shared memory.
+        from_shared: tensor cores read operands from shared memory; otherwise operands go through
+            registers, and a loop of n stages holds n - 1 tiles of each in shared memory.
+        tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else FMAs do, exactly.
+        descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
+        group_registers: registers of a consumer warp's thread for f32 tiles under warp
+            specialization, where the producer warp gives up most of its own; 0 for targets without
+            it, whose products are not asynchronous (Hopper's wgmma) or have another form.
+    """
+
+    registers: int = 65536
+    programs: int = 32
+    shared_bytes: int = 0
+    tile_registers: int = 0
+    from_shared: bool = False
+    tf32: bool = False
+    descriptors: bool = False
+    group_registers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRates:
+    """Rates of matrix products, as fractions of the rate of the library's single product.
+
+    Attributes:
+        tiled: fusec's single product (Triton beside cuBLAS: 0.8 to 1.0).
+        nested: fusec's products of products in one kernel, as in an attention.
+        library_nested: the library's attention.
+        alone: whether fusec's product may win outside an attention.
+    """
+
+    tiled: float = 0.85
+    nested: float = 0.55
+    library_nested: float = 0.75
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates and sizes of one machine.
+
+    Attributes:
+        bytes_per_us: memory traffic, reads and writes together.
+        operations_per_us: scalar f32 multiply-adds of the whole machine.
+        launch_us: time from one kernel to the next, host and device.
+        units: grid points that keep the machine busy: a GPU's multiprocessors.
+        threads: CPU threads that share a grid: few long grid points leave some of them idle.
+        parts: partial results of a split reduction, where their bytes allow so many.
+        part_share: bytes that partial results may move, as a share of the bytes that are summed;
+            where ``parts`` of them would move more, there is one for each of ``units``.
+        tile: elements of the fastest axis that one grid point takes where that axis is on the grid.
+        vector: f32 lanes of a CPU's vector registers.
+        products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
+        slow_exact: slowdown of the library's products in f32, unless operands round to TF32.
+        widened: types that fusec's own products widen to f32, for want of instructions.
+        slow_widened: slowdown of these products beside the library's, which has instructions.
+        rates: rates of products, relative to the library's.
+        cache_bytes: bytes of a CPU core's second-level cache that the tiles of a product may take;
+            0 where tiles are in registers.
+        lanes: longest axis of a kernel with products that is lanes without a loop: a row of an
+            operand, so that scores are recomputed.
+        skinny_rows: most rows of a skinny product, which a kernel of plain loops may compute.
+        sm: resources of a multiprocessor.
+        fusion, races, code: thresholds and sizes of graph passes and fusion, of races, of printers.
+        rows, tiles: those of the schedules of a GPU.
+        cached, loops: those of the schedules of a CPU.
+    """
+
+    bytes_per_us: float
+    operations_per_us: float
+    launch_us: float
+    units: int
+    parts: int
+    tile: int
+    vector: int = 1
+    products_per_us: float = 0.0
+    slow_exact: int = 8
+    widened: frozenset[DType] = frozenset()
+    slow_widened: int = 1
+    rates: ProductRates = ProductRates()
+    cache_bytes: int = 0
+    lanes: int = 256
+    skinny_rows: int = 0
+    threads: int = 1
+    sm: Resources = Resources()
+    part_share: float = 1.0
+    fusion: FusionTuning = FusionTuning()
+    races: RaceTuning = RaceTuning()
+    rows: RowTuning = RowTuning()
+    tiles: TileTuning = TileTuning()
+    cached: CachedTuning = CachedTuning()
+    loops: LoopTuning = LoopTuning()
+    code: CodeTuning = CodeTuning()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether products keep their tiles in a core's cache; else in registers, as on a GPU."""
+        return self.cache_bytes > 0
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether kernels may compute matrix products; else all products are library calls."""
+        return self.products_per_us > 0
+
+    @property
+    def slow_f32(self) -> int:
+        """Slowdown of products in f32, relative to 16 bits."""
+        return 2 if self.sm.tf32 else self.slow_exact
