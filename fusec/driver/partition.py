@@ -44,18 +44,13 @@ from fusec.frontend.aliasing.snapshots import drop_snapshots, take_snapshots
 from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
 from fusec.frontend.fx_passes.equal_calls import share_equal_calls
 from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
-from fusec.frontend.fx_passes.softmax_gradients import SCORES_BYTES
 from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
-from fusec.ir.machine import Machine
-from fusec.passes.graph.chunk import RATIO
+from fusec.ir.machine import FusionTuning, Machine
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
 aten = torch.ops.aten
 
-WORTH_A_PRODUCT = 2
-"""Expansions of at least so many times ``chunk_bytes`` are recomputed rather than saved: that costs
-one product more beside three."""
 PRODUCTS = (aten.mm.default,)
 """Products that may be expansions; attention's (``bmm``) are left to ``recompute_scores``."""
 
@@ -106,23 +101,24 @@ class Joint:
 
 
 def partition(
-    joined: Joint, chunk_bytes: int, memory_budget: float
+    joined: Joint, tuning: FusionTuning, chunk_bytes: int, memory_budget: float
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph into forward and backward as AOTAutograd does, except for expansions.
 
     Args:
+        tuning: what an expansion is.
         chunk_bytes: products of this size or more may be expansions; 0: none is.
         memory_budget: share of the memory saved by default that may be saved, beside the inputs.
     """
     joint, num_fwd_outputs = joined.module, joined.outputs
     extra: list[fx.Node] = []
     name_by_forward(set(joint.graph.nodes) - _tangent_users(joint.graph))
-    if chunk_bytes and (found := find_expansions(joint.graph, chunk_bytes)):
+    if chunk_bytes and (found := find_expansions(joint.graph, tuning, chunk_bytes)):
         large, size = _large(found), sum(map(_size, found))
         early = hoist_gradients(joint.graph, large, size)
         if early:
             extra.extend(early)
-        elif early is None and size >= WORTH_A_PRODUCT * chunk_bytes:
+        elif early is None and size >= tuning.chunk_recomputed * chunk_bytes:
             recompute(large - _tangent_users(joint.graph))
     _save_what_is_not_free(joint.graph)
     _leave_constants_to_the_last(joint.graph)
@@ -273,7 +269,7 @@ def _argument(node: fx.Node, name: str) -> Any:
 
 
 def find_expansions(
-    joint: fx.Graph, threshold: int, products: Collection[Any] = PRODUCTS
+    joint: fx.Graph, tuning: FusionTuning, threshold: int, products: Collection[Any] = PRODUCTS
 ) -> set[fx.Node]:
     """Return the products of at least ``threshold`` bytes that expand their rows and are reduced.
 
@@ -284,7 +280,7 @@ def find_expansions(
         if node.target not in products or node.op != "call_function":
             continue
         rows = node.args[0]
-        wide = _columns(node) >= RATIO * _columns(rows)
+        wide = _columns(node) >= tuning.chunk_ratio * _columns(rows)
         transposed = _TRANSPOSES if node.target is aten.bmm.default else set()
         if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | transposed):
             found.add(node)
@@ -325,10 +321,11 @@ def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     For kernels that never store them (``passes/graph/recompute.py``). Element types that kernels
     would widen to f32 are left out.
     """
-    graph, kept = joint.graph, [to_torch_dtype(kind) for kind in machine.widened]
+    graph, tuning = joint.graph, machine.fusion
+    kept = [to_torch_dtype(kind) for kind in machine.widened]
     found = {
         n
-        for n in find_expansions(graph, SCORES_BYTES, (aten.bmm.default,))
+        for n in find_expansions(graph, tuning, tuning.scores_bytes, (aten.bmm.default,))
         if _columns(n.args[0]) <= machine.lanes and _dtype(n) not in kept
     }
     if found:

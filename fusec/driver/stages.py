@@ -296,7 +296,7 @@ JOINT = (
     _on_fx(
         "softmax_gradients",
         "take the row sums of a softmax's gradient from the attention's output",
-        _changing(rewrite_softmax_row_sums),
+        lambda gm, context: rewrite_softmax_row_sums(gm, context.machine.fusion.scores_bytes),
         needs=("draws",),
     ),
     _on_fx(
@@ -312,7 +312,7 @@ PARTITION = Stage(
     "partition",
     "cut into forward and backward; do not save what a fused backward recomputes",
     lambda joint, context: partition(
-        joint, context.options.chunk_bytes, context.options.memory_budget
+        joint, context.machine.fusion, context.options.chunk_bytes, context.options.memory_budget
     ),
     "joint FX graph",
     "two FX graphs",

@@ -82,6 +82,16 @@ class FusionTuning:
     all."""
     foreach: int = 3
     """Least members of a foreach kernel: its table of arguments costs the host about a launch."""
+    scores_bytes: int = 1 << 20
+    """Bytes of an attention's scores from which they are not saved for the backward."""
+    chunk_ratio: int = 6
+    """Columns of an expansion for each column of its operand. An MLP's hidden layer has 4 and
+    stays."""
+    chunk_large: int = 4
+    """A buffer with at least one of so many of the expansion's elements counts as equally large."""
+    chunk_recomputed: int = 2
+    """Expansions of at least so many times ``chunk_bytes`` of the options are recomputed rather
+    than saved: that costs one product more beside three."""
     chunk_bytes: int = 1 << 25
     """Bytes of an expansion in one chunk: few enough to bound memory, many enough for a GEMM whose
     other operand, read once a chunk, is as large (measured 2026-11: no difference between 16 and

@@ -38,8 +38,6 @@ from fusec.frontend.fx_passes.fx_nodes import (
 
 aten = torch.ops.aten
 
-SCORES_BYTES = 1 << 20
-"""Scores of fewer bytes may as well be saved."""
 
 _NARROW = (torch.float16, torch.bfloat16)
 _COPIES = (aten.clone.default, aten._to_copy.default)
@@ -61,17 +59,22 @@ class _Scaled:
     factors: Counter[tuple[fx.Node, float]]
 
 
-def rewrite_softmax_row_sums(gm: fx.GraphModule) -> None:
-    """Replace row sums of softmax gradients in place; nodes carry ``meta["val"]``."""
+def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
+    """Replace row sums of softmax gradients in place; nodes carry ``meta["val"]``.
+
+    Args:
+        least: bytes of scores from which it pays: others may as well be saved.
+    """
     changed = False
     for total in list(gm.graph.nodes):
-        if _is_row_sum(total) and (sides := _find_sides(total.args[0])) is not None:
+        if _is_row_sum(total) and (sides := _find_sides(total.args[0], least)) is not None:
             with gm.graph.inserting_before(total):
                 total.replace_all_uses_with(_sum_of(*sides, total))
             gm.graph.erase_node(total)
             changed = True
     if changed:
         gm.recompile()
+    return gm
 
 
 def _is_row_sum(node: fx.Node) -> bool:
@@ -88,7 +91,7 @@ def _source(node: fx.Node) -> fx.Node:
     return first
 
 
-def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
+def _find_sides(product: Any, least: int) -> tuple[fx.Node, fx.Node] | None:
     """Return the nodes do and o whose product has the row sums of ``dp * p``, or None."""
     product = _strip(product)
     if product.target is not aten.mul.Tensor:
@@ -99,7 +102,7 @@ def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
     for gradient, weights in ((a, b), (b, a)):
         back, plain = _trace(gradient), _trace(weights)
         if back.node.target is aten.bmm.default and _ends_alike(product, back.node):
-            for forward in _products_of(back.node):
+            for forward in _products_of(back.node, least):
                 made = _trace(_source(forward))
                 same = made.node is plain.node and _ends_alike(product, _source(forward))
                 earlier = forward < product  # in the graph's order
@@ -108,14 +111,14 @@ def _find_sides(product: Any) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
-def _products_of(back: fx.Node) -> Iterator[fx.Node]:
+def _products_of(back: fx.Node, least: int) -> Iterator[fx.Node]:
     """Yield the products by v, given that by its transpose, if the rewrite pays."""
     turned: Any = back.args[1]
     if turned.target is not aten.permute.default or list(turned.args[1]) != [0, 2, 1]:
         return
     values, scores = turned.args[0], back.meta["val"]
     keys, columns = (hint_of(n) for n in values.meta["val"].shape[1:])
-    if columns <= keys and count_bytes(scores) >= SCORES_BYTES and scores.dtype not in _NARROW:
+    if columns <= keys and count_bytes(scores) >= least and scores.dtype not in _NARROW:
         for user in values.users:
             if user.target is aten.bmm.default and user.args[1] is values:
                 yield user

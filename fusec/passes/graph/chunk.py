@@ -35,11 +35,6 @@ from fusec.passes.fusion.contract import FuseGraph
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rows import NotByRows, RowBody
 
-RATIO = 6
-"""Columns of an expansion for each column of its operand. An MLP's hidden layer has 4 and stays."""
-LARGE = 4
-"""A buffer with at least 1/LARGE of the expansion's elements counts as equally large."""
-
 
 def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
     """Return the schedule with the bodies of its loops over rows cut into kernels by ``cut``."""
@@ -66,15 +61,15 @@ def chunk(
     Args:
         threshold: bytes from which an expansion is large; 0 disables the pass.
         clean: inlines definitions, so that views, casts and biases do not hide consumers of a row.
-        tuning: gives the size of a chunk.
+        tuning: what an expansion is, and the size of a chunk.
     """
-    if not threshold or not _expansions(graph, threshold):
+    if not threshold or not _expansions(graph, threshold, tuning):
         return graph
     original = graph
     graph = clean(graph)
     decisions: list[Decision] = []
     refused: set[Buffer] = set()
-    while (seed := _next_seed(graph, threshold, refused)) is not None:
+    while (seed := _next_seed(graph, threshold, tuning, refused)) is not None:
         try:
             taken = sum(decision.taken for decision in decisions)
             graph, loop = _take_out(graph, seed, f"rows_{taken}", tuning)
@@ -92,19 +87,21 @@ def _decision(seed: Buffer, taken: bool, reason: str) -> Decision:
     return Decision(seed.name, "chunks of rows", taken, reason, None, "all rows at once")
 
 
-def _expansions(graph: Graph, threshold: int) -> list[Buffer]:
+def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buffer]:
     """Return the large products that are much wider than the rows of their left operand."""
     products = [(call.writes[0], call.views[0]) for call in graph.externs if call.product]
     return [
         made
         for made, rows in products
-        if made.shape[1].hint() >= RATIO * rows.shape[1].hint()
+        if made.shape[1].hint() >= tuning.chunk_ratio * rows.shape[1].hint()
         and numel(made) * made.dtype.itemsize >= threshold
     ]
 
 
-def _next_seed(graph: Graph, threshold: int, refused: set[Buffer]) -> Buffer | None:
-    left = (made for made in _expansions(graph, threshold) if made not in refused)
+def _next_seed(
+    graph: Graph, threshold: int, tuning: FusionTuning, refused: set[Buffer]
+) -> Buffer | None:
+    left = (made for made in _expansions(graph, threshold, tuning) if made not in refused)
     return next(left, None)
 
 
@@ -135,12 +132,12 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tu
         for position in sorted(members):
             body.add(position, graph.nodes[position])
         grown = set(members)
-        for buffer in (b for b in body.made if numel(b) * LARGE >= size):
+        for buffer in (b for b in body.made if numel(b) * tuning.chunk_large >= size):
             if buffer in returned:
                 raise NotByRows(f"{buffer} is returned")
             grown |= readers.get(buffer, set())
         for position in (producer[b] for b in body.sources if b in producer):
-            if _points(graph.nodes[position]) * LARGE >= size:
+            if _points(graph.nodes[position]) * tuning.chunk_large >= size:
                 grown.add(position)
         grown |= between(dag, grown)
         if grown == members:

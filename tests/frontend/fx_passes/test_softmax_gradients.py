@@ -15,10 +15,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fusec.frontend.aot.decompositions import decompositions
-from fusec.frontend.fx_passes import softmax_gradients
 from fusec.frontend.fx_passes.draws import replace_draws
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
-from tests.support import FUSED, check, values
+from tests.support import FUSED, check, tune, values
 
 aten = torch.ops.aten
 BATCH, HEADS, ROWS, KEYS, COLUMNS = 2, 2, 6, 24, 8
@@ -27,7 +26,7 @@ BATCH, HEADS, ROWS, KEYS, COLUMNS = 2, 2, 6, 24, 8
 @pytest.fixture(autouse=True)
 def _small_scores_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "real_sizes" not in request.fixturenames:
-        monkeypatch.setattr(softmax_gradients, "SCORES_BYTES", 0)
+        tune(monkeypatch, "fusion", scores_bytes=0)
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ KEPT = (masked_weights, with_weights, wider_values, in_8_bits, over_rows)
 def test_a_row_sum_over_keys_becomes_one_over_the_output_with_equal_gradients(function):
     before = joint_of(function, inputs(torch.float64))
     after = copy.deepcopy(before)
-    rewrite_softmax_row_sums(after)
+    rewrite_softmax_row_sums(after, 0)
     assert row_sums(before) == [KEYS, KEYS] and row_sums(after) == [COLUMNS, KEYS]
     for a, b in zip(called(before), called(after), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)  # one has weights in f32
@@ -136,7 +135,7 @@ def test_a_row_sum_over_keys_becomes_one_over_the_output_with_equal_gradients(fu
 def test_other_weights_than_those_of_the_product_keep_their_sums(function):
     joint = joint_of(function, inputs())
     before = row_sums(joint)
-    rewrite_softmax_row_sums(joint)
+    rewrite_softmax_row_sums(joint, 0)
     assert row_sums(joint) == before
 
 
@@ -172,11 +171,11 @@ def test_a_row_sum_without_the_mask_of_the_output_stays():
     ("rows", "dtype", "exchanged"),
     [(512, torch.float32, True), (511, torch.float32, False), (1024, torch.bfloat16, False)],
 )
-def test_sums_of_small_scores_and_of_16_bits_stay(real_sizes, rows, dtype, exchanged):
+def test_sums_of_small_scores_and_of_16_bits_stay(rows, dtype, exchanged):
     given = [values(1, n, COLUMNS, seed=i, dtype=dtype) for i, n in enumerate((rows, 512, 512))]
     joint = joint_of(plain, given)
     before = row_sums(joint)
-    rewrite_softmax_row_sums(joint)
+    rewrite_softmax_row_sums(joint, 1 << 20)
     assert (row_sums(joint) != before) is exchanged
 
 
@@ -208,5 +207,5 @@ def test_a_sum_over_all_axes_is_no_row_sum() -> None:
     total.meta["val"] = torch.empty(())
     graph.output((total,))
     module = fx.GraphModule(torch.nn.Module(), graph)
-    rewrite_softmax_row_sums(module)
+    rewrite_softmax_row_sums(module, 0)
     assert [node.target for node in module.graph.nodes][1] is aten.sum.dim_IntList
