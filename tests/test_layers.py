@@ -77,7 +77,7 @@ LAYERS: dict[str, set[str]] = {
     "archive": {"errors", "runtime"},
     "export": {"archive"} | WHOLE | CACHED | {"driver.backend", "driver.warm", "tools.report"},
     "tools": set(),
-    "tools.static_checks": FOUNDATION | {"runtime"},
+    "tools.static_checks": COMPILER | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
     "tools.report": WHOLE
     | {"driver.build", "driver.compiler", "driver.dumps", "driver.backend", "driver.verification"}

@@ -154,6 +154,7 @@ H200_MACHINE = Machine(
     products_per_us=3.95e8,
     sm=Resources(
         shared_bytes=232448,
+        issue_budget=6.9,
         tile_registers=160,
         from_shared=True,
         descriptors=True,
@@ -170,16 +171,25 @@ A100_MACHINE = Machine(
     parts=216,
     tile=128,
     products_per_us=1.4e8,
-    sm=Resources(shared_bytes=166912, tile_registers=128),
+    sm=Resources(shared_bytes=166912, issue_budget=11.5, tile_registers=128),
     part_share=0.01,
     fusion=FusionTuning(chunk_rows=2048),
 )
-B200_MACHINE = replace(H200_MACHINE, sm=replace(H200_MACHINE.sm, group_registers=0))
+B200_MACHINE = replace(
+    H200_MACHINE, sm=replace(H200_MACHINE.sm, group_registers=0, issue_budget=4.9)
+)
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
     units=170,
     parts=340,
-    sm=Resources(shared_bytes=101376, tile_registers=128, descriptors=True),
+    sm=Resources(
+        programs=24,
+        threads=1536,
+        shared_bytes=101376,
+        issue_budget=33.0,
+        tile_registers=128,
+        descriptors=True,
+    ),
 )
 MI300_MACHINE = replace(
     H200_MACHINE, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)

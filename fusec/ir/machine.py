@@ -422,8 +422,12 @@ class Resources:
 
     Attributes:
         registers: 32-bit registers, which its programs share.
-        programs: most programs that it holds.
-        shared_bytes: shared memory of a block.
+        programs, threads: most programs, and threads, that it holds.
+        shared_bytes: shared memory of a block, without the 1 KB that the system takes.
+        issue_budget: instructions of a thread that it can issue while its share of the memory moves
+            one byte: 128 lanes * multiprocessors * clock / bandwidth. H200: 132, 1.755 GHz, 4.3
+            TB/s; A100: 108, 1.41 GHz, 1.7 TB/s; B200: 148, 1.85 GHz, 7.2 TB/s; RTX 5090: 170, 2.4
+            GHz, 1.6 TB/s. 0 for targets whose machine code no rule judges.
         tile_registers: registers of a thread for the f32 tiles of a loop with products; the rest is
             for addresses, and for operands where tensor cores do not read them from shared memory.
         from_shared: tensor cores read operands from shared memory; otherwise operands go through
@@ -437,7 +441,9 @@ class Resources:
 
     registers: int = 65536
     programs: int = 32
+    threads: int = 2048
     shared_bytes: int = 0
+    issue_budget: float = 0.0
     tile_registers: int = 0
     from_shared: bool = False
     tf32: bool = False

@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusec.codegen.targets import TARGETS
 from fusec.errors import BuildError, UsageError
+from fusec.ir.machine import Resources
 from fusec.runtime.kernels.triton_interior import assembler
 from fusec.runtime.kernels.triton_kernel import CompiledAsm
 
@@ -46,37 +48,10 @@ _POLL = 4
 _WIDTH = re.compile(r"\.[SU]?(8|16|32|64|128)(?=\.|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """Limits of one streaming multiprocessor, shared by its blocks (65536 registers on all).
-
-    Attributes:
-        has_wgmma: whether matrix products are warp-group instructions (``wgmma``).
-        issue_budget: thread-instructions that it can issue in the time in which its share of the
-            memory moves one byte: 128 lanes * processors * clock / bandwidth. H200: 132, 1.755 GHz,
-            4.3 TB/s; A100: 108, 1.41 GHz, 1.7 TB/s; B200: 148, 1.85 GHz, 7.2 TB/s; RTX 5090: 170,
-            2.4 GHz, 1.6 TB/s.
-    """
-
-    threads: int
-    shared_bytes: int
-    blocks: int
-    issue_budget: float
-    has_wgmma: bool = False
-
-    @property
-    def shared_limit(self) -> int:
-        """The most shared memory that one block may have, in bytes."""
-        return self.shared_bytes - _RESERVED_SHARED
-
-
-PROCESSORS: Mapping[str, Processor] = {
-    "sm_80": Processor(2048, 164 * 1024, 32, 11.5),
-    "sm_90": Processor(2048, 228 * 1024, 32, 6.9, has_wgmma=True),
-    "sm_100": Processor(2048, 228 * 1024, 32, 4.9),
-    "sm_120": Processor(1536, 100 * 1024, 24, 33.0),
+PROCESSORS: Mapping[str, Resources] = {
+    name: target.machine.sm for name, target in TARGETS.items() if target.machine.sm.issue_budget
 }
-REGISTERS = 65536
+"""Targets whose machine code is judged -> their multiprocessor."""
 _RESERVED_SHARED = 1024  # bytes per block, by the system
 
 
@@ -220,7 +195,7 @@ class StaticReport:
         return wide / total if total else 1.0
 
     @property
-    def processor(self) -> Processor:
+    def processor(self) -> Resources:
         return PROCESSORS[self.target]
 
     def _widths(self, kind: str) -> dict[int, int]:
@@ -346,13 +321,13 @@ def _resources(said: str) -> tuple[int, int]:
     return max(registers, default=0), sum(spills)
 
 
-def _resident_blocks(processor: Processor, threads: int, registers: int, shared_bytes: int) -> int:
+def _resident_blocks(processor: Resources, threads: int, registers: int, shared_bytes: int) -> int:
     registers_of_a_warp = -(-registers * 32 // 256) * 256
     return min(
-        REGISTERS // (max(1, registers_of_a_warp) * (threads // 32)),
+        processor.registers // (max(1, registers_of_a_warp) * (threads // 32)),
         processor.threads // threads,
-        processor.shared_bytes // (shared_bytes + _RESERVED_SHARED),
-        processor.blocks,
+        (processor.shared_bytes + _RESERVED_SHARED) // (shared_bytes + _RESERVED_SHARED),
+        processor.programs,
     )
 
 

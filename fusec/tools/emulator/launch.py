@@ -334,7 +334,7 @@ class Compiled:
             UnknownPtx: for PTX that the emulator does not know.
         """
         asm = compile_kernel(kernel, target)
-        shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_limit
+        shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_bytes
         if shared > limit:
             said = f"{shared} bytes of shared memory; {target} has {limit}"
             raise BuildError((f"a launch of {kernel.name}", target), said)

@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fusec.codegen.targets import H200_MACHINE
 from fusec.errors import InternalError
 from fusec.ir.expr import Const, Expr, IndexValue, Op
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
@@ -40,7 +41,7 @@ from fusec.tools.static_checks import DotTile, Section, StaticReport
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The rates and sizes of a GPU.
+    """The rates and sizes of a GPU, as in its ``Machine`` and measured besides.
 
     Attributes:
         bytes_us: bytes a microsecond of a copy, reads and writes together.
@@ -50,8 +51,8 @@ class Device:
         start_us: until the first block runs, and after the last one.
     """
 
-    units: int = 132
-    bytes_us: float = 4.3e6
+    units: int
+    bytes_us: float
     cache_bytes_us: float = 7.0e6
     clocks_us: float = 1755.0
     tensor_clocks_us: float = 1461.0
@@ -59,8 +60,8 @@ class Device:
     start_us: float = 2.0
 
 
-H200 = Device()
-H100 = Device(bytes_us=3.0e6)
+H200 = Device(H200_MACHINE.units, H200_MACHINE.bytes_per_us)
+H100 = replace(H200, bytes_us=3.0e6)
 DEVICES = {"sm_90": H200}
 """Targets that the model knows."""
 LATENCY = 1400

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fusec.tools.report.expectation import Expectation
 from fusec.tools.report.widths import MASKED, SCALAR, SMALL, UNALIGNED, Access
-from fusec.tools.static_checks import REGISTERS, StaticReport
+from fusec.tools.static_checks import StaticReport
 
 WIDE_SHARE = 0.95
 FEW_SPILLED = 16
@@ -184,7 +184,7 @@ def layout_conversion(kernel: CheckedKernel, static: StaticReport) -> str:
 @_rule("Give the tile 64 rows or more a warp group, or exchange the operands.")
 def no_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
     """On sm_90 a tl.dot of 16-bit tiles with at least 64 rows and 4 warps is a wgmma."""
-    if not static.processor.has_wgmma or static.threads < _WGMMA_THREADS or static.wgmma:
+    if not static.processor.group_registers or static.threads < _WGMMA_THREADS or static.wgmma:
         return ""
     wanted = sum(dot.dtype in _SIXTEEN_BITS and dot.m >= _WGMMA_ROWS for dot in static.dots)
     if not wanted:
@@ -209,17 +209,17 @@ def synchronous_loop(kernel: CheckedKernel, static: StaticReport) -> str:
 @_rule("Use fewer stages or a smaller tile: it builds, and cannot be launched.")
 def shared_memory(kernel: CheckedKernel, static: StaticReport) -> str:
     """A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90."""
-    if static.shared_bytes <= static.processor.shared_limit:
+    if static.shared_bytes <= static.processor.shared_bytes:
         return ""
-    return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_limit}"
+    return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_bytes}"
 
 
 @_rule("Use fewer warps or a smaller tile: it builds, and cannot be launched.")
 def registers(kernel: CheckedKernel, static: StaticReport) -> str:
     """A block's registers fit: registers * threads <= 65536."""
-    if static.registers * static.threads <= REGISTERS:
+    if static.registers * static.threads <= static.processor.registers:
         return ""
-    return f"{static.registers} registers * {static.threads} threads > {REGISTERS}"
+    return f"{static.registers} registers * {static.threads} threads > {static.processor.registers}"
 
 
 @_rule("Make the loop's tile as long as the row allows.", fault=False)
