@@ -26,7 +26,7 @@ Parts: TypeAlias = tuple[Reduce, ...]
 
 def identities(node: Reduce) -> tuple[Const, ...]:
     """Return the state of a reduction over no points."""
-    pairs = zip(node.monoid.parts, node.bodies, strict=True)
+    pairs = zip(node.monoid.fields, node.bodies, strict=True)
     return tuple(Const(part.identity(body.dtype), body.dtype) for part, body in pairs)
 
 
@@ -37,7 +37,7 @@ def combine(monoid: Monoid, old: State, new: State) -> State:
     (value, place), (other, there) = old, new
     least = Op("minimum", (place, there))  # for equal values, and for a NaN, whose index is less
     unless = Select(Op(monoid.combine, (value, other)), place, least)
-    best = Op(monoid.parts[0].combine, (value, other))
+    best = Op(monoid.fields[0].combine, (value, other))
     return best, Select(Op(monoid.combine, (other, value)), there, unless)
 
 
@@ -46,7 +46,7 @@ def folded(monoid: Monoid, over: tuple[Axis, ...], state: State) -> Expr:
     if len(state) == 1:
         return Reduce(monoid, over, *state)
     value, place = state
-    best = Reduce(monoid.parts[0], over, value)
+    best = Reduce(monoid.fields[0], over, value)
     found: Expr = Op("eq", (value, best))
     if value.dtype.is_float:
         found = Op("or", (found, Op("isnan", (value,))))
@@ -64,5 +64,5 @@ def rfactor(node: Reduce, into: Mapping[Axis, Index], inner: tuple[Axis, ...]) -
         into: reduced axis -> index over the part's number and ``inner``; other axes to rename.
     """
     bodies = substitute_all(node.bodies, into)
-    parts = node.monoid.parts
-    return tuple(Reduce(part, inner, *bodies[: len(part.parts)]) for part in parts)
+    parts = node.monoid.fields
+    return tuple(Reduce(part, inner, *bodies[: len(part.fields)]) for part in parts)

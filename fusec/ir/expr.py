@@ -253,7 +253,7 @@ class Reduce(_Expr):
     __slots__ = ("bodies", "monoid", "over")
 
     def __init__(self, monoid: Monoid, over: tuple[Axis, ...], *bodies: Expr) -> None:
-        if len(bodies) != len(monoid.parts):
+        if len(bodies) != len(monoid.fields):
             raise InvalidIR(f"{monoid} of {len(bodies)} values")
         self.monoid = monoid
         self.named = self.over = over

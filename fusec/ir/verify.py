@@ -133,7 +133,7 @@ def verify_node_types(node: Expr, line: str) -> None:
         case IndexValue():
             check(node.dtype in (I32, I64), line, f"an index value of type {node.dtype}")
         case Reduce():
-            for monoid, body in zip(node.monoid.parts, node.bodies, strict=True):
+            for monoid, body in zip(node.monoid.fields, node.bodies, strict=True):
                 _verify_reduced(monoid, body.dtype, line)
 
 

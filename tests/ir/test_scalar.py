@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, compute_type
+from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, U8, DType, compute_type
 from fusec.ir.expr import Expr, Op
 from fusec.ir.interp.expression import Env, eval_expr
 from fusec.ir.interp.graph import to_storage
 from fusec.ir.interp.scalar import OPERATIONS, scalar_operation
-from fusec.ir.monoid import MONOIDS
+from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.scalar import SCALAR_OPS
 from tests.ir.graphs import axes, buffer, load
 from tests.philox import KNOWN_ANSWERS, philox, random_bits
@@ -157,9 +157,20 @@ def test_results_keep_the_sign_of_zero() -> None:
 
 
 def test_every_monoid_combines_by_an_operation_and_has_an_identity() -> None:
-    for monoid in {m.parts[0] for m in MONOIDS.values()}:
+    for monoid in (SUM, PROD, MAX, MIN, ANY, ALL):
         dtype = BOOL if monoid.name in ("any", "all") else F32
         identity = np.asarray(monoid.identity(dtype))
         values = np.array([True, False]) if dtype is BOOL else np.float32([-2, 0, 3, np.inf])
         combined = OPERATIONS[monoid.combine](identity.astype(values.dtype), values)
         np.testing.assert_array_equal(combined, values)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "greatest"),
+    [(BOOL, 0, 1), (U8, 0, 255), (I32, -(2**31), 2**31 - 1)],
+    ids=str,
+)
+def test_identity_of_an_extreme_is_the_end_of_its_type(
+    dtype: DType, least: int, greatest: int
+) -> None:
+    assert (MAX.identity(dtype), MIN.identity(dtype)) == (least, greatest)

@@ -289,7 +289,7 @@ class _Lowering(Values):
         lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
         lanes -= frozenset(self._folds(reduction))
         carries: list[Var] = []
-        for part, neutral in zip(reduction.monoid.parts, identities(reduction), strict=True):
+        for part, neutral in zip(reduction.monoid.fields, identities(reduction), strict=True):
             hint = self._hint(reduction) if part is reduction.monoid else part.name
             carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
             self.here.body.append(Carry(carries[-1], neutral))

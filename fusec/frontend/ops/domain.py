@@ -75,7 +75,7 @@ class Domain:
 
     def _over(self, monoid: Monoid, values: tuple[Expr, ...], counts: Expr | None) -> Expr:
         if counts is not None:
-            pairs = zip(monoid.parts, values, strict=True)
+            pairs = zip(monoid.fields, values, strict=True)
             values = tuple(select(counts, v, identity(part, v.dtype)) for part, v in pairs)
         over = tuple(axis for axis in self.axes if axis.extent is not ONE)
         return Reduce(monoid, over, *values) if over else values[-1]

@@ -393,7 +393,7 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
     dims = tuple(ordered.index(axis) for axis in over)
     if len(full) == 1:
         return Tile(kept, reduce_array(node.monoid, full[0], dims, node.dtype))
-    return Tile(kept, find_first(node.monoid.parts[0], full[0], full[1], dims))
+    return Tile(kept, find_first(node.monoid.fields[0], full[0], full[1], dims))
 
 
 def _eval_dot(node: Dot, env: Env, memo: Memo) -> Tile:

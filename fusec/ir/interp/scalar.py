@@ -244,7 +244,7 @@ def scalar_operation(name: str, dtype: DType) -> Operation:
 
 def _ufunc(monoid: Monoid) -> np.ufunc:
     operation = OPERATIONS[monoid.combine]
-    if len(monoid.parts) > 1 or not isinstance(operation, np.ufunc):
+    if len(monoid.fields) > 1 or not isinstance(operation, np.ufunc):
         raise InternalError(f"no reduction {monoid}", stage="ir.interp")
     return operation
 

@@ -13,13 +13,11 @@ A sum of squared deviations is split about the means of the parts (``squares.py`
 
 from __future__ import annotations
 
-from fusec.errors import InvalidIR
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.machine import FusionTuning, Machine
-from fusec.ir.monoid import MONOIDS
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rfactor import AxisSplit, Splitter
 from fusec.passes.graph.squares import SHIFTED_ONE_PASS
@@ -30,9 +28,6 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with large column and full reductions split into partial and final ones.
 
     Reductions that one kernel may compute in a loop of products stay (``weighted_sums.py``).
-
-    Raises:
-        InvalidIR: if a reduction's monoid is not in the table of associative ones.
     """
     whole = softmax_weighted(graph) if machine.multiplies else frozenset()
     lines = [line for line in graph.defs if line.buffer not in whole]
@@ -51,8 +46,6 @@ def _to_split(line: Def, machine: Machine) -> Reduce | None:
     (reduction, *others) = reductions(line.expr) or (None,)
     if reduction is None or others or not _worth_splitting(line, reduction, machine):
         return None
-    if reduction.monoid.name not in MONOIDS:
-        raise InvalidIR(f"{reduction.monoid} is not associative", stage="split_reduction")
     return reduction
 
 
