@@ -1,8 +1,9 @@
-"""Reductions as expressions: how lowering combines the states of any monoid.
+"""Reductions as expressions: how any monoid folds in an element, and how parts are merged.
 
-A state has one value for each body of the reduction. ``combine`` joins two states; ``folded`` is
-the result of the states of several lanes. Both consist of operations and of reductions of one
-value, so that programs and printers need no others.
+A state has one value for each field of the monoid. ``combine`` joins two states; ``folded`` is the
+result of the states of several lanes; ``rfactor`` gives the states of the parts of a reduction.
+All consist of operations and of reductions of one field, so that programs and printers need no
+others.
 
 Worked example, ``argmax`` of (v, i) and (w, j)::
 
@@ -12,6 +13,7 @@ Worked example, ``argmax`` of (v, i) and (w, j)::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.ir.expr import Const, Expr, Op, Reduce, Select, substitute_all
@@ -19,15 +21,13 @@ from fusec.ir.index import Axis, Index
 from fusec.ir.monoid import MIN, Monoid
 
 State: TypeAlias = tuple[Expr, ...]
-"""Values that a reduction carries, one for each of its bodies."""
-Parts: TypeAlias = tuple[Reduce, ...]
-"""A state, as reductions over a part of the points."""
+"""Values that a reduction carries, one for each field of its monoid."""
 
 
 def identities(node: Reduce) -> tuple[Const, ...]:
     """Return the state of a reduction over no points."""
     pairs = zip(node.monoid.fields, node.bodies, strict=True)
-    return tuple(Const(part.identity(body.dtype), body.dtype) for part, body in pairs)
+    return tuple(Const(field.identity(body.dtype), body.dtype) for field, body in pairs)
 
 
 def combine(monoid: Monoid, old: State, new: State) -> State:
@@ -54,15 +54,32 @@ def folded(monoid: Monoid, over: tuple[Axis, ...], state: State) -> Expr:
     return Reduce(MIN, over, Select(found, place, nowhere))
 
 
-def rfactor(node: Reduce, into: Mapping[Axis, Index], inner: tuple[Axis, ...]) -> Parts:
-    """Return the partial reductions over ``inner``, a state for each part of the points.
+@dataclass(frozen=True, slots=True)
+class AxisSplit:
+    """The reduced axes of a reduction, split into parts.
 
-    ``max(n: x[n])`` with n = p*R + i is ``max(i: x[p*R + i])``; the reduction of these over p is
-    the whole. (Halide's word, for reductions over part of an axis.)
-
-    Args:
-        into: reduced axis -> index over the part's number and ``inner``; other axes to rename.
+    Attributes:
+        part: the axis of the parts.
+        inner: the axes that one part reduces.
+        value: reduced axis -> index over ``part`` and ``inner``.
     """
-    bodies = substitute_all(node.bodies, into)
-    parts = node.monoid.fields
-    return tuple(Reduce(part, inner, *bodies[: len(part.fields)]) for part in parts)
+
+    part: Axis
+    inner: tuple[Axis, ...]
+    value: Mapping[Axis, Index]
+
+    def inside(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Return ``axes`` as they are inside a part: ``inner`` in place of those that are split."""
+        found = (b for a in axes for b in (self.inner if a in self.value else (a,)))
+        return tuple(dict.fromkeys(found))
+
+
+def rfactor(node: Reduce, split: AxisSplit) -> tuple[Reduce, ...]:
+    """Return the state of each part of a reduction; the reduction of these is the whole.
+
+    ``max(n: x[n])`` with n = p*R + i is ``max(i: x[p*R + i])``, to be reduced over p. (Halide's
+    word, for reductions over part of an axis.)
+    """
+    bodies, fields = substitute_all(node.bodies, split.value), node.monoid.fields
+    over = split.inside(node.over)
+    return tuple(Reduce(field, over, *bodies[: len(field.fields)]) for field in fields)

@@ -93,6 +93,22 @@ def scale_of(node: Reduce, row_max: Reduce) -> Scale:
     raise InternalError(f"{node} does not refer to {row_max}", stage="ir.online")
 
 
+def growth(scale: Scale, old: Expr, new: Expr) -> Expr:
+    """Return the factor that makes a sum of ``exp(k*s - k*old)`` one of ``exp(k*s - k*new)``."""
+    return Op("exp", (scaled(Op("sub", (old, new)), scale),))
+
+
+def merged(total: Expr, scale: Scale, top: Expr, maximum: Expr) -> Expr:
+    """Return a part's term of a sum: its own, relative to ``top``, relative to the whole maximum.
+
+    A part without a score above -inf contributes 0, unless the whole row has none: that is NaN.
+    """
+    lowest = Const(-math.inf, top.dtype)
+    nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
+    whole = Op("mul", (total, growth(scale, top, maximum)))
+    return Select(nothing, Const(0, total.dtype), whole)
+
+
 def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Return the expressions with positive factors moved out of maxima and of masks by -inf.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fusec.errors import InvalidIR
-from fusec.ir.combine import State, combine, folded, identities, rfactor
+from fusec.ir.combine import AxisSplit, State, combine, folded, identities, rfactor
 from fusec.ir.dtype import BOOL, F32, I32
 from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select
 from fusec.ir.index import Axis, index
@@ -115,7 +115,8 @@ def test_lanes_fold_to_the_reduction(monoid: Monoid) -> None:
 def test_what_parts_find_combines_to_the_whole(monoid: Monoid) -> None:
     node, env, _, c = keyed(ROWS, monoid)
     part, within = axes("p i", 2, 2)
-    found = rfactor(node, {c: index(part) * 2 + index(within)}, (within,))
+    split = AxisSplit(part, (within,), {c: index(part) * 2 + index(within)})
+    found = rfactor(node, split)
     assert [one.dtype for one in found] == [body.dtype for body in node.bodies]
     whole = Reduce(monoid, (part,), *found)
     np.testing.assert_array_equal(eval_expr(whole, env), eval_expr(node, env))

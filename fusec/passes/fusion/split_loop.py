@@ -16,22 +16,23 @@ maximum of all parts. A part whose scores are all -inf contributes 0 if another 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from fusec.ir.combine import Parts, rfactor
-from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select, postorder, reductions
+from fusec.ir.combine import AxisSplit, rfactor
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder, reductions
 from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
-from fusec.ir.online import find_row_maxima, scale_of, scaled
-from fusec.ir.rewrite import Rewriter, around_reductions, rewrite
+from fusec.ir.online import find_row_maxima, merged, scale_of
+from fusec.ir.rewrite import Rewriter, rewrite
 from fusec.passes.fusion.cost import kernel_cost
-from fusec.passes.graph.rfactor import AxisSplit, cut_axis
+from fusec.passes.graph.rfactor import cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
 
+States: TypeAlias = dict[Reduce, tuple[Reduce, ...]]
+"""Reduction -> the state of each part."""
 SplitKernel: TypeAlias = Callable[[Kernel], tuple[Kernel, Kernel] | None]
 """A target's function that splits a kernel or returns None: ``split_loop`` on GPUs."""
 
@@ -51,9 +52,10 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
     if beside is None:
         return None
     cut = cut_axis(spread.axis, spread.terms)
-    states: dict[Reduce, Parts] = {}
+    states: States = {}
     for node, row_max in beside.items():  # in postorder: a maximum before the sums that use it
-        states[node] = _within_part(node, row_max, cut, states)
+        own = node if row_max is None else _relative_to(node, row_max, *states[row_max])
+        states[node] = rfactor(own, cut)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, beside, states, partial, cut)
 
@@ -81,27 +83,20 @@ def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:
 # -- the partial kernel ----------------------------------------------------------------------------
 
 
-def _partial(kernel: Kernel, states: dict[Reduce, Parts], cut: AxisSplit) -> Kernel:
+def _partial(kernel: Kernel, states: States, cut: AxisSplit) -> Kernel:
     """Return the kernel that stores the partial results, each value once, part axis first."""
     stores: list[Store] = []
     for found, name in _names(kernel, states).items():
-        own = tuple(a for a in kernel.axes if a in found.axes)
-        shape = tuple(a.extent for a in (cut.part, *own))
-        buffer = Buffer.row_major(name, shape, found.dtype)
-        stores.append(Store(buffer, tuple(index(a) for a in (cut.part, *own)), found))
+        own = (cut.part, *(a for a in kernel.axes if a in found.axes))
+        buffer = Buffer.row_major(name, tuple(a.extent for a in own), found.dtype)
+        stores.append(Store(buffer, tuple(map(index, own)), found))
     used = axes_of(stores)
     grid = (cut.part, *(a for a in kernel.grid if a in used))
-    inside = cut.inside(kernel.inside)
-    return Kernel(
-        f"{kernel.name}_part",
-        grid,
-        tuple(a for a in inside if a in used),
-        tuple(stores),
-        kernel.origin,
-    )
+    inside = tuple(a for a in cut.inside(kernel.inside) if a in used)
+    return Kernel(f"{kernel.name}_part", grid, inside, tuple(stores), kernel.origin)
 
 
-def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
+def _names(kernel: Kernel, states: States) -> dict[Reduce, str]:
     """Return partial result -> unique buffer name, from the reduction's label or the kernel."""
     labels, first = dict(kernel.labels), kernel.stores[0].buffer.name
     names: dict[Reduce, str] = {}
@@ -113,17 +108,10 @@ def _names(kernel: Kernel, states: dict[Reduce, Parts]) -> dict[Reduce, str]:
     return names
 
 
-def _within_part(
-    node: Reduce, row_max: Reduce | None, cut: AxisSplit, states: dict[Reduce, Parts]
-) -> Parts:
-    """Return the partial results of a reduction, relative to the maximum of the same part."""
-    over = cut.inside(node.over)
-    if row_max is None:
-        return rfactor(node, cut.value, over)
-    body = around_reductions(node.body, lambda n: n is row_max, lambda e: e.substitute(cut.value))
-    (top,) = states[row_max]
-    (body,) = rewrite((body,), lambda n: top if n is row_max else n)
-    return (Reduce(node.monoid, over, body),)
+def _relative_to(node: Reduce, row_max: Reduce, top: Reduce) -> Reduce:
+    """Return a sum relative to another maximum: that of a part."""
+    (body,) = rewrite((node.body,), lambda n: top if n is row_max else n)
+    return Reduce(node.monoid, node.over, body)
 
 
 # -- the final kernel ------------------------------------------------------------------------------
@@ -132,7 +120,7 @@ def _within_part(
 def _final(
     kernel: Kernel,
     beside: dict[Reduce, Reduce | None],
-    states: dict[Reduce, Parts],
+    states: States,
     partial: Kernel,
     cut: AxisSplit,
 ) -> Kernel:
@@ -141,11 +129,10 @@ def _final(
     loaded = {s.expr: Load(s.buffer, (index(part), *s.indices[1:])) for s in partial.stores}
     total: dict[Expr, Expr] = {}
     for node, row_max in beside.items():
-        bodies: tuple[Expr, ...] = tuple(loaded[found] for found in states[node])
+        bodies: list[Expr] = [loaded[found] for found in states[node]]
         if row_max is not None:
-            (found,), (top,) = states[node], states[row_max]
-            sums = loaded[found], loaded[top]
-            bodies = (_corrected(node, row_max, *sums, total[row_max]),)
+            (found,), (top,) = bodies, states[row_max]
+            bodies = [merged(found, scale_of(node, row_max), loaded[top], total[row_max])]
         total[node] = Reduce(node.monoid, (part,), *bodies)
     final = kernel.map(lambda exprs: _with_totals(exprs, total))
     used = axes_of(final.stores)
@@ -157,17 +144,6 @@ def _final(
         inside=tuple(a for a in (part, *kernel.inside) if a in used and a in inside),
         labels=tuple((e, name) for e, name in final.labels if e.axes.isdisjoint(cut.value)),
     )
-
-
-def _corrected(node: Reduce, row_max: Reduce, found: Expr, top: Expr, maximum: Expr) -> Expr:
-    """Return a part's sum, relative to its maximum ``top``, rescaled to the maximum of all parts.
-
-    A part without a score above -inf contributes 0, unless the whole row has none: that is NaN.
-    """
-    lowest = Const(-math.inf, top.dtype)
-    nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
-    power = scaled(Op("sub", (top, maximum)), scale_of(node, row_max))
-    return Select(nothing, Const(0, node.dtype), Op("mul", (found, Op("exp", (power,)))))
 
 
 def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr, ...]:

@@ -7,7 +7,7 @@ how; the partial and final expressions are the same for all passes::
     plain     w = sum(n: f)                 w[p] = sum(i: f);  w = sum(p: w[p])
     squares   q = sum(n: (f - g)^2)         about the parts' means (``squares.py``)
               beside s = sum(n: f)
-    weights   l = sum(n: exp(f - m)*w)      relative to the parts' maxima (``split_loop.py``)
+    weights   l = sum(n: exp(f - m)*w)      relative to the parts' maxima (``ir/online.py``)
               beside m = max(n: f)
 
 Worked example: with n = p*R + i, ``w[c] = sum(n: x[n, c])`` becomes the lines ``w_part[p, c] =
@@ -16,46 +16,49 @@ sum(i: x[p*R + i, c])`` and ``w[c] = sum(p: w_part[p, c])``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
-from fusec.ir.combine import rfactor
+from fusec.ir.combine import AxisSplit, rfactor
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, reductions
 from fusec.ir.graph import Def
-from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.rewrite import Rewriter
-from fusec.passes.graph.squares import Moments, count_rows, find_squares, joined
+from fusec.passes.graph.squares import Shift, count_rows, find_squares, merged, squares, total
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class AxisSplit:
-    """The reduced axes of a reduction, split into parts.
+def split_axes(counts: Iterable[tuple[Axis, Index, Index]]) -> AxisSplit:
+    """Return a split into parts along one new axis.
 
-    Attributes:
-        part: the axis of the parts.
-        inner: the axes that one part reduces.
-        value: reduced axis -> index over ``part`` and ``inner``.
+    Args:
+        counts: each reduced axis, outermost first, its number of parts, and the terms of each. The
+            last part may be short.
     """
-
-    part: Axis
-    inner: tuple[Axis, ...]
-    value: Mapping[Axis, Index]
-
-    def inside(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """Return ``axes`` as they are inside a part: split ones are replaced by ``inner``."""
-        return tuple(b for a in axes for b in (self.inner if a in self.value else (a,)))
+    counts = tuple(counts)
+    part = Axis("p", product(parts for _, parts, _ in counts))
+    inner: list[Axis] = []
+    value: dict[Axis, Index] = {}
+    left = index(part)
+    for axis, parts, terms in reversed(counts):
+        outer = left % parts
+        left = left // parts
+        if terms is index(1):
+            value[axis] = outer
+            continue
+        start = outer * terms
+        even = parts * terms is axis.extent
+        inner.insert(0, Axis(axis.name, terms, None if even else axis.extent - start))
+        value[axis] = start + index(inner[0])
+    return AxisSplit(part, tuple(inner), value)
 
 
 def cut_axis(axis: Axis, terms: int) -> AxisSplit:
-    """Return the split of an axis into parts of ``terms`` terms; the last one may be short."""
-    part = Axis("p", floordiv(axis.extent + (terms - 1), index(terms)))
-    start = index(part) * terms
-    even = mod(axis.extent, index(terms)) is index(0)
-    within = Axis(axis.name, index(terms), None if even else axis.extent - start)
-    return AxisSplit(part, (within,), {axis: start + index(within)})
+    """Return the split of an axis into parts of ``terms`` terms."""
+    parts = floordiv(axis.extent + (terms - 1), index(terms))
+    return split_axes([(axis, parts, index(terms))])
 
 
 class Splitter:
@@ -63,13 +66,15 @@ class Splitter:
 
     Args:
         cuts: line with one reduction -> its split; other lines stay.
-        moments: how a part computes the squared deviations from its mean.
+        shift: the shift of a part's moments that takes one sweep to compute; None: two sweeps.
         fastest: the part axis is the fastest of partial buffers, so that the parts of one sum are
             contiguous; else it is the slowest.
     """
 
-    def __init__(self, cuts: Mapping[Def, AxisSplit], moments: Moments, *, fastest: bool) -> None:
-        self.cuts, self.moments, self.fastest = cuts, moments, fastest
+    def __init__(
+        self, cuts: Mapping[Def, AxisSplit], shift: Shift | None, *, fastest: bool
+    ) -> None:
+        self.cuts, self.shift, self.fastest = cuts, shift, fastest
         self.reductions = {line: one_reduction(line) for line in cuts}
         self.squares = {
             line: one
@@ -87,7 +92,7 @@ class Splitter:
         own = tuple(Axis(a.name, a.extent) for a in line.axes)
         renamed = {a: index(b) for a, b in zip(line.axes, own, strict=True)}
         partial: list[Def] = []
-        for found in self._found(line, {**renamed, **cut.value}):
+        for found in self._found(line, replace(cut, value={**renamed, **cut.value})):
             name = f"{line.buffer.name}_part{len(partial) or ''}"
             axes = self._order(cut.part, own)
             part = Buffer.row_major(name, tuple(a.extent for a in axes), found.dtype)
@@ -97,17 +102,15 @@ class Splitter:
         final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
         return *partial, line.map(Rewriter(lambda node: final if node is reduction else node))
 
-    def _found(self, line: Def, into: Mapping[Axis, Index]) -> tuple[Expr, ...]:
-        """Return the partial values of a line's reduction, over the axes of the partial lines."""
-        cut = self.cuts[line]
-        one = self.squares.get(line)
+    def _found(self, line: Def, cut: AxisSplit) -> tuple[Expr, ...]:
+        """Return the state of each part of a line's reduction."""
+        reduction, one = self.reductions[line], self.squares.get(line)
         if one is not None:
-            total = self._total(line, cut.part).substitute(into)
-            return (self.moments.squares(one.value.substitute(into), cut.inner, total),)
+            sums = self._total(line, cut.part).substitute(cut.value)
+            return (squares(one.value.substitute(cut.value), cut.inner, self.shift, sums),)
         if line in self.totals:
-            value = self.reductions[line].body.substitute(into)
-            return (self.moments.total(value, cut.inner),)
-        return rfactor(self.reductions[line], into, cut.inner)
+            return (total(reduction.body.substitute(cut.value), cut.inner, self.shift),)
+        return rfactor(reduction, cut)
 
     def _terms(self, line: Def, part: Axis) -> tuple[Expr, ...]:
         """Return a part's terms of the final reduction, over the line's axes and the part axis."""
@@ -118,7 +121,7 @@ class Splitter:
             return loaded
         cut, (found,) = self.cuts[line], loaded
         rows = count_rows(cut.inner, found.dtype).substitute({cut.part: index(part)})
-        return (joined(found, self._total(line, part), rows, one.centre),)
+        return (merged(found, self._total(line, part), rows, one.centre),)
 
     def _total(self, line: Def, part: Axis) -> Load:
         """Return the load of a part's sum of the values whose squares a line sums."""

@@ -14,13 +14,14 @@ Worked example, with n = p*128 + i::
 
 from __future__ import annotations
 
+from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis
 from fusec.ir.monoid import MAX, MIN, SUM
-from fusec.passes.graph.rfactor import AxisSplit, Splitter, cut_axis, one_reduction
-from fusec.passes.graph.squares import TWO_PASS, find_squares
+from fusec.passes.graph.rfactor import Splitter, cut_axis, one_reduction
+from fusec.passes.graph.squares import find_squares
 
 
 def sum_rows_by_parts(graph: Graph, width: int) -> Graph:
@@ -28,7 +29,7 @@ def sum_rows_by_parts(graph: Graph, width: int) -> Graph:
     rows = _rows_of_products(graph, width)
     if not rows or _reads_rows_again(graph, rows):
         return graph
-    return graph.map_defs(Splitter(_cuts(graph, rows, width), TWO_PASS, fastest=True).split)
+    return graph.map_defs(Splitter(_cuts(graph, rows, width), None, fastest=True).split)
 
 
 def _rows_of_products(graph: Graph, width: int) -> set[Buffer]:

@@ -13,14 +13,15 @@ A sum of squared deviations is split about the means of the parts (``squares.py`
 
 from __future__ import annotations
 
+from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.machine import FusionTuning, Machine
 from fusec.passes.fusion.cost import count, numel
-from fusec.passes.graph.rfactor import AxisSplit, Splitter
-from fusec.passes.graph.squares import SHIFTED_ONE_PASS
+from fusec.passes.graph.rfactor import Splitter, split_axes
+from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
 
 
@@ -38,15 +39,14 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         for line, reduction in found.items()
         if (cut := _cut(reduction, parts[line], count(line.axes), machine.fusion)) is not None
     }
-    return graph.map_defs(Splitter(cuts, SHIFTED_ONE_PASS, fastest=False).split)
+    return graph.map_defs(Splitter(cuts, median_of_three, fastest=False).split)
 
 
 def _to_split(line: Def, machine: Machine) -> Reduce | None:
     """Return the only reduction of a line if it is worth two kernels, else None."""
     (reduction, *others) = reductions(line.expr) or (None,)
-    if reduction is None or others or not _worth_splitting(line, reduction, machine):
-        return None
-    return reduction
+    split = reduction is not None and not others and _worth_splitting(line, reduction, machine)
+    return reduction if split else None
 
 
 def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
@@ -125,7 +125,7 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
 
 
 def _cut(reduction: Reduce, wanted: int, row: int, tuning: FusionTuning) -> AxisSplit | None:
-    """Split the outermost reduced axes into about ``wanted`` parts along one new axis, or None.
+    """Split the outermost reduced axes into about ``wanted`` parts, or return None.
 
     Args:
         row: elements of a row; where one fills an iteration, the last part may end at any row.
@@ -143,24 +143,8 @@ def _cut(reduction: Reduce, wanted: int, row: int, tuning: FusionTuning) -> Axis
             wanted = 1
         else:
             counts.append((axis, index(1), axis.extent))
-    part = Axis("p", product(parts for _, parts, _ in counts))
-    if part.extent is index(1):
-        return None
-    inner: list[Axis] = []
-    value: dict[Axis, Index] = {}
-    left = index(part)
-    for axis, parts, height in reversed(counts):
-        outer = left % parts
-        left = left // parts
-        if height is index(1):
-            value[axis] = outer
-            continue
-        ragged = parts * height is not axis.extent
-        limit = axis.extent - outer * height if ragged else None
-        within = Axis(axis.name, height, limit)
-        inner.insert(0, within)
-        value[axis] = outer * height + index(within)
-    return AxisSplit(part, tuple(inner), value) if inner else None
+    cut = split_axes(counts)
+    return cut if cut.inner and cut.part.extent is not index(1) else None
 
 
 def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:

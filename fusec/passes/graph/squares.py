@@ -17,12 +17,12 @@ one deviation, and more than a few away only if two of the three are outliers on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.ir.dtype import I64, DType
-from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select, cast, in_range
+from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, cast, in_range, loads
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM
@@ -33,11 +33,11 @@ Axes: TypeAlias = tuple[Axis, ...]
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """A sum of the squares of ``value - centre``, and the line that sums ``value``.
+    """A sum of the squares of ``value - centre``.
 
     Attributes:
-        total: the line that sums ``value``.
-        place: indices of the sum of the same values in its buffer.
+        total: the line that sums ``value``, from which the centre is computed.
+        place: indices of that sum in its buffer.
     """
 
     value: Expr
@@ -47,101 +47,70 @@ class Squares:
 
 
 def find_squares(found: Mapping[Def, Reduce]) -> dict[Def, Squares]:
-    """Return line -> its sum of squares, for lines whose values an earlier line sums."""
+    """Return line -> its sum of squares, where their centre is computed from the values' sum."""
+    lines = {line.buffer: line for line in found}
     squares: dict[Def, Squares] = {}
     for line, reduction in found.items():
-        difference = _squared(reduction)
-        if difference is None:
+        away = _squared(reduction)
+        if away is None:
             continue
-        value, centre = difference.args
-        for other, total in found.items():
-            if other is line:
-                break
-            place = _place_of_sum(other, total, value, reduction.over, line.axes)
-            if place is not None:
-                squares[line] = Squares(value, centre, other, place)
-                break
+        value, centre = away.args
+        for load in loads((centre,)):
+            total = lines.get(load.buffer)
+            if total is not None and _is_sum(load, total, found[total], value, reduction.over):
+                squares[line] = Squares(value, centre, total, load.indices)
     return squares
 
 
 def _squared(reduction: Reduce) -> Op | None:
     """Return the difference ``f - g`` whose squares are summed, g constant in the sum, or None."""
-    if reduction.monoid is not SUM or not reduction.dtype.is_float:
-        return None
-    body = reduction.body
-    if not (isinstance(body, Op) and body.name == "mul" and body.args[0] is body.args[1]):
-        return None
-    inner = body.args[0]
-    if not (isinstance(inner, Op) and inner.name == "sub"):
-        return None
-    return inner if inner.args[1].axes.isdisjoint(reduction.over) else None
+    match reduction:
+        case Reduce(monoid=monoid, body=Op(name="mul", args=(Op(name="sub") as away, other))):
+            centred = away is other and away.args[1].axes.isdisjoint(reduction.over)
+            return away if centred and monoid is SUM and reduction.dtype.is_float else None
+    return None
 
 
-def _place_of_sum(
-    line: Def, total: Reduce, value: Expr, over: Axes, axes: Axes
-) -> tuple[Index, ...] | None:
-    """Return the indices over ``axes`` at which ``line`` has the sum of ``value``, or None."""
-    kept = [a for a in line.axes if a in total.axes]
-    wanted = [a for a in axes if a in value.axes]
-    if total.monoid is not SUM or total.dtype is not value.dtype:
-        return None
-    if _extents(total.over) != _extents(over) or _extents(kept) != _extents(wanted):
-        return None
-    theirs, ours = (*total.over, *kept), (*over, *wanted)
-    same = dict(zip(theirs, map(index, ours), strict=True))
-    if total.body.substitute(same) is not value:
-        return None
-    return tuple(same.get(a, index(0)) for a in line.axes)
+def _is_sum(load: Load, line: Def, total: Reduce, value: Expr, over: Axes) -> bool:
+    """Return True if a load of a line reads what is computed from the sum of ``value``."""
+    lengths = [[axis.extent for axis in axes] for axes in (total.over, over)]
+    if load.guard is not None or total.monoid is not SUM or lengths[0] != lengths[1]:
+        return False
+    axes, indices = (*line.axes, *total.over), (*load.indices, *map(index, over))
+    return total.body.substitute(dict(zip(axes, indices, strict=True))) is value
 
 
-def _extents(axes: Sequence[Axis]) -> list[Index]:
-    return [a.extent for a in axes]
+# -- the sums of a part ----------------------------------------------------------------------------
+
+Shift: TypeAlias = Callable[[Expr, Axes], Expr]
+"""Returns the value by which the values of a part are shifted, from them and the part's axes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """How to compute a part's sum ``s`` and its sum ``q`` of squared deviations from its mean.
+def total(value: Expr, inner: Axes, shift: Shift | None) -> Expr:
+    """Return a part's sum ``s``."""
+    if shift is None:
+        return Reduce(SUM, inner, value)
+    whole = Op("mul", (count_rows(inner, value.dtype), k := shift(value, inner)))
+    return Op("add", (Reduce(SUM, inner, Op("sub", (value, k))), whole))
 
-    Attributes:
-        total: (values, axes of the part) -> s.
-        squares: (values, axes of the part, s) -> q.
+
+def squares(value: Expr, inner: Axes, shift: Shift | None, sums: Expr) -> Expr:
+    """Return a part's sum ``q`` of squared deviations from its mean, from its sum if not shifted.
+
+    Without a shift the values must stay available for a second sweep, as a tile in registers does.
     """
-
-    total: Callable[[Expr, Axes], Expr]
-    squares: Callable[[Expr, Axes, Expr], Expr]
-
-
-def _sum(value: Expr, inner: Axes) -> Expr:
-    return Reduce(SUM, inner, value)
-
-
-def _squares(value: Expr, inner: Axes, total: Expr) -> Expr:
     rows = at_least_one(count_rows(inner, value.dtype))
-    away = Op("sub", (value, Op("div", (total, rows))))
-    return _sum(Op("mul", (away, away)), inner)
-
-
-def _sum_by_shift(value: Expr, inner: Axes) -> Expr:
-    shift = _shift(value, inner)
-    whole = Op("mul", (count_rows(inner, value.dtype), shift))
-    return Op("add", (_sum(Op("sub", (value, shift)), inner), whole))
-
-
-def _squares_by_shift(value: Expr, inner: Axes, total: Expr) -> Expr:
-    away = Op("sub", (value, _shift(value, inner)))
-    once, twice = _sum(away, inner), _sum(Op("mul", (away, away)), inner)
-    rows = at_least_one(count_rows(inner, value.dtype))
-    rest = Op("sub", (twice, Op("div", (Op("mul", (once, once)), rows))))
+    centre = Op("div", (sums, rows)) if shift is None else shift(value, inner)
+    away = Op("sub", (value, centre))
+    found = Reduce(SUM, inner, Op("mul", (away, away)))
+    if shift is None:
+        return found
+    once = Reduce(SUM, inner, away)
+    rest = Op("sub", (found, Op("div", (Op("mul", (once, once)), rows))))
     return Op("maximum", (rest, Const(0.0, rest.dtype)))
 
 
-TWO_PASS = Moments(_sum, _squares)
-"""For values that stay available for a second pass, as a tile in registers does."""
-SHIFTED_ONE_PASS = Moments(_sum_by_shift, _squares_by_shift)
-"""For values that are read once: one sweep computes both sums, shifted by one of the values."""
-
-
-def _shift(value: Expr, inner: Axes) -> Expr:
+def median_of_three(value: Expr, inner: Axes) -> Expr:
     """Return the shift k; 0 where it would be infinite or NaN, or where the part is empty."""
     zero = Const(0.0, value.dtype)
     first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
@@ -164,10 +133,10 @@ def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -
     return found
 
 
-def joined(squares: Expr, total: Expr, rows: Expr, centre: Expr) -> Expr:
+def merged(found: Expr, sums: Expr, rows: Expr, centre: Expr) -> Expr:
     """Return ``q + n * (s / n - g)^2``: a part's term of the sum of squared deviations from g."""
-    away = Op("sub", (Op("div", (total, at_least_one(rows))), centre))
-    return Op("add", (squares, Op("mul", (rows, Op("mul", (away, away))))))
+    away = Op("sub", (Op("div", (sums, at_least_one(rows))), centre))
+    return Op("add", (found, Op("mul", (rows, Op("mul", (away, away))))))
 
 
 def count_rows(inner: Axes, dtype: DType) -> Expr:

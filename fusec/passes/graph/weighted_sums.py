@@ -13,7 +13,7 @@ Worked example::
 from __future__ import annotations
 
 from fusec.ir.contraction import factors, vector_factors
-from fusec.ir.expr import Buffer, Expr, Op, Reduce, loads, reach, reductions
+from fusec.ir.expr import Buffer, Op, Reduce, loads, reach, reductions
 from fusec.ir.graph import Graph
 from fusec.ir.monoid import MAX
 
@@ -51,9 +51,5 @@ def _weights_alone(node: Reduce, weights: set[Buffer]) -> bool:
     """Return True for a product of which exactly one factor loads softmax weights."""
     if not _is_product(node) or not isinstance(node.body, Op):
         return False
-    a, b = (_mentions(factor, weights) for factor in node.body.args)
+    a, b = (weights.isdisjoint(x.buffer for x in loads((f,))) for f in node.body.args)
     return a is not b
-
-
-def _mentions(factor: Expr, weights: set[Buffer]) -> bool:
-    return any(load.buffer in weights for load in loads((factor,)))
