@@ -93,6 +93,11 @@ def scale_of(node: Reduce, row_max: Reduce) -> Scale:
     raise InternalError(f"{node} does not refer to {row_max}", stage="ir.online")
 
 
+def reference(top: Expr) -> Expr:
+    """Return what terms refer to: their maximum, or 0 while all scores are -inf, to avoid NaN."""
+    return Select(Op("eq", (top, Const(-math.inf, top.dtype))), Const(0.0, top.dtype), top)
+
+
 def growth(scale: Scale, old: Expr, new: Expr) -> Expr:
     """Return the factor that makes a sum of ``exp(k*s - k*old)`` one of ``exp(k*s - k*new)``."""
     return Op("exp", (scaled(Op("sub", (old, new)), scale),))

@@ -20,7 +20,6 @@ Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part
@@ -59,7 +58,7 @@ from fusec.ir.index import (
 )
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
-from fusec.ir.online import Scale, dependents, find_row_maxima, scale_of, scaled
+from fusec.ir.online import dependents, find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import is_transposed
@@ -70,7 +69,6 @@ class _Lowering(Values):
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.row_maxima = self._find_row_maxima() if plan.online else {}
-        self.growth: dict[tuple[Reduce, Scale], Var] = {}
 
     def _find_row_maxima(self) -> dict[Reduce, Reduce]:
         """Return sum -> maximum for the sums that can share their maximum's single loop."""
@@ -127,7 +125,9 @@ class _Lowering(Values):
         done: list[tuple[Reduce, Accumulate]] = []
         cascade: list[tuple[Var, Var]] = []
         kept: list[Keep] = []
-        self._record_running_maxima(items)
+        for total, row_max in self.row_maxima.items():
+            if total in items and row_max in items:
+                self.running[row_max] = ()
         for item in items:
             left = self._loops_left(item)
             first = self.nest[self.layout.first(left)] if left else None
@@ -179,16 +179,6 @@ class _Lowering(Values):
         if zero.dtype is not reduction.dtype:
             zero = self._once(self.here, Cast(zero, reduction.dtype))
         self._let(self.here, reduction, Op("add", (total, zero)))
-
-    def _record_running_maxima(self, items: list[Task | Reduce]) -> None:
-        """Record the maxima that sums of this sweep depend on: in its loop they are not final."""
-        inside = len(self.scopes)
-        for item in items:
-            row_max = self.row_maxima.get(item) if isinstance(item, Reduce) else None
-            if row_max is not None and row_max in items:
-                _, changing = self.running.setdefault(row_max, (inside, set()))
-                assert isinstance(item, Reduce)
-                changing |= dependents(item.bodies, row_max)
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop: full tiles and, if the axis is ragged, a masked remainder."""
@@ -361,9 +351,8 @@ class _Lowering(Values):
             return
         row_max = self.row_maxima.get(reduction)
         if row_max in self.running:  # each lane's sum refers to the lane's maximum
-            assert row_max is not None
-            scaled_sum = Op("mul", (*state, self.growth[row_max, scale_of(reduction, row_max)]))
-            state = (self._let(self.here, scaled_sum, scaled_sum),)
+            total = Op("mul", (*task.carries, self._growth(reduction)))
+            state = (self._let(self.here, total, total),)
         self._let_folded(self.here, reduction, lanes, state)
         if reduction in self.running:
             self._refer(reduction, task.carries[-1], self._atom(reduction))
@@ -395,15 +384,9 @@ class _Lowering(Values):
 
     def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
-        if reduction in self.running:
-            self._advance(task)
-            return
-        row_max = self.row_maxima.get(reduction)
-        if row_max in self.running and task.carries:
-            assert row_max is not None
-            growth = self.growth[row_max, scale_of(reduction, row_max)]
+        if self.row_maxima.get(reduction) in self.running and task.carries:
             (carry,) = task.carries
-            self.here.body.append(Update(carry, Op("mul", (carry, growth))))
+            self.here.body.append(Update(carry, Op("mul", (carry, self._growth(reduction)))))
         if reduction in self.dots:
             for operand in self._dot_operands(reduction):
                 self.value(operand)
@@ -423,9 +406,15 @@ class _Lowering(Values):
             return
         if self._folds(reduction):
             state = (self._fold(reduction, *state),)
+        old = task.carries[-1]
+        if reduction in self.running:
+            old = self._var("old", reduction.dtype, old.axes)
+            self.here.body.append(Let(old, task.carries[-1]))
         new = combine(reduction.monoid, task.carries, state)
         for carry, value in zip(task.carries, self._steps(self.here, new), strict=True):
             self.here.body.append(Update(carry, value))
+        if reduction in self.running:
+            self.here.memo[reduction] = self._refer(reduction, old, task.carries[-1])
 
     def _combine_slot(self, task: Accumulate, state: State) -> None:
         """Combine a state into a slot of private arrays."""
@@ -453,38 +442,24 @@ class _Lowering(Values):
             self.here.body.append(Let(total, sum_))
         self.here.body.append(Put(array.flat(), task.slot, total, None))
 
-    def _advance(self, task: Accumulate) -> None:
-        """Update a running maximum by one tile, and name the factor that rescales its sums."""
-        maximum, (carry,) = task.reduction, task.carries
-        self.value(maximum.body)
-        for mask in self._masks_of(maximum.over):
-            self.value(mask)
-        (body,) = self._masked(self.here, maximum)
-        if self._folds(maximum):
-            body = self._fold(maximum, body)
-        old = self._var("old", maximum.dtype, carry.axes)
-        self.here.body.append(Let(old, carry))
-        self.here.body.append(Update(carry, Op("maximum", (carry, body))))
-        self.here.memo[maximum] = self._refer(maximum, old, carry)
-
     def _refer(self, maximum: Reduce, old: Expr, top: Expr) -> Var:
-        """Name the factors (``exp(old - top)``) that rescale sums from maximum ``old`` to ``top``.
+        """Name what terms refer to once their maximum has grown from ``old`` to ``top``.
 
-        Returns the new reference: ``top``, or 0 while all scores are -inf, to avoid NaN.
+        The factors that rescale its sums are named as well, before any loop that needs them.
         """
-        here, kind = self.here, maximum.dtype
-        lowest = Op("eq", (top, Const(-math.inf, kind)))
-        unseen = self._let(here, lowest, lowest)
-        selected = Select(unseen, Const(0.0, kind), top)
-        chosen = self._let(here, selected, selected)
-        difference = Op("sub", (old, chosen))
-        exponent = self._let(here, difference, difference)
-        for scale in {scale_of(n, m): None for n, m in self.row_maxima.items() if m is maximum}:
-            product = scaled(exponent, scale)
-            power = product if product is exponent else self._let(here, product, product)
-            factor = Op("exp", (power,))
-            self.growth[maximum, scale] = self._let(here, factor, factor)
+        (shown,) = self._steps(self.here, (reference(top),))
+        chosen = self._let(self.here, shown, shown)
+        self.running[maximum] = old, chosen
+        for reduction, row_max in self.row_maxima.items():
+            if row_max is maximum:
+                self._growth(reduction)
         return chosen
+
+    def _growth(self, reduction: Reduce) -> Var | Const:
+        """Name the factor that rescales a sum to its running maximum."""
+        row_max = self.row_maxima[reduction]
+        factor = growth(scale_of(reduction, row_max), *self.running[row_max])
+        return self._named(self.here, *self._steps(self.here, (factor,)))
 
     def _copy_transposed(self, loop: Axis, tasks: list[Task]) -> None:
         """Copy loads that are contiguous along a loop, not along the lanes, to private arrays."""

@@ -62,8 +62,8 @@ class Values:
     """Define values by name, each in the outermost scope in which its loops are bound.
 
     Attributes:
-        running: maximum that an open loop is computing -> position of the loop's scope, and the
-            values there that depend on the maximum.
+        running: maximum that an open loop is computing -> what the terms of its sums referred to
+            before its last step, and what they refer to since. That is its name in the loop.
     """
 
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
@@ -74,7 +74,7 @@ class Values:
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names = Names()
         self.serial = 0
-        self.running: dict[Reduce, tuple[int, set[Expr]]] = {}
+        self.running: dict[Reduce, tuple[Expr, ...]] = {}
         cut = self.layout.cut
         cut_up = kernel.substitute(cut).map(
             lambda exprs: uniform_comparisons(exprs, tuple(self.lanes))
@@ -141,11 +141,16 @@ class Values:
         if self.plan.reloads and any(a in self.lanes for a in node.axes):
             return self.here
         needed = self.layout.loops_of(node.axes)
-        first = max((at for at, nodes in self.running.values() if node in nodes), default=0)
+        # A running maximum has a name in its loop alone, and so has what depends on it.
+        first = max(map(self._place, self._operands(node)), default=0) if self.running else 0
         for scope in self.scopes[first:]:
             if needed <= scope.bound:
                 return scope
         raise InternalError(f"{node} is needed outside its loops", stage="codegen.lower")
+
+    def _place(self, node: Expr) -> int:
+        """Return the position of the innermost scope that has a name for a value, or 0."""
+        return max((at for at, scope in enumerate(self.scopes) if node in scope.memo), default=0)
 
     def _known(self, node: Expr) -> Var | Const | None:
         if isinstance(node, Const | Var):
@@ -279,8 +284,7 @@ class Values:
         new: dict[Expr, Expr] = {}
         for node in postorder(roots):
             shown = rebuild(node, new, None)
-            stays = isinstance(node, Const | Var) or node in roots
-            new[node] = shown if stays else self._let(scope, shown, shown)
+            new[node] = shown if node in roots else self._named(scope, shown)
         return tuple(new[root] for root in roots)
 
     def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:
