@@ -16,7 +16,7 @@ division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from fusec.errors import InternalError
@@ -27,6 +27,8 @@ from fusec.ir.rewrite import rewrite
 
 Scale: TypeAlias = tuple[str, float]
 """How scores are scaled: ("mul", k) or ("div", k), with k positive."""
+Outside: TypeAlias = Callable[[Expr], Expr]
+"""Applies a factor, a divisor or a condition to a sum that it was moved out of."""
 ONE: Scale = ("mul", 1.0)
 LEAST = 1e-30
 """The least factor that is moved: below it, or above its inverse, one side may overflow."""
@@ -184,40 +186,25 @@ def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if inner not in find_row_maxima((inner,)):
             return node
         result: Expr = inner
-        for name, factor in outside:
-            result = _applied(name, result, factor)
+        for around in outside:
+            result = around(result)
         return result
 
     return rewrite(roots, hoisted)
 
 
-def _applied(name: str, value: Expr, factor: Expr) -> Expr:
-    """Return a sum with a factor or condition that was moved out of it."""
-    if name not in ("where", "unless"):
-        return Op(name, (value, factor))
-    zero = Const(0.0, value.dtype)
-    branches = (value, zero) if name == "where" else (zero, value)
-    return Select(factor, *branches)
-
-
-def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[tuple[str, Expr]]]:
-    """Return a product without the factors that are invariant along ``over``, and these factors.
-
-    Each comes with the operation that applies it; "where" and "unless" apply a condition.
-    """
+def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:
+    """Return a product without what is invariant along ``over``, and what applies that to it."""
+    around: Outside
     match root:
         case Select(condition=c, then=a, other=Const(value=0)) if c.axes.isdisjoint(over):
-            rest, outside = _split(a, over)
-            return rest, [*outside, ("where", c)]
+            inner, around = a, lambda total: Select(c, total, Const(0.0, total.dtype))
         case Select(condition=c, then=Const(value=0), other=a) if c.axes.isdisjoint(over):
-            rest, outside = _split(a, over)
-            return rest, [*outside, ("unless", c)]
-        case Op(name="mul" | "div", args=(a, b)) if b.axes.isdisjoint(over):
-            rest, outside = _split(a, over)
-            return rest, [*outside, (root.name, b)]
+            inner, around = a, lambda total: Select(c, Const(0.0, total.dtype), total)
+        case Op(name="mul" | "div" as name, args=(a, b)) if b.axes.isdisjoint(over):
+            inner, around = a, lambda total: Op(name, (total, b))
         case Op(name="mul", args=(a, b)) if a.axes.isdisjoint(over):
-            rest, outside = _split(b, over)
-            return rest, [*outside, ("mul", a)]
+            inner, around = b, lambda total: Op("mul", (total, a))
         case Op(name="mul", args=(a, b)):
             left, outside = _split(a, over)
             right, more = _split(b, over)
@@ -229,3 +216,5 @@ def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[tuple[str, Exp
             return (Op(root.name, (rest,)), outside) if outside else (root, [])
         case _:
             return root, []
+    rest, outside = _split(inner, over)
+    return rest, [*outside, around]
