@@ -64,14 +64,6 @@ _VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
 _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
 _VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_HORIZONTAL = {
-    "sum": "f_hsum",
-    "prod": "f_hprod",
-    "max": "f_hmax",
-    "min": "f_hmin",
-    "any": "f_hany",
-    "all": "f_hall",
-}
 
 
 def prelude(width: int, *, products: bool) -> str:
@@ -375,7 +367,7 @@ class CppPrinter:
                     return text if node.dtype is I64 else f"(int)({text})"
                 return self.vector_index(node.index, node.dtype)
             case Reduce():
-                return f"{_HORIZONTAL[node.monoid.name]}({self.operand(node.body, True)})"
+                return f"f_h{node.monoid}({self.operand(node.body, True)})"
             case Const() | Var():
                 return self.operand(node, vector)
             case _:

@@ -25,8 +25,6 @@ from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
 
-_PASSES_ZERO = ("round_f16", "round_bf16", "neg")
-
 
 def loop_bounds(
     loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
@@ -140,54 +138,35 @@ def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
 
 
 def _edges_of(node: Reduce) -> tuple[Edge, ...]:
-    if node.monoid is MAX and node.dtype.is_float:
-        return _unless_lowest(node.body)
-    if node.monoid is SUM and node.dtype.is_float:
-        return _unless_zero(node.body)
-    return ()
+    known = node.monoid in (MAX, SUM) and node.dtype.is_float
+    return _unless(node.body, node.monoid.start) if known else ()
 
 
 @functools.lru_cache(maxsize=4096)
-def _unless_zero(node: Expr) -> tuple[Edge, ...]:
-    """Return conditions such that ``node`` is 0 where any of them is false."""
-    match node:
-        case Op(name="mul", args=(a, b)):
-            return (*_unless_zero(a), *_unless_zero(b))
-        case Op(name="add" | "sub", args=(a, b)):
-            return tuple(edge for edge in _unless_zero(a) if edge in _unless_zero(b))
-        case Op(name="div", args=(a, _)):
-            return _unless_zero(a)
-        case Op(name=name, args=(a,)) if name in _PASSES_ZERO:
-            return _unless_zero(a)
-        case Op(name="exp", args=(a,)):
-            return _unless_lowest(a)
-        case Cast(arg=a) if a.dtype.is_float:
-            return _unless_zero(a)
-        case Select(condition=c, then=a, other=Const(value=0)):
-            return (*edges_when(c, True), *_unless_zero(a))
-        case Select(condition=c, then=Const(value=0), other=b):
-            return (*edges_when(c, False), *_unless_zero(b))
-        case _:
-            return ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _unless_lowest(node: Expr) -> tuple[Edge, ...]:
-    """Return conditions such that ``node`` is minus infinity where any of them is false."""
-    match node:
-        case Op(name="sub", args=(a, _)):
-            return _unless_lowest(a)
-        case Op(name="add", args=(a, b)):
-            return (*_unless_lowest(a), *_unless_lowest(b))
-        case Op(name="mul", args=(a, Const(value=factor))) if factor > 0:
-            return _unless_lowest(a)
-        case Op(name=name, args=(a,)) if name in ("round_f16", "round_bf16"):
-            return _unless_lowest(a)
-        case Cast(arg=a) if a.dtype.is_float:
-            return _unless_lowest(a)
-        case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
-            return (*edges_when(c, True), *_unless_lowest(a))
-        case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
-            return (*edges_when(c, False), *_unless_lowest(b))
+def _unless(node: Expr, identity: float) -> tuple[Edge, ...]:
+    """Return conditions such that ``node`` is 0 or minus infinity where any of them is false."""
+    match node, identity:
+        case Select(condition=c, then=a, other=Const(value=value)), _ if value == identity:
+            return (*edges_when(c, True), *_unless(a, identity))
+        case Select(condition=c, then=Const(value=value), other=b), _ if value == identity:
+            return (*edges_when(c, False), *_unless(b, identity))
+        case Cast(arg=a), _ if a.dtype.is_float:
+            return _unless(a, identity)
+        case Op(name="round_f16" | "round_bf16", args=(a,)), _:
+            return _unless(a, identity)
+        case Op(name="mul", args=(a, b)), 0:
+            return (*_unless(a, 0), *_unless(b, 0))
+        case Op(name="add" | "sub", args=(a, b)), 0:
+            return tuple(edge for edge in _unless(a, 0) if edge in _unless(b, 0))
+        case Op(name="div", args=(a, _)) | Op(name="neg", args=(a,)), 0:
+            return _unless(a, 0)
+        case Op(name="exp", args=(a,)), 0:
+            return _unless(a, -math.inf)
+        case Op(name="add", args=(a, b)), _:
+            return (*_unless(a, identity), *_unless(b, identity))
+        case Op(name="sub", args=(a, _)), _:
+            return _unless(a, identity)
+        case Op(name="mul", args=(a, Const(value=factor))), _ if factor > 0:
+            return _unless(a, identity)
         case _:
             return ()
