@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.combine import AxisSplit, rfactor
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder, reductions
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, axes_in, postorder, reductions
 from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
@@ -134,24 +134,15 @@ def _final(
             (found,), (top,) = bodies, states[row_max]
             bodies = [merged(found, scale_of(node, row_max), loaded[top], total[row_max])]
         total[node] = Reduce(node.monoid, (part,), *bodies)
-    final = kernel.map(lambda exprs: _with_totals(exprs, total))
+    outermost = Rewriter(lambda node: node)
+    outermost.new.update(total)  # the rewriter does not descend into memoised nodes
+    final = kernel.map(outermost)
     used = axes_of(final.stores)
     inside = {a for s in final.stores for n in reductions(s.expr) for a in n.over}
-    inside |= {a for a in kernel.inside if not all(a in _written(s) for s in final.stores)}
+    inside |= {a for a in kernel.inside if not all(a in axes_in(s.indices) for s in final.stores)}
     return replace(
         final,
         grid=tuple(a for a in kernel.axes if a in used and a not in inside),
         inside=tuple(a for a in (part, *kernel.inside) if a in used and a in inside),
         labels=tuple((e, name) for e, name in final.labels if e.axes.isdisjoint(cut.value)),
     )
-
-
-def _with_totals(roots: tuple[Expr, ...], total: dict[Expr, Expr]) -> tuple[Expr, ...]:
-    """Return expressions with the outermost reductions over the looped axis replaced."""
-    outside = Rewriter(lambda node: node)
-    outside.new.update(total)  # the rewriter does not descend into memoised nodes
-    return outside(roots)
-
-
-def _written(store: Store) -> frozenset[Axis]:
-    return frozenset(a for position in store.indices for a in position.axes)
