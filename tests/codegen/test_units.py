@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,12 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.driver import build, compiler, pipeline
+from fusec.driver import compiler, pipeline
 from fusec.driver.trace import Trace
 from fusec.errors import BuildError, IndexOutOfRange
 from fusec.export.native import add_native
 from fusec.options import Options
 from fusec.runtime.kernels import cpp_kernel
+from tests.calls import Call, calls_of
 from tests.support import BACKEND, tune
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about the C++ compiler")
@@ -26,19 +31,13 @@ OPTIONS = {"strict": True, "autotune": False, "cache": False, "verify": False}
 
 
 @pytest.fixture
-def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """The units of each library that is built, where few kernels are worth one of their own."""
-    print_units, libraries = pipeline.cpp_units, []
-
-    def watched(*args):
-        libraries.append(print_units(*args))
-        return libraries[-1]
-
+def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
+    """The prints of units, where few kernels are worth a unit of their own."""
     tune(monkeypatch, "code", unit_text=1000)
-    monkeypatch.setattr(build, "cpp_units", watched)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield libraries
+    with calls_of(pipeline.cpp_units) as libraries:
+        yield libraries
     torch.set_num_threads(threads)
 
 
@@ -57,7 +56,7 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.slow
-def test_units_together_are_a_graph(units: list[list[str]]) -> None:
+def test_units_together_are_a_graph(units: list[Call]) -> None:
     torch.manual_seed(0)
     model, x, rows = Blocks(), torch.randn(7, 48), torch.tensor([3, 0, 6])
     found = []
@@ -71,20 +70,21 @@ def test_units_together_are_a_graph(units: list[list[str]]) -> None:
         found.append([made, *(p.grad for p in model.parameters())])
     assert all(map(torch.equal, *found))
     torch.testing.assert_close(found[0][0], model(x, rows))
-    assert [len(parts) for parts in units] == [1, 1, 2, 2]
+    printed = [call.result for call in units]
+    assert [len(parts) for parts in printed] == [1, 1, 2, 2]
     shared = "static __attribute__((noinline)) void"  # whose callers are in its unit
-    assert any(line.startswith(shared) for part in units[3] for line in part.splitlines())
-    assert "_to_k" in units[2][0]  # a run, of kernels in several units
+    assert any(line.startswith(shared) for part in printed[3] for line in part.splitlines())
+    assert "_to_k" in printed[2][0]  # a run, of kernels in several units
     with pytest.raises(IndexOutOfRange):
         compiled(x, torch.tensor([3, 0, 7]))
 
 
-def test_a_library_for_programs_without_python_is_one_unit(units: list[list[str]]) -> None:
+def test_a_library_for_programs_without_python_is_one_unit(units: list[Call]) -> None:
     options = Options.from_compile(None, {**OPTIONS, "native": True})
     gm = make_fx(lambda x: (x.sin().sum(0).exp(), x.cos().sum(1)))(torch.ones(9, 700))
     addition = compiler.Addition("", partial(add_native, ()))
     compiler.compile_entry(gm, "forward", options, Trace("forward"), addition)
-    assert [len(parts) for parts in units] == [1]
+    assert [len(call.result) for call in units] == [1]
 
 
 def test_a_unit_that_does_not_compile_is_named() -> None:
@@ -96,22 +96,20 @@ def test_a_unit_that_does_not_compile_is_named() -> None:
 
 
 def test_who_is_interrupted_leaves_no_compiler_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    start, started = subprocess.Popen, []
-
-    class Interrupted(start):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            started.append(self)
-
-        def communicate(self, *_):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
     compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.write_text(f"#!/bin/sh\ntouch {tmp_path}/$$.pid\nexec sleep 60\n")
     compiler.chmod(0o755)
+
+    def interrupt() -> None:
+        while len(list(tmp_path.glob("*.pid"))) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         cpp_kernel.build("", Options(cxx=str(compiler)), (cpp_kernel.NATIVE,), ("",))
-    assert [process.wait(5) for process in started] == [-9, -9]
+    for started in tmp_path.glob("*.pid"):
+        with contextlib.suppress(ChildProcessError):  # of one that has been waited for
+            assert os.waitpid(int(started.stem), 0)[1] == signal.SIGKILL

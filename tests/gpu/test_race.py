@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import fusec.driver.race
 from bench.workload import backend_of
 from fusec.runtime.race.autotune import Candidate, race
 from fusec.runtime.race.stopwatch import stopwatch
 from fusec.runtime.race.verdicts import Verdict
+from tests.calls import calls_of
 
 pytestmark = pytest.mark.gpu
 
@@ -92,21 +92,15 @@ def test_no_configuration_computes_anything_wrong(
     fn: Callable[..., Tensor],
     shapes: tuple[tuple[int, ...], ...],
     budget: float,  # above WIDE_S every configuration is tried
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    verdicts: list[Verdict] = []
-
-    def watched(*args: Any, **more: Any) -> Verdict:
-        verdicts.append(race(*args, **more))
-        return verdicts[-1]
-
     torch._dynamo.reset()
-    monkeypatch.setattr(fusec.driver.race, "race", watched)
     inputs = [torch.randn(s, device="cuda").bfloat16().requires_grad_() for s in shapes]
     options = {"strict": True, "cache": False, "race_budget_s": budget}
     compiled = torch.compile(fn, backend=backend_of("fusec"), options=options)
-    out = compiled(*inputs)
-    out.sum().backward()
+    with calls_of(race) as races:
+        out = compiled(*inputs)
+        out.sum().backward()
+    verdicts: list[Verdict] = [call.result for call in races]
     torch.testing.assert_close(out, fn(*inputs), rtol=2e-2, atol=2e-2)
     assert verdicts
     for verdict in verdicts:

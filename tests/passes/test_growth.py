@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import networkx as nx
 import pytest
@@ -31,6 +30,7 @@ from fusec.passes.fusion import fuse as fusion
 from fusec.passes.fusion.fuse import TOO_LARGE, EstimateMemo, fuse
 from fusec.passes.graph.inline import inline
 from fusec.passes.graph.simplify import simplify
+from tests.calls import calls_of
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import kernels
 
@@ -38,7 +38,7 @@ HOME = str(Path(fusec.__file__).parent)
 ROWS, COLUMNS = 64, 256
 
 
-def calls_of(action: Callable[[], object]) -> int:
+def count_calls(action: Callable[[], object]) -> int:
     """Return how many functions of fusec an action calls."""
     count = 0
 
@@ -123,7 +123,7 @@ def test_twice_the_graph_is_twice_the_work(
 ) -> None:
     """``calls``: for each definition, half as many again as were counted in 2026-11."""
     small, large = make(size), make(2 * size)
-    few, many = (calls_of(functools.partial(cut, example)) for example in (small, large))
+    few, many = (count_calls(functools.partial(cut, example)) for example in (small, large))
     assert many < 2.7 * few
     assert many < calls * len(large.nodes)
 
@@ -150,10 +150,10 @@ def judged(count: int) -> tuple[int, int]:
     """Return how many groups are unified to judge them, and how many kernels are left."""
     target = find_target("cpu")
     machine = replace(target.machine, fusion=FusionTuning(kernel_definitions=4))
-    with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:
+    with calls_of(fusion.unify) as unified:
         schedule = fuse(layers(count), machine, target.accepts)
     left = len(kernels(schedule))
-    return unified.call_count - left, left
+    return len(unified) - left, left
 
 
 def test_layers_that_are_alike_are_judged_once() -> None:
@@ -167,10 +167,10 @@ def test_a_graph_that_is_cut_again_is_judged_once() -> None:
     target, known, example = find_target("cpu"), EstimateMemo(), layers(4)
     cuts = []
     for unifications in (False, True):
-        with mock.patch.object(fusion, "unify", wraps=fusion.unify) as unified:
+        with calls_of(fusion.unify) as unified:
             cuts.append(fuse(example, target.machine, target.accepts, judged=known))
         left = len(kernels(cuts[-1]))
-        assert (unified.call_count == left) is unifications  # those of the kernels themselves
+        assert (len(unified) == left) is unifications  # those of the kernels themselves
     assert cuts[0].decisions == cuts[1].decisions
 
 

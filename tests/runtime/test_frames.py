@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from fusec.driver import backend
 from fusec.runtime.frames import SLOTS, with_room
+from tests.calls import calls_of
 
 CALLS = 300
 
@@ -58,16 +57,9 @@ def has_room() -> bool:
 def test_forward_and_backward_are_compiled_with_room(
     called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain: Callable[..., Any] = getattr(backend, called)
-    seen: list[bool] = []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        seen.append(has_room())
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(backend, called, watched)
     monkeypatch.setenv("FUSEC_CACHE", "0")
     torch._dynamo.reset()
     x = torch.randn(8, requires_grad=True)
-    torch.compile(lambda x: (x.sin() * 2).sum(), backend="fusec")(x).backward()
-    assert seen and all(seen)
+    with calls_of(getattr(backend, called), note=has_room) as calls:
+        torch.compile(lambda x: (x.sin() * 2).sum(), backend="fusec")(x).backward()
+    assert calls and all(call.noted for call in calls)

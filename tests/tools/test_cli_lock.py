@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fusec.driver import race
+from fusec.runtime.race.autotune import race
 from fusec.tools.cli import main
+from tests.calls import calls_of
 from tests.docs.console import inside
 
 MODEL = """
@@ -105,17 +106,15 @@ def test_the_text_is_the_same_each_time_and_has_no_timing(
 
 
 def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*args: object, **how: object) -> None:
-        pytest.fail("a race was run")
-
-    monkeypatch.setattr(race, "race", refuse)
     inputs = ("--input", "f32[1024,64]", "f32[1024,64]")
     text = lock(folder, capsys, "model.py:Head", *inputs, "--target", "cpu")
     assert "-> ATen" in text
     (folder / "model.lock").write_text(text.replace("-> ATen", "-> oneDNN"))
-    code, out = check(folder, capsys)
+    with calls_of(race) as races:
+        code, out = check(folder, capsys)
+    assert not races
     assert code == 1 and "is computed by oneDNN, was by ATen" in out
 
 

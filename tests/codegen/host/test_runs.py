@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.memory.buffers import plan_host
 from fusec.runtime.kernels.cpp_kernel import CppKernel
+from tests.calls import Call, calls_of
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.pipeline import lower_all
 
@@ -73,29 +75,27 @@ def scans(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    call = CppKernel.__call__
-
-    def counted(kernel: CppKernel, *args: object) -> None:
-        names.append(kernel.name)
-        call(kernel, *args)
-
-    monkeypatch.setattr(CppKernel, "__call__", counted)
-    return names
+def launched() -> Iterator[list[Call]]:
+    with calls_of(CppKernel.__call__) as calls:
+        yield calls
 
 
-def test_a_run_computes_what_its_kernels_do_and_says_which_failed(launched: list[str]) -> None:
+def names(launched: list[Call]) -> list[str]:
+    return [call.arguments["self"].name for call in launched]
+
+
+def test_a_run_computes_what_its_kernels_do_and_says_which_failed(launched: list[Call]) -> None:
     x, places = torch.randn(8, 16), torch.tensor([3, 0, 7, 7])
     compiled = torch.compile(scans, backend="fusec")
     torch.testing.assert_close(compiled(x, places), scans(x, places))
-    assert len(launched) == 1 and "_to_" in launched[0]
+    (name,) = names(launched)
+    assert "_to_" in name
     with pytest.raises(IndexOutOfRange, match=r"index out of range in \w+_k\d .*test_runs\.py.*"):
         compiled(x, torch.tensor([3, 0, 8, 7]))
     torch.testing.assert_close(compiled(x, places), scans(x, places))
 
 
-def test_kernels_of_much_memory_are_launched_each_by_itself(launched: list[str]) -> None:
+def test_kernels_of_much_memory_are_launched_each_by_itself(launched: list[Call]) -> None:
     x, places = torch.randn(256, 512), torch.arange(256)
     torch.testing.assert_close(torch.compile(scans, backend="fusec")(x, places), scans(x, places))
-    assert len(launched) > 1 and not any("_to_" in name for name in launched)
+    assert len(launched) > 1 and not any("_to_" in name for name in names(launched))

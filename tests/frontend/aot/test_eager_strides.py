@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from fusec.errors import Unsupported
 from fusec.frontend.aot import eager_strides, trials
 from fusec.frontend.aot.eager_strides import tracing_as_eager
 from fusec.torch_interior import FakeTensorMode, pytree
+from tests.calls import calls_of
 from tests.support import check
 
 aten = torch.ops.aten
@@ -90,19 +89,12 @@ def traced(func, *args):
 @pytest.mark.parametrize("shift", [1, 101])
 def test_calls_with_many_elements_are_tried_with_fewer_where_no_number_may_be_an_extent(shift):
     image = last(2, 64, 70, 90)
-    tried = []
-    make = trials._Zeros.make
-
-    def noted(zeros, value):
-        tried.append(zeros.shape)
-        return make(zeros, value)
-
-    with (
-        patch.object(trials, "_known", {}),
-        patch.object(trials._Zeros, "make", noted),
-    ):
+    trials._known.clear()
+    with calls_of(trials._Zeros.make) as made:
         assert traced(aten.roll.default, image, [shift], [0]) == image.stride()
-    assert tried == [(2, 9, 10, 11) if shift == 1 else (2, 64, 70, 90)]
+    assert [call.arguments["self"].shape for call in made] == [
+        (2, 9, 10, 11) if shift == 1 else (2, 64, 70, 90)
+    ]
 
 
 def test_gaps_and_equal_strides_stay_where_a_call_is_tried_with_fewer_elements():
@@ -141,13 +133,13 @@ def test_calls_that_do_more_or_trust_their_data_are_not_tried(case):
     with FakeTensorMode() as mode:
         spread = torch.empty_strided((5, 3), (1, 5))
     with (
-        patch.object(eager_strides, "outcome", return_value=Unsupported("")) as tried,
+        calls_of(eager_strides.outcome) as tried,
         tracing_as_eager(mode),
         mode,
         contextlib.suppress(DynamicOutputShapeException, NotImplementedError, RuntimeError),
     ):
         func(*args(spread))
-    assert func not in [call.args[0] for call in tried.call_args_list]
+    assert func not in [call.arguments["func"] for call in tried]
     assert RUNS == []
 
 
@@ -160,9 +152,10 @@ def test_other_devices_calls_are_not_tried():
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         spread = torch.empty_strided((5, 3), (1, 5), device="cuda")
         stack.enter_context(tracing_as_eager(mode))
-        stack.enter_context(patch.object(trials, "_tried", side_effect=AssertionError))
+        tried = stack.enter_context(calls_of(trials._tried))
         row_major = torch.empty_strided((5, 3), (3, 1), device="cuda")
         assert aten.copysign.Tensor(spread, row_major).device.type == "cuda"
+    assert not tried
 
 
 def test_a_call_that_eager_refuses_keeps_its_traced_strides():
@@ -183,5 +176,6 @@ def test_transforms_see_eager_strides():
 
 
 def test_row_major_calls_are_not_tried():
-    with patch.object(trials, "_tried", side_effect=AssertionError):
+    with calls_of(trials._tried) as tried:
         traced(aten.roll.default, torch.rand(3, 4), [1], [0])
+    assert not tried

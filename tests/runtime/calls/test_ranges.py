@@ -18,6 +18,7 @@ from fusec.driver.compiler import RECENT
 from fusec.runtime.calls import ranges
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.interior import is_profiling
+from tests.calls import calls_of
 
 
 class Layer(nn.Module):
@@ -98,14 +99,11 @@ def test_a_chrome_trace_has_the_names_whatever_a_module_is_called(tmp_path: Path
 
 
 def test_launches_are_the_printed_ones_where_no_profiler_runs(
-    compiled: Any, monkeypatch: pytest.MonkeyPatch
+    compiled: Any,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("named for nobody")
-
-    monkeypatch.setattr(ranges, "launcher", fail)
-    monkeypatch.setattr(ranges, "profiler_range", fail)
-    step(compiled)
+    with calls_of(ranges.launcher) as calls:
+        step(compiled)
+    assert not calls, "named for nobody"
     assert not is_profiling()
 
 
@@ -148,53 +146,11 @@ def test_what_a_launch_raises_is_raised() -> None:
         compiled(torch.randn(8), torch.tensor([9]))
 
 
-@pytest.fixture
-def pushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of what ``emit_nvtx`` would push, which a recording on the CPU stands for.
-
-    Both hear of a range by the same callbacks; without CUDA there is nothing that pushes.
-    """
-    names: list[str] = []
-    enable, disable = profiler._enable_profiler, profiler._disable_profiler
-
-    def record(config: Any, *_: Any) -> None:
-        recorded = profiler.ProfilerConfig(
-            profiler.ProfilerState.KINETO, False, False, False, False, False,
-            torch._C._profiler._ExperimentalConfig(),
-        )  # fmt: skip
-        profiler._prepare_profiler(recorded, {ProfilerActivity.CPU})
-        enable(recorded, {ProfilerActivity.CPU})
-
-    def stop() -> None:
-        names.extend(event.name() for event in disable().events())
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(profiler, "_enable_profiler", record)
-    monkeypatch.setattr(profiler, "_disable_profiler", stop)
-    return names
-
-
-def test_nvtx_ranges_have_the_names_of_launches(compiled: Any, pushed: list[str]) -> None:
-    step(compiled)
-    with profiler.emit_nvtx():
-        step(compiled)
-    assert not is_profiling()
-    for name in ("fusec forward 0/0", "h.1.norm backward: layer_norm", "h.2: _fft_r2c.default"):
-        assert pushed.count(name) == 1, name
-
-
 @pytest.mark.skipif(not torch.profiler.itt.is_available(), reason="torch has no ITT here")
-def test_itt_ranges_run_the_form_with_names(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    named: list[str] = []
-    launcher = ranges.launcher
-
-    def spied(titles: Any) -> Callable[..., Any]:
-        named.extend(titles.values())
-        return launcher(titles)
-
-    monkeypatch.setattr(ranges, "launcher", spied)
-    step(compiled)
-    assert not named
-    with profiler.emit_itt():
+def test_itt_ranges_run_the_form_with_names(compiled: Any) -> None:
+    with calls_of(ranges.launcher) as calls:
         step(compiled)
-    assert "h.0.norm: layer_norm" in named
+        assert not calls
+        with profiler.emit_itt():
+            step(compiled)
+    assert any("h.0.norm: layer_norm" in call.arguments["titles"].values() for call in calls)

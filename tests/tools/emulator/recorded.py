@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from fusec.tools.emulator.faults import EmulationError, Fault
 from fusec.tools.emulator.launch import Arguments, Code, Compiled, EmulatedKernel, launch
 from fusec.tools.report.emulation import Emulator
+from tests.calls import calls_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +51,24 @@ def record(
     fn: Callable[..., Any], *inputs: torch.Tensor, train: bool = False, **options: str
 ) -> list[Launched]:
     """Run a function, and its backward to train it, in the emulator; return launches in order."""
-    found: list[Launched] = []
-
-    def call(self: EmulatedKernel, *args: Any) -> None:
-        values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
-        kept = tuple(p for p in self.kernel.divisible if values[p] % 16 == 0)
-        compiled = self._variant(kept)
-        pairs = zip(compiled.kernel.signature, args, strict=False)
-        sizes = {name: arg for (name, _), arg in pairs if isinstance(arg, int)}
-        grid = tuple(eval(extent, {}, dict(sizes)) for extent in self.kernel.grid)
-        found.append(Launched(compiled, args, grid))
-        launch(compiled.code, grid, compiled.arguments(args), 0)
-
     emulator = Emulator.of("sm_90", {"race": "fused", **options})
     torch._dynamo.reset()
     given = [x.detach().requires_grad_(train) for x in inputs]
-    with mock.patch.object(EmulatedKernel, "__call__", call), torch.set_grad_enabled(train):
+    with calls_of(EmulatedKernel.__call__) as calls, torch.set_grad_enabled(train):
         made = torch.compile(fn, backend=emulator.backend, dynamic=False)(*given)
         if train:
             made.backward(torch.ones_like(made))
-    return found
+    return [_launched(call.arguments["self"], call.arguments["args"]) for call in calls]
+
+
+def _launched(kernel: EmulatedKernel, args: tuple[Any, ...]) -> Launched:
+    values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
+    kept = tuple(p for p in kernel.kernel.divisible if values[p] % 16 == 0)
+    compiled = kernel._variant(kept)
+    pairs = zip(compiled.kernel.signature, args, strict=False)
+    sizes = {name: arg for (name, _), arg in pairs if isinstance(arg, int)}
+    grid = tuple(eval(extent, {}, dict(sizes)) for extent in kernel.kernel.grid)
+    return Launched(compiled, args, grid)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
