@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
 from fusec.codegen import targets
+from fusec.runtime.kernels import cpp_kernel, processor
 from fusec.runtime.race import agreement
 from tests.frontend.tracing import Captured, CapturedAhead
 
@@ -453,6 +454,40 @@ def tune(monkeypatch: pytest.MonkeyPatch, group: str, **sizes: float) -> None:
         changed = dataclasses.replace(getattr(row.machine, group), **sizes)
         machine = dataclasses.replace(row.machine, **{group: changed})
         monkeypatch.setitem(targets.TARGETS, name, dataclasses.replace(row, machine=machine))
+
+
+@contextmanager
+def on_processor(features: str) -> Iterator[None]:
+    """Run as on a processor with other features, whatever kernels are built for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "cpu_features", lambda: features)
+        cpp_kernel.vector_width.cache_clear()
+        yield
+    cpp_kernel.vector_width.cache_clear()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with a number of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Run as on a machine without a C++ compiler: none is on its path."""
+    known = (cpp_kernel.find_compiler, cpp_kernel.compiler_identity)
+    with pytest.MonkeyPatch.context() as patch:
+        for found in known:
+            found.cache_clear()
+        patch.setenv("PATH", "")
+        yield
+    for found in known:
+        found.cache_clear()
 
 
 def externs(fn: Callable, *inputs: Any, train: bool = False) -> list[tuple[str, str]]:

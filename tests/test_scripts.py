@@ -21,6 +21,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from fusec.tools.cli import main
 
@@ -60,7 +61,7 @@ class Ran:
             contextlib.redirect_stdout(printed),
         ):
             self.code = main(["run", "--json", str(record), str(script)])
-        for module in made:
+        for module in dict.fromkeys(made):
             for name, part in module.named_modules():
                 self.kinds.setdefault(name, set()).add(type(part).__name__)
         text = printed.getvalue()
@@ -75,16 +76,13 @@ class Ran:
 
 @contextlib.contextmanager
 def _modules_made() -> Iterator[list[nn.Module]]:
-    """Yield the modules that are made in a block, in order."""
+    """Yield the modules that get parts in a block."""
     made: list[nn.Module] = []
-    init = nn.Module.__init__
-
-    def noted(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        made.append(self)
-        init(self, *args, **kwargs)
-
-    with mock.patch.object(nn.Module, "__init__", noted):
+    hook = register_module_module_registration_hook(lambda module, *_: made.append(module))
+    try:
         yield made
+    finally:
+        hook.remove()
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)

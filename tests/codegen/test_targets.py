@@ -16,8 +16,8 @@ from fusec.options import Options
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.processors import PROCESSORS
-from fusec.runtime.kernels import cpp_kernel, processor
 from tests.passes.schedule.flat import attention, products
+from tests.support import on_processor, threads
 
 
 def test_a_device_between_two_rows_takes_the_older_one_under_its_own_name():
@@ -73,14 +73,16 @@ def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
             assert spread.programs == launched(target.plans(kernel)[0]), kernel
 
 
-def test_a_processor_by_name_has_the_vectors_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_by_name_has_the_vectors_of_its_level() -> None:
     targets = {name: find_target(name, 16, tiles=True) for name in PROCESSORS}
     assert [t.machine.vector for t in targets.values()] == [4, 8, 16, 16]
     assert [BF16 in t.machine.widened for t in targets.values()] == [True, True, True, False]
-    monkeypatch.setattr(processor, "cpu_features", lambda: PROCESSORS["cpu:sse4"].features)
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="'cpu:avx2' does not run here: the processor lacks abm"):
-        options = {"target": "cpu:avx2", "strict": True}
+    options = {"target": "cpu:avx2", "strict": True}
+    with (
+        on_processor(PROCESSORS["cpu:sse4"].features),
+        pytest.raises(Exception, match="'cpu:avx2' does not run here: the processor lacks abm"),
+    ):
         torch.compile(torch.sin, backend="fusec", options=options)(torch.ones(3))
 
 
@@ -91,20 +93,16 @@ def test_a_cpu_with_tiles_widens_f16_alone() -> None:
 
 
 @pytest.mark.parametrize("flag", ("amx_bf16", "amx_int8"))
-def test_this_machine_s_target_has_the_tiles_of_its_cpu(
-    flag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    features = f"x86_64 avx512f avx512bw avx512dq avx512vl {flag}"
-    monkeypatch.setattr(processor, "cpu_features", lambda: features)
-    monkeypatch.setattr(cpp_kernel, "vector_width", cpp_kernel.vector_width.__wrapped__)
-    target = target_for(torch.device("cpu"), Options())
+def test_this_machine_s_target_has_the_tiles_of_its_cpu(flag: str) -> None:
+    with on_processor(f"x86_64 avx512f avx512bw avx512dq avx512vl {flag}"):
+        target = target_for(torch.device("cpu"), Options())
     assert (BF16 in target.machine.widened) is (flag != "amx_bf16")
 
 
-def test_this_machine_s_target_has_torch_s_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+def test_this_machine_s_target_has_torch_s_threads() -> None:
     device, options = torch.device("cpu"), Options()
-    target = target_for(device, options)
+    with threads(7):
+        target = target_for(device, options)
     assert target.machine.threads == 7
     fewer = find_target("cpu", threads=1)
     assert salt_of(device, target, options) != salt_of(device, fewer, options)

@@ -21,7 +21,6 @@ from fusec.driver.archive import Packed, Shipped, pack
 from fusec.runtime.archive.loading import FORMAT, BadArchive, unpack
 from fusec.runtime.cache.entry import decode, encode
 from fusec.runtime.calls.convention import Convention
-from fusec.runtime.kernels import processor
 from tests.support import BACKEND, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives")
@@ -217,14 +216,6 @@ def test_another_machine_is_told_what_it_lacks(content: bytes, name: str) -> Non
     changed, said = REFUSED[name]
     with pytest.raises(BadArchive, match=said):
         unpack(with_about(content, **changed))
-
-
-def test_fewer_features_of_the_processor_are_an_error(
-    content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processor, "cpu_features", lambda: "x86_64 sse2")
-    with pytest.raises(BadArchive, match=r"that this one lacks: .*avx"):
-        unpack(content)
 
 
 def test_a_thousand_mutations_are_errors(content: bytes) -> None:

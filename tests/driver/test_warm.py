@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fusec
-from fusec.driver import backend, compiler
+from fusec.driver import backend
 from fusec.driver.compiler import is_unobserved
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.calls.convention import Convention
-from fusec.runtime.kernels import cpp_kernel
-from tests.support import BACKEND, compare, run, values
+from tests.calls import calls_of
+from tests.support import BACKEND, compare, run, values, without_compiler
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own cache")
 
@@ -39,20 +39,16 @@ def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(fn, backend="fusec", fullgraph=True, options=dict(OPTIONS))
 
 
-def traced(*args: Any, **named: Any) -> Any:
-    raise AssertionError("AOTAutograd runs")
-
-
 def check_start(fn: Callable[..., Any], *inputs: Any, train: bool = False) -> None:
     """Assert that the second compile runs no AOTAutograd, and does what eager does."""
     eager = run(fn, inputs, train=train)
     exact = run(fn, inputs, train=train)
-    with pytest.MonkeyPatch.context() as patch:
-        compare(eager, run(compiled(fn), inputs, train=train), exact)
-        patch.setattr(backend, "compile_with", traced)
+    compare(eager, run(compiled(fn), inputs, train=train), exact)
+    with calls_of(backend.compile_with) as traces:
         started = compiled(fn)
         for _ in range(2):
             compare(eager, run(started, inputs, train=train), exact)
+    assert not traces, "AOTAutograd runs"
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
@@ -274,28 +270,23 @@ twice.register_autograd(lambda ctx, gradient: gradient * 2)
 
 @pytest.mark.parametrize("own", (False, True))
 @pytest.mark.parametrize("train", (False, True))
-def test_once_compiled_a_graph_is_called_by_its_convention(
-    own: bool, train: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_compiled_a_graph_is_called_by_its_convention(own: bool, train: bool) -> None:
     """In training from the step after the first backward; with operations of the user's, too."""
-    made, run_by = Convention._around, []
-
-    def noted(self: Convention, run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-        call = made(self, run)
-        return lambda *args: (run_by.append(self), call(*args))[1]
-
-    monkeypatch.setattr(Convention, "_around", noted)
     call = compiled(lambda x: (twice(x) if own else x * 2).sin())
     x = values(3, 4).requires_grad_(train)
-    for _ in range(3):
-        y = call(x)
-        torch.testing.assert_close(y, (x * 2).sin())
-        if train:
-            x.grad = None
-            y.backward(y.detach())
-            torch.testing.assert_close(x.grad, 2 * (x * 2).cos().detach() * y.detach())
-            call(x)
-    assert len(run_by) == (5 if train else 3)
+    with calls_of(Convention._around) as bound:
+        for _ in range(3):
+            y = call(x)
+            torch.testing.assert_close(y, (x * 2).sin())
+            if train:
+                x.grad = None
+                y.backward(y.detach())
+                torch.testing.assert_close(x.grad, 2 * (x * 2).cos().detach() * y.detach())
+                call(x)
+    (convention,) = bound
+    with calls_of(convention.result) as run_by:
+        call(x)
+    assert len(run_by) == 1
 
 
 @pytest.mark.parametrize("broken", ["no convention", "no such graph", "another form"])
@@ -361,13 +352,13 @@ def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert entries("") == []
 
 
-def test_who_listens_gets_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_listens_gets_the_long_way(caplog: pytest.LogCaptureFixture) -> None:
     options = Options.from_compile(None, OPTIONS)
     assert is_unobserved(options)
     with fusec.watch():
         assert not is_unobserved(options)
-    monkeypatch.setattr(compiler, "has_listeners", lambda: True)
-    assert not is_unobserved(options)
+    with caplog.at_level("INFO", logger="fusec.compile"):
+        assert not is_unobserved(options)
 
 
 @pytest.mark.parametrize("option", [("fallback_random", True), ("memory_budget", 0.5)], ids=str)
@@ -379,26 +370,20 @@ def test_what_decides_how_a_graph_is_traced_or_cut_has_a_start_of_its_own(
 
     compiled(fn)(values(3, 4))
     monkeypatch.setitem(OPTIONS, *option)
-    monkeypatch.setattr(backend, "compile_with", traced)
-    with pytest.raises(Exception, match="AOTAutograd runs"):
+    with calls_of(backend.compile_with) as traces:
         compiled(fn)(values(3, 4))
+    assert traces
 
 
-def test_without_a_compiler_kernels_of_the_last_one_are_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_kernels_of_the_last_one_are_used() -> None:
     def fn(x):
         return torch.sin(x) + 1
 
     x = values(3, 4)
     compiled(fn)(x)
-    cpp_kernel.compiler_identity.cache_clear()
-    monkeypatch.setattr(cpp_kernel, "find_compiler", lambda preferred: None)
-    monkeypatch.setattr(backend, "compile_with", traced)
-    try:
+    with without_compiler(), calls_of(backend.compile_with) as traces:
         torch.testing.assert_close(compiled(fn)(x), fn(x))
-    finally:
-        cpp_kernel.compiler_identity.cache_clear()
+    assert not traces
 
 
 SCRIPT = """

@@ -29,10 +29,9 @@ from fusec.options import Options
 from fusec.processors import PROCESSORS
 from fusec.runtime.archive import loading, sizes
 from fusec.runtime.cache.entry import decode, encode
-from fusec.runtime.kernels import processor
 from fusec.runtime.kernels.processor import cpu_features
 from fusec.tools.cli import main
-from tests.support import BACKEND, values
+from tests.support import BACKEND, on_processor, values
 
 save_file = pytest.importorskip("safetensors.torch").save_file
 COMPILER = shutil.which("gcc") or shutil.which("clang")
@@ -600,13 +599,14 @@ MACHINES = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("expected", MACHINES)
 def test_the_best_that_a_processor_can_run_is_taken(
-    levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str
+    levels: Path, tmp_path: Path, expected: str
 ) -> None:
     features, here = MACHINES[expected], cpu_features().split()
     if not {*PROCESSORS[expected].features.split()} <= {*here}:
         pytest.skip("this machine cannot run it")
-    monkeypatch.setattr(processor, "cpu_features", lambda: features)
-    model, given = fusec.load(levels), inputs_of(seed=7)
+    with on_processor(features):
+        model = fusec.load(levels)
+    given = inputs_of(seed=7)
     assert model.target == expected
     found = model(**given)["y"]
     torch.testing.assert_close(found, net()(**given)["y"])
@@ -623,12 +623,10 @@ def pretending(folder: Path, features: str) -> tuple[str, ...]:
     return (f'-DFUSEC_CPUINFO="{folder / "cpuinfo"}"',)
 
 
-def test_a_processor_that_runs_none_is_told_what_each_lacks(
-    levels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_runs_none_is_told_what_each_lacks(levels: Path, tmp_path: Path) -> None:
     features = MACHINES["cpu:sse4"].replace("popcnt ", "")
-    monkeypatch.setattr(processor, "cpu_features", lambda: features)
-    with pytest.raises(UsageError, match=r"(?s)cpu:avx2: .*lacks: fma popcnt.*cpu:sse4: .*popcnt"):
+    lacks = r"(?s)cpu:avx2: .*lacks: fma popcnt.*cpu:sse4: .*popcnt"
+    with on_processor(features), pytest.raises(UsageError, match=lacks):
         fusec.load(levels)
     said, _ = run(compiled(tmp_path, *pretending(tmp_path, features)), levels)
     assert said == (

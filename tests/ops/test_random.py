@@ -135,20 +135,21 @@ def test_normal_numbers_agree_to_rounding(runner, dtype):
     torch.testing.assert_close(run(SEEDS), drawn([5, 33], 1, "normal", dtype))
 
 
-def test_normal_numbers_are_finite_where_the_uniform_one_is_least_and_greatest(monkeypatch):
-    ends = torch.tensor([0.0, 1 - 2**-24])
-    monkeypatch.setattr(random_ops, "_numbers", lambda *_: (ends, ends))
-    least, greatest = random_ops._normal(SEEDS[0], 2, torch.float32)
-    assert least == 0 and math.isclose(greatest, math.sqrt(48 * math.log(2)), rel_tol=1e-6)
+@pytest.mark.parametrize(("seed", "uniform"), ((12121362, 0.0), (16390493, 1 - 2**-24)))
+def test_normal_numbers_are_finite_where_the_uniform_one_is_least_and_greatest(seed, uniform):
+    radius, angle = random_ops._numbers(torch.tensor(seed), 1, 2)
+    assert radius == uniform
+    (normal,) = random_ops._normal(torch.tensor(seed), 1, torch.float32)
+    expected = math.sqrt(-2 * math.log(1 - uniform)) * math.cos(2 * math.pi * angle)
+    assert math.isclose(normal, expected, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
-def test_uniform_numbers_of_16_bits_are_never_one(dtype, monkeypatch):
-    bits = random_ops.BITS[dtype]
-    numbers = torch.tensor([0.0, 0.5, 1 - 2**-24])
-    monkeypatch.setattr(random_ops, "_numbers", lambda *_: (numbers,))
-    values = random_ops._uniform(SEEDS[0], 3, dtype)
-    assert values.tolist() == [0.0, 0.5, 1 - 2.0**-bits]
+def test_uniform_numbers_of_16_bits_are_never_one(dtype):
+    values = random_ops._uniform(SEEDS[0], 100_000, dtype)
+    (exact,) = random_ops._numbers(SEEDS[0], 100_000, 1)
+    assert exact.to(dtype).max() == 1, "rounded they would be"
+    assert values.min() == 0 and values.max() == 1 - 2.0 ** -random_ops.BITS[dtype]
     assert torch.equal(values.to(dtype).double(), values.double())
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fusec.runtime.cache import store as cache_module
+from fusec.runtime.cache.store import _warned
 
 
 @pytest.fixture(autouse=True)
-def _nothing_warned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_warned", set())
+def _nothing_warned_yet() -> None:
+    _warned.clear()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ are timed is in ``test_autotune.py``.
 
 from __future__ import annotations
 
-import errno
 import linecache
 import os
 import re
@@ -16,6 +15,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,8 @@ import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.errors import EnvironmentProblem, NotWritable, describe_failure, warn_once
 from fusec.options import Options
 from fusec.runtime.kernels import cpp_kernel
-from tests.support import compile_with, since_2_13
+from tests.limits import files_up_to
+from tests.support import compile_with, since_2_13, without_compiler
 
 FORKED = """
 import os, signal, torch
@@ -169,7 +170,7 @@ def test_a_compiler_that_makes_no_library_is_named(tmp_path: Path, action: str) 
         cpp_kernel.build("", Options(cxx=str(compiler)))
 
 
-FULL = "No space left on device"
+FULL, TOO_LARGE = "No space left on device", "File too large"
 
 
 def compiler_that(folder: Path, does: str) -> Options:
@@ -180,26 +181,15 @@ def compiler_that(folder: Path, does: str) -> Options:
     return Options(cxx=str(compiler))
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, FULL)
-
-    monkeypatch.setattr(Path, "write_text", write)
-
-
-@pytest.mark.parametrize("who", ["fusec", "the compiler"])
-def test_a_full_disk_is_named_by_its_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, who: str
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    options = Options()
-    if who == "fusec":
-        full_disk(monkeypatch)
-    else:
-        options = compiler_that(tmp_path, f"echo 'fatal error: error writing x.s: {FULL}'; exit 1")
-    said = f"kernels cannot be built in {tmp_path}: {FULL}; TMPDIR names another folder"
-    with pytest.raises(NotWritable, match=re.escape(said)) as raised:
-        cpp_kernel.build("", options)
+@pytest.mark.parametrize(("who", "reason"), [("fusec", TOO_LARGE), ("the compiler", FULL)])
+def test_a_full_disk_is_named_by_its_folder(tmp_path: Path, who: str, reason: str) -> None:
+    fails = f"echo 'fatal error: error writing x.s: {FULL}'; exit 1"
+    options = Options() if who == "fusec" else compiler_that(tmp_path, fails)
+    folder = tempfile.gettempdir()
+    said = f"kernels cannot be built in {folder}: {reason}; TMPDIR names another folder"
+    full = files_up_to(0) if who == "fusec" else nullcontext()
+    with full, pytest.raises(NotWritable, match=re.escape(said)) as raised:
+        cpp_kernel.build("int f;", options)
     assert describe_failure(raised.value) == said
 
 
@@ -226,18 +216,11 @@ def test_a_compiler_that_fails_on_anything_is_told_once_and_not_bisected(tmp_pat
 
 
 @pytest.mark.parametrize("fault", ["no compiler", "full"])
-def test_what_the_machine_lacks_is_told_once_at_the_user_s_line(
-    monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    if fault == "full":
-        full_disk(monkeypatch)
-    else:
-        monkeypatch.setattr(cpp_kernel, "find_compiler", lambda preferred: None)
-        cpp_kernel.compiler_identity.cache_clear()
-    (one,) = said_of_training({"cache": False})
-    cpp_kernel.compiler_identity.cache_clear()
+def test_what_the_machine_lacks_is_told_once_at_the_user_s_line(fault: str) -> None:
+    with files_up_to(0) if fault == "full" else without_compiler():
+        (one,) = said_of_training({"cache": False})
     assert one.filename == __file__
-    assert ("C++ compiler found" if fault == "no compiler" else FULL) in str(one.message)
+    assert ("C++ compiler found" if fault == "no compiler" else TOO_LARGE) in str(one.message)
     assert "bisect" not in str(one.message)
 
 

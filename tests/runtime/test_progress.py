@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
+from contextlib import redirect_stderr
 
 import pytest
 import torch
 
 from fusec.runtime import progress
+from tests.calls import calls_of
 from tests.support import compile_with
 
 
@@ -28,12 +29,9 @@ class Looks:
         return self.left < 0
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    made = Terminal()
+@pytest.fixture(autouse=True)
+def sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=made))
-    return made
 
 
 def shown(terminal: Terminal, looks: int) -> list[str]:
@@ -44,24 +42,30 @@ def shown(terminal: Terminal, looks: int) -> list[str]:
     return [part.strip() for part in terminal.getvalue().split("\r")]
 
 
-def test_what_takes_long_is_one_line_that_is_empty_at_the_end(terminal: Terminal) -> None:
+def test_what_takes_long_is_one_line_that_is_empty_at_the_end() -> None:
     line = "fusec: compiling graph forward: passes (0 s)"
-    assert shown(terminal, 2) == ["", line, line, "", ""]
+    with redirect_stderr(Terminal()) as terminal:
+        assert shown(terminal, 2) == ["", line, line, "", ""]
     assert "\n" not in terminal.getvalue()
 
 
-def test_what_ends_soon_shows_nothing(terminal: Terminal) -> None:
-    assert shown(terminal, 0) == [""]
+def test_what_ends_soon_shows_nothing() -> None:
+    with redirect_stderr(Terminal()) as terminal:
+        assert shown(terminal, 0) == [""]
 
 
-def test_a_race_has_the_line_to_itself(terminal: Terminal) -> None:
-    with progress.race_line() as say:
+def test_a_race_has_the_line_to_itself() -> None:
+    with redirect_stderr(Terminal()) as terminal, progress.race_line() as say:
         say("way 1")
         assert shown(terminal, 2) == ["", "fusec: race: way 1"]
 
 
-def test_the_outermost_compile_says_what_is_done(terminal: Terminal) -> None:
-    with progress.long_compile("graph forward"), progress.long_compile("graph body"):
+def test_the_outermost_compile_says_what_is_done() -> None:
+    with (
+        redirect_stderr(Terminal()),
+        progress.long_compile("graph forward"),
+        progress.long_compile("graph body"),
+    ):
         progress.say("build")
         assert [(line.name, line.said) for line in progress._open] == [
             ("graph forward", "build"), ("graph body", ""),
@@ -69,11 +73,10 @@ def test_the_outermost_compile_says_what_is_done(terminal: Terminal) -> None:
     assert not progress._open
 
 
-def test_a_compile_tells_its_stages(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    for module in ("compiler", "build"):
-        monkeypatch.setattr(f"fusec.driver.{module}.say", said.append)
-    compile_with(lambda x: x.sin() + 1)(torch.ones(7))
+def test_a_compile_tells_its_stages() -> None:
+    with redirect_stderr(Terminal()), calls_of(progress.say) as calls:
+        compile_with(lambda x: x.sin() + 1)(torch.ones(7))
+    said = [call.arguments["text"] for call in calls]
     assert said[0] == "key"
     assert {"capture", "passes", "the C++ compiler builds kernels: 1"} <= set(said)
 

@@ -20,6 +20,7 @@ from fusec.tools.cli.inputs import TensorInput, each_call, parse_inputs
 from fusec.tools.cli.line import check_target_name, constructed, is_target
 from fusec.tools.report import emulation, stages
 from fusec.tools.static_checks import PROCESSORS
+from tests.support import without_compiler
 
 MODEL = """
 import torch
@@ -347,9 +348,9 @@ def test_sparse_inputs_are_refused_by_check(capsys, model: Path) -> None:
 
 
 def test_a_machine_without_a_compiler_is_said_to_be_one(capsys, model: Path, monkeypatch) -> None:
-    monkeypatch.setattr("fusec.runtime.kernels.cpp_kernel.find_compiler", lambda name: None)
     monkeypatch.setenv("FUSEC_CACHE", "0")
-    assert main(["check", f"{model}:several", "--input", "f32[8]"]) == 4
+    with without_compiler():
+        assert main(["check", f"{model}:several", "--input", "f32[8]"]) == 4
     assert "next: fusec doctor" in capsys.readouterr().err
 
 

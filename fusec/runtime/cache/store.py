@@ -357,12 +357,11 @@ def _shared_cache(directory: str | None, limit_bytes: int) -> Cache:
 
 
 @functools.cache
-def fingerprint() -> str:
+def fingerprint(package: Path = Path(__file__).parents[2]) -> str:
     """Return a digest of what every kernel depends on: fusec's sources, torch, Triton, Python.
 
     If the environment replaces Triton's ptxas, that file's content is included.
     """
-    package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for source in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h")):
         digest.update(f"{source.relative_to(package).as_posix()}\0".encode())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -507,8 +507,8 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def test_a_terminal_shows_one_line_that_is_empty_at_the_end(track, monkeypatch, columns) -> None:
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    track.race(track.candidate("library", 100), track.candidate("fused", 90))
+    with contextlib.redirect_stderr(terminal):
+        track.race(track.candidate("library", 100), track.candidate("fused", 90))
     lines = terminal.getvalue().split("\r")
     assert "\n" not in terminal.getvalue()
     assert lines[0] == lines[-1] == lines[-2].strip() == ""

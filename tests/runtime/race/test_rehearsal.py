@@ -11,6 +11,7 @@ import torch
 from fusec.errors import KernelFault
 from fusec.runtime.race import rehearsal
 from fusec.runtime.race.rehearsal import TensorSpec, rehearse
+from tests.limits import descriptors_up_to
 
 CPU = torch.device("cpu")
 SPEC = TensorSpec((4, 8), (8, 1), torch.float32)
@@ -38,8 +39,8 @@ def helper() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_seen", set())
+def nothing_seen() -> None:
+    rehearsal._seen.clear()
 
 
 def test_what_runs_well_runs_once_in_one_process() -> None:
@@ -79,10 +80,13 @@ def test_a_helper_that_ended_is_made_anew() -> None:
     assert after is not before and after.is_alive
 
 
-def test_without_a_second_process_the_race_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_helpers", [])
-    monkeypatch.setattr(rehearsal.sys, "executable", "/nothing/here")
-    run("crash")
+def test_without_a_second_process_the_race_goes_on() -> None:
+    for one in rehearsal._helpers:
+        one.end()
+    rehearsal._helpers.clear()
+    with descriptors_up_to(1):  # a pipe has two
+        run("crash")
+    assert not rehearsal._helpers
 
 
 def test_random_tensors_have_the_strides_that_were_traced() -> None:

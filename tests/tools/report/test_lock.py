@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
-import torch
 
 from fusec.errors import UsageError
 from fusec.ir.decision import Decision
@@ -24,6 +22,7 @@ from fusec.tools.report.lock_changes import Changes, compare_locks
 from fusec.tools.report.lock_text import parse_lock, print_lock
 from fusec.tools.report.parts import Part
 from fusec.tools.report.stages import choose_target
+from tests.support import threads as run_with
 
 ADD = Part("add", "h.*", "model.py:40 in forward: h = x + self.attn(x)")
 NORM = Part("layer_norm", "h.*.ln_2", "model.py:41 in forward: h = self.ln_2(h)")
@@ -150,7 +149,7 @@ def test_a_target_that_is_none_is_refused(described: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_cpu_is_looked_at_with_the_threads_that_a_run_has(threads: int) -> None:
-    with mock.patch.object(torch, "get_num_threads", return_value=threads):
+    with run_with(threads):
         assert choose_target("cpu").machine.threads == threads
 
 
