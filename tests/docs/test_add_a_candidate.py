@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 import fusec
 from fusec.driver.race import RaceJudge
 from fusec.frontend import linears
-from fusec.ir.choice import Choice, Decided
+from tests.calls import calls_of
 from tests.docs.pages import python
 from tests.support import check, tune, values
+from tests.verdicts import decide_products
 
 PAGE = "docs/add_a_candidate.md"
 
@@ -30,19 +32,16 @@ def page() -> Iterator[dict[str, object]]:
 
 
 def test_the_library_of_the_page_is_taken_and_computes_the_same(
-    page: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    page: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    offered: list[tuple[str, ...]] = []
+    def compared() -> None:
+        check(torch.nn.Linear(24, 40), values(16, 24), train=True)
 
-    def decide(self: RaceJudge, choice: Choice) -> Decided:
-        offered.append(choice.candidates)
-        return Decided("BLIS", "as the page says", 1.0)
-
-    monkeypatch.setattr(RaceJudge, "__call__", decide)
-    monkeypatch.setenv("FUSEC_CACHE", "0")
     tune(monkeypatch, "races", product=1)
-    check(torch.nn.Linear(24, 40), values(16, 24), train=True)
-    assert offered and all("BLIS" in candidates for candidates in offered)
+    decide_products(monkeypatch, tmp_path, "BLIS", compared)
+    with calls_of(RaceJudge.__call__) as decisions:
+        compared()
+    assert decisions and {call.result.candidate for call in decisions} == {"BLIS"}
 
 
 def test_graphs_of_other_candidates_are_other_entries_of_the_cache(

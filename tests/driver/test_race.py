@@ -5,12 +5,12 @@ Nothing depends on how fast either is: where a verdict is wanted, it stands in t
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,15 +45,20 @@ from fusec.passes.fusion.contract import FUSED, LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice, multiply_adds
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
-from fusec.runtime.cache.store import Cache
+from fusec.runtime.archive.loading import load_kernels
+from fusec.runtime.cache.store import Cache, fingerprint
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
+from fusec.runtime.race import rehearsal
+from fusec.runtime.race.rehearsal import rehearse
 from fusec.runtime.race.verdicts import CandidateTime, Verdict, all_verdicts
 from fusec.tools.report import explain
 from fusec.tools.report.observe import Observed, observe
+from tests.calls import calls_of
 from tests.frontend.fx_passes.test_memory_formats import rewritten
 from tests.support import tune
 from tests.triton_backend import InterpretedKernel
+from tests.verdicts import decide_products
 
 CPU = torch.device("cpu")
 
@@ -135,10 +140,14 @@ def test_a_verdict_on_kernels_is_that_of_the_sources_which_make_them(
     observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     kind, cache = type("Once", (Ruled,), {"races_run": 0}), Cache(tmp_path, limit_bytes=1 << 20)
+    ptxas = tmp_path / "ptxas"  # as a part of what makes kernels
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas))
     for version, races in (("this", 1), ("this", 1), ("next", 2)):
-        monkeypatch.setattr("fusec.driver.contests.fingerprint", lambda version=version: version)
+        ptxas.write_text(version)
+        fingerprint.cache_clear()
         compiled(observed, make_judge(observed, cache, kind))
         assert kind.races_run == races
+    fingerprint.cache_clear()
 
 
 @pytest.mark.parametrize("winner", (LIBRARY, "fused #0", "fused #2"))
@@ -253,30 +262,27 @@ def test_a_kernel_of_few_rows_stands_against_every_library(winner: str, fused: b
     """One that beats ATen may still lose to oneDNN."""
     verdicts: list[Verdict] = []
     decisions: list[Decided] = []
-    race, decide = RaceJudge.race, RaceJudge.__call__
 
-    def told(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
-        if reference == ATEN:
-            return Verdict(ATEN, ())
-        verdicts.append(race(self, contest, reference, 60.0))
-        times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
-        return Verdict(winner, tuple(CandidateTime(name, us, us, us) for name, us in times.items()))
+    class Told(RaceJudge):
+        def __call__(self, choice: Choice) -> Decided:
+            decided = super().__call__(choice)
+            decisions.extend([decided] if choice.kind == "group" else [])
+            return decided
 
-    def kept(self: RaceJudge, choice: Choice) -> Decided:
-        decided = decide(self, choice)
-        decisions.extend([decided] if choice.kind == "group" else [])
-        return decided
+        def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
+            verdicts.append(super().race(contest, reference, 60.0))
+            times = {LIBRARY: 30.0, "oneDNN": 20.0, "fused #0": 25.0, winner: 10.0}
+            laps = tuple(CandidateTime(name, us, us, us) for name, us in times.items())
+            return Verdict(winner, laps)
 
-    monkeypatch.setattr(RaceJudge, "race", told)
-    monkeypatch.setattr(RaceJudge, "__call__", kept)
     tune(monkeypatch, "races", clear=float("inf"))
-    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
-    monkeypatch.setenv("FUSEC_CACHE", "0")
-    torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(gated, backend="fusec", options={"strict": True})(
-            torch.randn(4, 256), torch.randn(1024, 256)
-        )
+    inputs = (torch.randn(4, 256), torch.randn(1024, 256))
+    (seen,) = observe(gated, inputs, train=False, dynamic=False)
+    options = Options.from_compile(None, {"strict": True, "cache": False, "race_budget_s": 60.0})
+    target = compiler.target_for(CPU, options)
+    groups = compiler._group_contests(seen.graph, target, options, CPU)
+    judge = Told(races(left_s=60.0), {"group": groups})
+    compile_to_source(seen.graph, CompileContext(target, options, Trace("g"), judge))
     (verdict,), (decided,) = verdicts, decisions
     assert set(verdict.times) == {LIBRARY, "oneDNN", "fused #0"}, verdict
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
@@ -347,8 +353,7 @@ def test_a_product_that_is_not_raced_goes_by_rule():
     assert decided.reason == "by rule: the library that it names; not raced: there was no time"
 
 
-def test_one_process_races_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_one_process_races_at_a_time():
     held = _lock(CPU).lock_file
     code = (
         "import sys; from filelock import FileLock\n"
@@ -414,11 +419,15 @@ def test_a_verdict_is_not_used_where_its_winner_is_not_offered(tmp_path: Path):
 
 
 def test_a_library_that_gives_other_numbers_never_wins(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ):
     call = linear_call()
     doubled = replace(call, kwargs=(("alpha", 2.0),))
-    monkeypatch.setattr(Extern, "others", property(lambda self: {"oneDNN": doubled}))
+
+    class Offered(Extern):
+        others = {"oneDNN": doubled}  # noqa: RUF012
+
+    call = Offered(*(getattr(call, field.name) for field in fields(call)))
     with caplog.at_level("WARNING", logger="fusec.race"):
         verdict = race_libraries(call)
     assert verdict.winner == ATEN
@@ -427,20 +436,15 @@ def test_a_library_that_gives_other_numbers_never_wins(
 def test_a_compiled_layer_calls_the_library_that_won_and_explain_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def told(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
-        return Verdict(
-            "oneDNN",
-            (CandidateTime(ATEN, 20.0, 20.0, 20.0), CandidateTime("oneDNN", 10.0, 10.0, 10.0)),
-        )
-
-    monkeypatch.setattr(RaceJudge, "race", told)
-    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "20")
     layer, x = torch.nn.Linear(256, 256), torch.randn(64, 256)
-    torch._dynamo.reset()
-    with torch.no_grad():
+
+    def compared() -> None:
         made = torch.compile(layer, backend="fusec", options={"strict": True})(x)
         torch.testing.assert_close(made, layer(x))
+
+    with torch.no_grad():
+        decide_products(monkeypatch, tmp_path, "oneDNN", compared)
+        compared()
         (graph,) = explain(layer, x).graphs
     (said,) = [d for d in graph.decisions if d.b == "oneDNN"]
     assert said.taken and said.reason.startswith("measured: oneDNN 10.0 us, ATen 20.0 us")
@@ -557,25 +561,30 @@ def test_kernels_for_a_gpu_run_first_in_another_process(
     race: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that faults there is never loaded here. What calls a library has no part in that."""
-    done: list[str] = []
+    tasks: list[bytes] = []
 
-    def rehearse(wrapper: str, blobs: Any, arguments: Any, device: torch.device) -> None:
-        done.append("rehearsed")
-        assert [one.shape for one in arguments] == [(32, 16), (48, 16), (48,)]
-        if "crash" in blobs:
-            raise KernelFault("did not end in 20 s")
+    def helper(outcome: str) -> SimpleNamespace:
+        pipe = SimpleNamespace(
+            send_bytes=tasks.append, poll=lambda seconds: True, recv=lambda: outcome
+        )
+        return SimpleNamespace(is_alive=True, connection=pipe, end=lambda: None)
 
-    for blobs in ({}, {"crash": b""}):
-        monkeypatch.setitem(compiler.BUILDS, "triton", lambda *_, blobs=blobs: blobs)
-        monkeypatch.setattr(compiler, "load_kernels", lambda *_: done.append("loaded") or {})
-        monkeypatch.setattr(compiler, "rehearse", rehearse)
-        options = Options.from_compile(None, {"cache": False})
-        device = torch.device("cuda", 0)
+    def prepared(outcome: str) -> list[str]:
+        """Return what is called, up to the load of blobs that have no kernels."""
+        blobs = {"of": outcome.encode()}
+        monkeypatch.setitem(compiler.BUILDS, "triton", lambda *_: blobs)
+        rehearsal._helpers[:] = [helper(outcome)]
+        options, device = Options.from_compile(None, {"cache": False}), torch.device("cuda", 0)
         make = compiler._group_contests(observed.graph, find_target("sm_90"), options, device)
-        made = compiled(observed, race=race)
-        if race == "fused" and blobs:
-            with pytest.raises(KernelFault):
-                make.prepare(made)
-        else:
-            make.prepare(made)
-    assert done == (["rehearsed", "loaded", "rehearsed"] if race == "fused" else ["loaded"] * 2)
+        with calls_of(rehearse, load_kernels) as calls, pytest.raises((KernelFault, KeyError)):
+            make.prepare(compiled(observed, race=race))
+        return [call.function for call in calls]
+
+    runs, faults = prepared(""), prepared("did not end in 20 s")
+    rehearsal._helpers.clear()
+    if race == "library":
+        assert runs == faults == ["load_kernels"] and not tasks
+        return
+    assert (runs, faults) == (["rehearse", "load_kernels"], ["rehearse"])
+    _, _, arguments, _ = pickle.loads(tasks[0])
+    assert [one.shape for one in arguments] == [(32, 16), (48, 16), (48,)]

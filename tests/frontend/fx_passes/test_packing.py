@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -13,9 +14,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 
 import fusec
-from fusec.driver import contests
 from fusec.driver.contests import convolution_contest, product_contest
-from fusec.driver.race import Contest, RaceJudge, Races
+from fusec.driver.race import RaceJudge, Races
 from fusec.frontend.fx_passes import freezing
 from fusec.frontend.fx_passes.memory_formats import format_choice
 from fusec.frontend.fx_passes.packing import (
@@ -37,7 +37,9 @@ from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls.frozen import _frozen as frozen_graphs
 from fusec.runtime.race.verdicts import Verdict
 from fusec.tools.report import explain
+from tests.calls import calls_of
 from tests.support import seeded, tune
+from tests.verdicts import decide_products
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
 
@@ -130,13 +132,17 @@ def test_images_of_other_sizes_read_the_same_packed_weight() -> None:
 @pytest.mark.parametrize("bias", (False, True))
 @pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL, "oneDNN", None))
 def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
-    bias: bool, library: str | None, monkeypatch: pytest.MonkeyPatch
+    bias: bool, library: str | None, choose: Choose
 ) -> None:
-    chosen(library, monkeypatch)
     with seeded(0):
         layer, x = nn.Linear(24, 40, bias=bias), torch.randn(32, 24)
     x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
-    compiled = frozen(lambda x: layer(layer(x)[:, :24]))
+
+    def twice(x: Tensor) -> Tensor:
+        return layer(layer(x)[:, :24])
+
+    choose(library, lambda: frozen(twice)(x))
+    compiled = frozen(twice)
 
     def agree() -> None:
         with torch.no_grad():
@@ -153,12 +159,21 @@ def test_a_product_may_read_a_packed_weight_which_no_other_way_computes(
     assert bool(readers) is (library in (PACKED_ONEDNN, PACKED_MKL))
 
 
-def chosen(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if library == PACKED_MKL and not torch.backends.mkl.is_available():
-        pytest.skip("this torch is built without MKL")
-    monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided(library or ATEN, "said", 1.0))
-    monkeypatch.setenv("FUSEC_CACHE", "0")
-    tune(monkeypatch, "races", product=1)
+Choose: TypeAlias = Callable[[str | None, Callable[[], Any]], None]
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choose:
+    """Return a function that lets a library win the races of what a function compiles."""
+
+    def choose(library: str | None, compile_all: Callable[[], Any]) -> None:
+        if library == PACKED_MKL and not torch.backends.mkl.is_available():
+            pytest.skip("this torch is built without MKL")
+        tune(monkeypatch, "races", product=1)
+        with torch.no_grad():
+            decide_products(monkeypatch, tmp_path, library or ATEN, compile_all)
+
+    return choose
 
 
 class Tied(nn.Module):
@@ -175,11 +190,11 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("hidden", (64, 96))
 @pytest.mark.parametrize("library", (PACKED_ONEDNN, PACKED_MKL))
 def test_a_weight_is_packed_for_each_way_that_it_lies(
-    library: str, hidden: int, monkeypatch: pytest.MonkeyPatch
+    library: str, hidden: int, choose: Choose
 ) -> None:
-    chosen(library, monkeypatch)
     with seeded(0):
         module, x = Tied(64, hidden).eval(), torch.randn(32, 64)
+    choose(library, lambda: frozen(module)(x))
     with torch.no_grad():
         torch.testing.assert_close(frozen(module)(x), module(x), atol=1e-4, rtol=1e-4)
 
@@ -193,17 +208,11 @@ def asked(
     """Return the products of a frozen layer for which a library is asked for."""
     monkeypatch.setenv("FUSEC_CACHE", "0")
     tune(monkeypatch, "races", product=1)
-    calls: list[Extern] = []
-    monkeypatch.setattr(
-        RaceJudge,
-        "__call__",
-        lambda _, choice: (calls.append(choice.subject), Decided(ATEN, "asked"))[1],
-    )
     with seeded(0):
         layer, x = nn.Linear(24, 512).to(dtype), torch.randn(rows, 24).to(dtype)
-    with torch.no_grad():
+    with torch.no_grad(), calls_of(RaceJudge.__call__) as choices:
         frozen(layer, dynamic=dynamic)(x)
-    return calls
+    return [call.arguments["choice"].subject for call in choices]
 
 
 @pytest.mark.slow
@@ -239,19 +248,24 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("library", (PACKED_ONEDNN, "oneDNN", None))
 def test_one_graph_multiplies_any_number_of_rows(
-    library: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    library: str | None, dtype: torch.dtype, choose: Choose
 ) -> None:
     """None, one, a prime number, and far more than was seen when a library was chosen."""
     if library is not None and not has_packing(torch.empty(0, dtype=dtype)):
         pytest.skip("oneDNN has no kernels of this type here")
-    chosen(library, monkeypatch)
     with seeded(0):
         module = Residual().eval().to(dtype)
+
+    def given(rows: int) -> Tensor:
+        x = torch.randn(rows, 24).to(dtype)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        return x
+
+    choose(library, lambda: frozen(module)(given(5)))
     compiled, exact = frozen(module), copy.deepcopy(module).double()
     traced = counters["stats"]["unique_graphs"]
     for rows in (5, 0, 1, 37, 2048):
-        x = torch.randn(rows, 24).to(dtype)
-        torch._dynamo.decorators.mark_unbacked(x, 0)
+        x = given(rows)
         with torch.no_grad():
             made, eager, wanted = compiled(x), module(x), exact(x.double())
         assert (made.shape, made.stride()) == (eager.shape, eager.stride())
@@ -261,11 +275,15 @@ def test_one_graph_multiplies_any_number_of_rows(
     assert counters["stats"]["unique_graphs"] == traced + 1
 
 
-def test_sizes_of_other_classes_call_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen("oneDNN", monkeypatch)
+def test_sizes_of_other_classes_call_what_was_compiled(choose: Choose) -> None:
     module = Residual().eval()
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend="fusec", dynamic=True, options={"strict": True})
+
+    def compiled_once() -> Callable[[Tensor], Tensor]:
+        torch._dynamo.reset()
+        return torch.compile(module, backend="fusec", dynamic=True, options={"strict": True})
+
+    choose("oneDNN", lambda: compiled_once()(torch.randn(4, 24)))
+    compiled = compiled_once()
     traced = counters["stats"]["unique_graphs"]
     with torch.no_grad():
         for rows in (4, 7, 100, 3, 5000):
@@ -367,69 +385,50 @@ def test_panels_are_of_sixteen_bits_without_gaps_where_rows_are_few(
     rows: int | None,
     dtype: torch.dtype,
     offered: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[set[str]] = []
-
-    def packed(*given: Any) -> None:
-        pack(*given)
-        (node,) = given[0].graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-        found.append(set(node.meta[PACKED]))
-
-    pack = freezing.pack_products
-    monkeypatch.setattr(freezing, "pack_products", packed)
     layer = nn.Linear(24, columns, bias=False).to(dtype)
-    with torch.no_grad():
+    with torch.no_grad(), calls_of(freezing.pack_products) as packed:
         frozen(layer, dynamic=rows is None)(torch.randn(rows or 3, 24).to(dtype))
-    assert [PANELS in one for one in found] == [offered]
+    (call,) = packed
+    gm, *_ = call.arguments.values()
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert (PANELS in node.meta[PACKED]) is offered
 
 
 def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[Verdict] = []
-
-    def raced(self: RaceJudge, contest: Contest, reference: str, budget_s: float) -> Verdict:
-        verdict = race(self, contest, reference, 20.0)
-        seen.extend([verdict] if reference == LIBRARY else [])
-        return verdict
-
-    race = RaceJudge.race
-    monkeypatch.setattr(RaceJudge, "race", raced)
     tune(monkeypatch, "races", clear=float("inf"))
     monkeypatch.setenv("FUSEC_RACE_BUDGET_S", "60")
     monkeypatch.setenv("FUSEC_CACHE", "0")
     with seeded(0):
         module, x = Gated(512, 1024).eval().bfloat16(), torch.randn(4, 512).bfloat16()
-    with torch.no_grad():
+    with torch.no_grad(), calls_of(RaceJudge.race) as races:
         fused(module, race="auto", verify=False)(x)
+    seen: list[Verdict] = [c.result for c in races if c.arguments["reference"] == LIBRARY]
     assert len(seen) == 2
     for verdict in seen:
         assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps), verdict
         assert {"library", "fused #0"} <= verdict.times.keys()
 
 
-def test_the_race_of_formats_times_the_weight_that_is_packed(monkeypatch, tmp_path) -> None:
+def test_the_race_of_formats_times_the_weight_that_is_packed(tmp_path) -> None:
     """Else channels-last images paid for the order that each call makes: 1.2 of a ResNet's time."""
     module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)).eval()
-    seen: list[fx.Node] = []
     kept = Decided("contiguous", "", -1.0)
-    chosen = lambda _, choice: seen.append(choice.subject) or kept  # noqa: E731
-    with torch.no_grad(), monkeypatch.context() as patch:
-        patch.setattr(RaceJudge, "__call__", chosen)
+    with torch.no_grad(), calls_of(RaceJudge.__call__) as choices:
         for freezes in (True, False):
             torch._dynamo.reset()
             compiled = torch.compile(module, backend="fusec", options={"freeze": freezes})
             compiled(images().contiguous())
+    seen: list[fx.Node] = [call.arguments["choice"].subject for call in choices]
     assert [node.meta.get(PACKS, False) for node in seen] == [True, True, False, False]
-    given: list[Any] = []
-    watched = lambda *a: given.append(a[1]) or convolve_packed(*a)  # noqa: E731
-    monkeypatch.setattr(contests, "convolve_packed", watched)
     races = Races(torch.device("cpu"), 60.0, "salt", Cache(tmp_path, limit_bytes=1 << 20))
     judge = RaceJudge(
         races, {"convolution": partial(convolution_contest, races.device, RaceTuning())}
     )
     for node, packs in zip(seen, (True, True, False, False), strict=True):
-        given.clear()
-        assert "channels-last" in judge(format_choice(node, kept)).reason
-        assert bool(given) is packs and all(w.layout is torch._mkldnn for w in given)
+        with calls_of(convolve_packed) as convolutions:
+            assert "channels-last" in judge(format_choice(node, kept)).reason
+        weights = [list(call.arguments.values())[1] for call in convolutions]
+        assert bool(weights) is packs and all(w.layout is torch._mkldnn for w in weights)

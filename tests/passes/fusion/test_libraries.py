@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.race import RaceJudge
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.choice import Choice, Decided, judge_by_rule
@@ -23,8 +23,10 @@ from fusec.passes.fusion.fuse import separate
 from fusec.passes.fusion.libraries import ATEN, choose_libraries, describe_call, multiply_adds
 from fusec.runtime.calls import executable
 from fusec.tools.report.observe import observe
+from tests.calls import calls_of
 from tests.ir.graphs import buffer, graph, mm, whole
 from tests.support import check, tune, values
+from tests.verdicts import decide_products
 
 ALL = RaceTuning(product=0)
 ONEDNN = Linear("oneDNN", "mkldnn._linear_pointwise.default", ("none", (), ""))
@@ -163,16 +165,16 @@ def test_every_product_of_a_layer_may_go_to_onednn(train: bool) -> None:
 
 
 @needs_onednn
-def test_what_onednn_computes_is_eager_s_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RaceJudge, "__call__", lambda *_: Decided("oneDNN", "said", 1.0))
-    monkeypatch.setenv("FUSEC_CACHE", "0")
+def test_what_onednn_computes_is_eager_s_with_gradients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     tune(monkeypatch, "races", product=1)
-    called = []
-    direct = executable._Operators.__getattr__
-    monkeypatch.setattr(
-        executable._Operators, "__getattr__",
-        lambda self, name: (called.append(name), direct(self, name))[1],
-    )  # fmt: skip
     layer = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 8))
-    check(layer, values(16, 24), train=True)
-    assert "_linear_pointwise" in called
+
+    def compared() -> None:
+        check(layer, values(16, 24), train=True)
+
+    decide_products(monkeypatch, tmp_path, "oneDNN", compared)
+    with calls_of(executable._Operators.__getattr__) as called:
+        compared()
+    assert "_linear_pointwise" in [call.arguments["name"] for call in called]
