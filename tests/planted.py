@@ -1,13 +1,30 @@
-"""Planted faults: kernels that are off, to see that what shall find them does."""
+"""Planted faults, to see that what shall find them does.
+
+Each goes through a table of the compiler (``LOWERINGS``, ``BUILDS``, ``TARGETS``) or through the
+observer of a compile. Entries of the cache would hide it, so the cache is off.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
-from fusec.driver import compiler
+from fusec.codegen import targets
+from fusec.driver import backend
+from fusec.driver.build import BUILDS
+from fusec.driver.stages import CompileContext
+from fusec.frontend.call import AtenCall
+from fusec.frontend.ops.arithmetic import add
+from fusec.frontend.ops.registry import LOWERINGS
+from fusec.frontend.value import Value
+from fusec.options import Options
+from fusec.passes.stage import Observe, Stage
 
 
 def adds_a_hundredth(launch: Callable[..., None]) -> Callable[..., None]:
@@ -24,20 +41,98 @@ def adds_a_hundredth(launch: Callable[..., None]) -> Callable[..., None]:
     return wrong
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, graph: str) -> None:
-    """Make the first kernel of the graphs of a name wrong, whatever comes from the cache.
+def lower(monkeypatch: pytest.MonkeyPatch, operation: Any, rule: Callable[..., Any]) -> None:
+    """Lower an operation by another rule, which gets its own one first."""
+    row = LOWERINGS[operation]
+    monkeypatch.setitem(LOWERINGS, operation, replace(row, rule=partial(rule, row.rule)))
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    torch._dynamo.reset()
 
-    So is the call that launches it and those behind it.
+
+def plant(monkeypatch: pytest.MonkeyPatch, operation: Any) -> None:
+    """Make what an operation is lowered to off by a hundredth."""
+
+    def wrong(rule: Callable[..., Value], call: AtenCall, *args: Any, **named: Any) -> Value:
+        return call.pointwise(lambda a: add(a, 0.01), rule(call, *args, **named))
+
+    lower(monkeypatch, operation, wrong)
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, operation: Any, error: Exception) -> None:
+    """Make each compile of a graph with an operation fail."""
+
+    def failing(*_: Any, **__: Any) -> Value:
+        raise error
+
+    lower(monkeypatch, operation, failing)
+
+
+def fail_to_build(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Make the build of each graph's C++ kernels fail."""
+
+    def failing(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setitem(BUILDS, "cpp", failing)  # type: ignore[misc]
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    torch._dynamo.reset()
+
+
+def recode(monkeypatch: pytest.MonkeyPatch, target: str, **codegen: Any) -> None:
+    """Compile for a target with other parts of its code generation."""
+    row = targets.TARGETS[target]
+    row = replace(row, codegen=replace(row.codegen, **codegen))
+    monkeypatch.setitem(targets.TARGETS, target, row)
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    torch._dynamo.reset()
+
+
+def reprint(monkeypatch: pytest.MonkeyPatch, target: str, change: Callable[[str], str]) -> None:
+    """Change the sources of a target's kernels."""
+    printed = targets.TARGETS[target].codegen.print_functions
+
+    def changed(*args: Any) -> dict[str, str]:
+        return {name: change(source) for name, source in printed(*args).items()}
+
+    recode(monkeypatch, target, print_functions=changed)
+
+
+def before(name: str, change: Callable[[Any], None]) -> Observe:
+    """Return the observer that changes in place what a stage takes."""
+
+    def observe(stage: Stage, structure: Any) -> Callable[[Any], None]:
+        if stage.name == name:
+            change(structure)
+        return lambda made: None
+
+    return observe
+
+
+def after(name: str, change: Callable[[Any], None]) -> Observe:
+    """Return the observer that changes in place what a stage made."""
+    return lambda stage, _: change if stage.name == name else lambda made: None
+
+
+def observed(observe: Observe, **options: Any) -> Callable[..., Any]:
+    """Return fusec as a backend whose stages before capture are observed."""
+    return under(lambda context: replace(context, observe=observe), **options)
+
+
+def under(change: Callable[[CompileContext], CompileContext], **options: Any) -> Callable[..., Any]:
+    """Return fusec as a backend whose stages before capture run in another context.
+
+    Args:
+        options: where ``torch.compile`` is given none.
     """
-    compile_one, load = compiler._compile, compiler._load
 
-    def load_wrong(*args: object) -> dict[str, Callable[..., None]]:
-        kernels = dict(load(*args))
-        first = {n for n in kernels if n == "k0" or n.startswith("k0_to_")}
-        return {n: adds_a_hundredth(k) if n in first else k for n, k in kernels.items()}
+    def compile_graph(
+        gm: fx.GraphModule, inputs: Sequence[Any], **given: Any
+    ) -> Callable[..., Any]:
+        asked = {"strict": True, "cache": False, **options, **given.get("options", {})}
+        chosen = Options.from_compile(None, asked)
+        context = change(backend.context_of(inputs, chosen))
+        compile_one = partial(backend.compile_one_graph, options=chosen)
+        whole = partial(backend.compile_with, gm, inputs, compile_one, context)
+        return backend.splitting(compile_one, context).compile(gm, inputs, whole)
 
-    def compile_planted(gm: object, name: str, *rest: object) -> object:
-        monkeypatch.setattr(compiler, "_load", load_wrong if name == graph else load)
-        return compile_one(gm, name, *rest)
-
-    monkeypatch.setattr(compiler, "_compile", compile_planted)
+    return compile_graph

@@ -238,7 +238,7 @@ def find_target(
     row = TARGETS[name]
     if name in PROCESSORS:
         vector_width, tiles = PROCESSORS[name].lanes, PROCESSORS[name].tiles
-    if row.codegen is CPP:
+    if row.device == "cpu":
         widened = row.machine.widened - {BF16} if tiles else row.machine.widened
         own = replace(row.machine, vector=vector_width, widened=widened, threads=threads)
         return replace(row, machine=own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fusec.passes import schedule
 from tests.docs.console import fusec
 from tests.docs.pages import blocks, python
+from tests.planted import recode
 
 PAGE = "docs/add_a_schedule.md"
 MODEL = "def model(x):\n    return x.relu()\n"
@@ -23,7 +25,8 @@ def test_the_schedule_of_the_page_plans_what_the_page_shows(
     exec(module, short.__dict__)
     (added,) = eval(f"({entry.strip()})", {"by_rule": schedule.by_rule, "short": short})
     products, *others = schedule.SCHEDULES  # of which `pointwise` is the first
-    monkeypatch.setattr(schedule, "SCHEDULES", (products, added, *others))
+    plans = partial(schedule.gpu_plans, schedules=(products, added, *others))
+    recode(monkeypatch, "sm_90", plans=plans)
     (tmp_path / "mine.py").write_text(MODEL, encoding="utf-8")
     dump = ["dump", f"{tmp_path}/mine.py:model", "--target", "sm_90", "--stage", "plan", "--input"]
     printed = fusec([*dump, "f32[50]"])

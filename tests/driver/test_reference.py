@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fusec.driver import backend, partition, reference
+from fusec.driver import partition, reference
 from fusec.errors import WrongGraph
+from fusec.passes.stage import Observe
+from tests.planted import after, observed
 from tests.support import seeded, values
 
 aten = torch.ops.aten
@@ -34,10 +36,13 @@ class Codebook(nn.Module):
         return F.mse_loss(self.linear(rows) * x, rows)
 
 
-def step(model: nn.Module, *inputs: Any, **options: Any) -> None:
+def step(model: nn.Module, *inputs: Any, observe: Observe | None = None, **options: Any) -> None:
     torch._dynamo.reset()
     options = {"verify": True, "strict": True, "cache": False, **options}
-    call = torch.compile(model, backend="fusec", options=options)
+    if observe is None:
+        call = torch.compile(model, backend="fusec", options=options)
+    else:
+        call = torch.compile(model, backend=observed(observe, **options))
     for number in range(2):
         made = call(values(6, 4, seed=number).requires_grad_(), *inputs)
         made.backward()
@@ -105,8 +110,13 @@ def test_inference_is_compared_with_what_it_writes(caplog):
 # -- planted faults --------------------------------------------------------------------------------
 
 
-def test_a_backward_that_reads_what_the_forward_wrote_is_found(monkeypatch):
+@pytest.fixture
+def no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the backward read the memory of inputs that the forward has overwritten."""
     monkeypatch.setattr(partition, "take_snapshots", lambda *_: [])
+
+
+def test_a_backward_that_reads_what_the_forward_wrote_is_found(no_snapshots):
     with seeded(), pytest.raises(WrongGraph, match=r"the gradient of (linear\.weight|x) ") as found:
         step(Codebook(), ROWS)
     text = str(found.value)
@@ -115,36 +125,21 @@ def test_a_backward_that_reads_what_the_forward_wrote_is_found(monkeypatch):
     assert "fusec bisect --wrong" in text
 
 
-def test_a_wrong_graph_is_a_warning_where_options_are_not_strict(monkeypatch):
-    monkeypatch.setattr(partition, "take_snapshots", lambda *_: [])
+def test_a_wrong_graph_is_a_warning_where_options_are_not_strict(no_snapshots):
     with seeded(), pytest.warns(UserWarning, match="graph 'backward' is off in the gradient of"):
         step(Codebook(), ROWS, strict=False)
 
 
-def planted(rewrite: Any) -> Any:
-    """Return ``fold`` with a fault behind the stages that run before the cut."""
-    fold = backend.fold
-
-    def wrong(stages: Any, structure: Any, context: Any) -> Any:
-        made = fold(stages, structure, context)
-        if stages is backend.JOINT:
-            rewrite(made)
-        return made
-
-    return wrong
-
-
-def test_a_wrong_rewrite_of_the_joint_graph_is_found(monkeypatch):
+def test_a_wrong_rewrite_of_the_joint_graph_is_found():
     def cosine(joint: fx.GraphModule) -> None:
         for node in joint.graph.find_nodes(op="call_function", target=aten.sin.default):
             node.target = aten.cos.default
 
-    monkeypatch.setattr(backend, "fold", planted(cosine))
     with pytest.raises(WrongGraph, match="result 0"):
-        step(lambda x: x.sin().sum())
+        step(lambda x: x.sin().sum(), observe=after("softmax_gradients", cosine))
 
 
-def test_other_strides_of_a_gradient_are_found(monkeypatch):
+def test_other_strides_of_a_gradient_are_found():
     def transpose(joint: fx.GraphModule) -> None:
         (output,) = joint.graph.find_nodes(op="output")
         loss, gradient = output.args[0]
@@ -159,9 +154,9 @@ def test_other_strides_of_a_gradient_are_found(monkeypatch):
             back.meta["val"] = dense.meta["val"].t()
         output.args = ([loss, back],)
 
-    monkeypatch.setattr(backend, "fold", planted(transpose))
+    wrong = after("softmax_gradients", transpose)
     with pytest.raises(WrongGraph, match=r"the gradient of x .* strides \[1, 6\], eager \[4, 1\]"):
-        step(lambda x: (x.sin() * x).sum())
+        step(lambda x: (x.sin() * x).sum(), observe=wrong)
 
 
 def test_a_graph_with_effects_is_left_out(caplog):

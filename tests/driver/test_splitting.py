@@ -13,7 +13,9 @@ import torch
 from torch._higher_order_ops.scan import scan
 
 from fusec.driver.compiler import RECENT
-from tests.support import check, compile_with, values
+from fusec.errors import note_stage
+from tests.planted import before, observed
+from tests.support import check, values
 
 
 @contextmanager
@@ -292,18 +294,16 @@ def test_a_trace_that_fails_leaves_no_mode_behind():
         torch.autocast_decrement_nesting()
 
 
-def test_a_defect_of_fusec_is_no_reason_to_cut(monkeypatch):
-    from fusec.driver import backend
-
-    def broken(*_: Any, **__: Any) -> Any:
+def test_a_defect_of_fusec_is_no_reason_to_cut():
+    def broken(_: Any) -> None:
         error = ValueError("a stage that fails")
-        error.fusec_stage = "whole_gradients"
+        note_stage(error, "draws")
         raise error
 
-    monkeypatch.setattr(backend, "fold", broken)
     torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=observed(before("draws", broken)))
     with pytest.raises(Exception, match="a stage that fails"):
-        compile_with(lambda x: x.sin() + 1)(values(4))
+        compiled(values(4))
 
 
 def test_a_kept_operation_is_told(caplog):

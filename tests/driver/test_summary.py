@@ -18,11 +18,13 @@ import torch
 from torch import nn
 
 import fusec
-from fusec import torch_interior
 from fusec.driver import summary
+from fusec.driver.pipeline import compile_to_source
 from fusec.driver.summary import ARTIFACT, GraphSummary
 from fusec.frontend.modules import stored_nodes
 from fusec.torch_interior import trace_log
+from tests.calls import calls_of
+from tests.planted import fail_to_build
 
 CODE = ("fusec_inference_kernels", "fusec_inference_code", "fusec_inference_decisions")
 
@@ -78,10 +80,7 @@ def test_a_compile_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
 def test_a_graph_that_falls_back_says_why_in_its_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("planted")
-
-    monkeypatch.setattr("fusec.driver.compiler.compile_to_source", fail)
+    fail_to_build(monkeypatch, ValueError("planted"))
     with (
         caplog.at_level(logging.INFO, logger="fusec.compile"),
         pytest.warns(UserWarning, match="planted"),
@@ -132,13 +131,11 @@ def test_the_trace_has_the_code_of_a_graph_that_is_in_the_cache() -> None:
     assert set(CODE) <= set(found) and 'extern "C" void' in found[CODE[1]]
 
 
-def test_a_watcher_has_no_code_made_of_a_graph_that_is_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_watcher_has_no_code_made_of_a_graph_that_is_in_the_cache() -> None:
     compile_block()
-    monkeypatch.setattr("fusec.driver.compiler.compile_to_source", None)
-    with fusec.watch() as watched:
+    with fusec.watch() as watched, calls_of(compile_to_source) as made:
         compile_block(strict=True)
+    assert not made
     assert [graph.summary.cached for graph in watched.seen.graphs] == [True]
 
 
@@ -199,22 +196,20 @@ def test_torch_s_directory_for_debugging_has_every_stage(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
-    monkeypatch.setattr(torch_interior, "get_debug_dir", lambda: str(tmp_path))
-    # Where torch's own log of it goes.
-    monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "torch"))
-    compile_block()
-    (folder,) = (tmp_path / "fusec").glob("inference-0_0")
+    with torch._dynamo.config.patch(debug_dir_root=str(tmp_path)):
+        compile_block()
+    (folder,) = tmp_path.glob("**/fusec/inference-0_0")
     stages = {file.name.partition("-")[2] for file in folder.iterdir()}
     assert {"fx.py", "kernels.txt", "source-k0.cpp", "wrapper.py"} <= stages
 
 
-def test_nothing_is_summarized_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("made for nobody")
-
-    monkeypatch.setattr(trace_log, "handlers", [])
-    monkeypatch.setattr(summary, "summarize", fail)
-    compile_block()
+def test_a_compile_is_summarized_for_those_who_listen_alone() -> None:
+    with calls_of(summary.summarize) as made:
+        compile_block()
+        assert not made
+        with listening():
+            compile_block()
+    assert made
 
 
 def test_a_part_of_a_node_s_results_belongs_where_the_node_does() -> None:

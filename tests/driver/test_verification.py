@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import nn
 
 from fusec.driver import verification
 from fusec.errors import WrongKernel
-from fusec.runtime.race.verdicts import CandidateTime, Verdict
+from fusec.runtime.calls import executable
 from tests.planted import plant
 from tests.support import seeded, tune, values
+from tests.verdicts import decide_products
 
 LOGGER = "fusec.verify"
 
@@ -82,7 +84,7 @@ def test_results_of_a_loop_over_rows_are_compared(caplog, monkeypatch):
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, "inference")
+    plant(monkeypatch, torch.ops.aten.tanh.default)
 
 
 def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -112,11 +114,9 @@ def test_a_wrong_kernel_is_named_with_its_line_and_its_readers_are_not(faulty):
     assert torch.allclose(result, ((torch.tanh(x) + 0.01) @ w).relu() * 0.5, atol=1e-6)
 
 
-def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(
-    faulty, monkeypatch, capsys
-):
-    tallies: list[verification.Tally] = []
-    monkeypatch.setattr(verification, "_tallies", tallies)
+def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(faulty, capsys):
+    tallies = verification._tallies
+    tallies.clear()
     x, w = values(8, 16), values(16, 4)
     call = compiled()
     with warnings.catch_warnings():
@@ -165,16 +165,11 @@ def test_what_an_operation_of_the_users_wrote_in_place_is_read_by_what_is_compar
     assert launches_that_agree(caplog) == {"k0", "k1"}
 
 
-def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     onednn = torch.ops.mkldnn._linear_pointwise.default
-    off = {onednn: lambda *args: onednn(*args) + 0.01}
-    monkeypatch.setattr("fusec.runtime.calls.executable._PYTHON", off)
-
-    def won(*_: object) -> Verdict:
-        return Verdict("oneDNN", (CandidateTime("ATen", 2.0), CandidateTime("oneDNN", 1.0)))
-
-    monkeypatch.setattr("fusec.driver.race.RaceJudge.race", won)
     tune(monkeypatch, "races", product=1)
-    call = compiled(strict=True, race_budget_s=20.0, cache=False)
+    inputs = values(8, 16), values(16, 4)
+    decide_products(monkeypatch, tmp_path, "oneDNN", lambda: compiled(strict=True)(*inputs))
+    monkeypatch.setitem(executable._PYTHON, onednn, lambda *args: onednn(*args) + 0.01)
     with pytest.raises(WrongKernel, match=r"kernel oneDNN .* is off in mm"):
-        call(values(8, 16), values(16, 4))
+        compiled(strict=True)(*inputs)

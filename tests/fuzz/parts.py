@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.fuzz import indices, test_products, training
-from tests.fuzz.programs import as_file, draw, failure, shrunk
+from tests.fuzz.programs import Program, as_file, draw, failure, shrunk
 
 RIGHT, FAILED, CRASHED, HUNG = "right", "failed", "crashed", "hung"
 TOGETHER = 12
@@ -61,13 +61,14 @@ class Part:
     limit_s: float = 600.0
 
 
-def _programs(seed: int) -> Verdict:
+def check_program(seed: int, compare: Callable[[Program], Exception | None] = failure) -> Verdict:
+    """Return what became of a program; ``compare`` returns what is wrong with one."""
     program = draw(seed)
-    error = failure(program)
+    error = compare(program)
     if error is None:
         return Verdict()
-    small = shrunk(program, lambda p: type(failure(p)) is type(error))
-    error = failure(small) or error
+    small = shrunk(program, lambda p: type(compare(p)) is type(error))
+    error = compare(small) or error
     return Verdict(FAILED, f"{type(error).__name__}: {error}", as_file(small, error))
 
 
@@ -114,7 +115,7 @@ def _seeds(seed: int, together: int) -> range:
 PARTS: Mapping[str, Part] = {
     part.name: part
     for part in (
-        Part("programs", _programs, share=20),
+        Part("programs", check_program, share=20),
         Part("training", _training, share=2),
         Part("indices", _indices),
         *(Part(kind, partial(_models, kind=kind)) for kind in test_products.KINDS),

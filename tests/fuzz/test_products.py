@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,6 +163,6 @@ def test_a_wrong_model_is_reported_with_its_recipe(monkeypatch: pytest.MonkeyPat
     wrong = lambda y: y + 0.1 * torch.compiler.is_compiling()  # noqa: E731
     monkeypatch.setitem(RESULTS, "wrong", wrong)
     large = Product(m=33, result="wrong", steps=("tanh",))
-    monkeypatch.setattr(Product, "draw", staticmethod(lambda seed: large))
+    monkeypatch.setitem(KINDS, "product", SimpleNamespace(draw=lambda seed: large))
     with pytest.raises(AssertionError, match=r"check_recipe\(Product\(.*m=16.*result='wrong'\)"):
         check_seed(0, "product")

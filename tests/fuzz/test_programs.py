@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import programs
-from tests.fuzz.parts import FAILED, PARTS
+from tests.fuzz.parts import FAILED, check_program
 from tests.fuzz.programs import Input, Program, as_file, draw, failure, shrunk
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +76,8 @@ def test_a_failure_shrinks_to_the_lines_it_needs() -> None:
     assert small.inputs[1] == Input("ab", "float32")
 
 
-def test_a_failure_is_written_as_a_file_that_runs(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("tests.fuzz.parts.failure", wrong_sum)
-    verdicts = [PARTS["programs"].run(seed) for seed in range(40)]
+def test_a_failure_is_written_as_a_file_that_runs(tmp_path: Path) -> None:
+    verdicts = [check_program(seed, wrong_sum) for seed in range(40)]
     found = next(verdict for verdict in verdicts if verdict.kind == FAILED)
     path = tmp_path / "found.py"
     path.write_text(found.source)

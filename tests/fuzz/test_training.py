@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch import fx
 
+from fusec.driver import backend
 from fusec.errors import Unsupported
+from fusec.options import Options
 from tests.fuzz import training
 from tests.fuzz.training import Training, as_file, draw, failures, is_as_torch, wrong
+from tests.planted import fail_to_build
 
 MATRIX = (("leaf", (3, 3)),)
 
@@ -131,16 +138,8 @@ OTHERS = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ({}, {"dynamic": True}, {"verify": True}), ids=repr)
 @pytest.mark.parametrize("name", OTHERS)
-def test_results_in_other_relations_are_eager_s(name: str, how, monkeypatch) -> None:
-    plain = torch.compile
-
-    def compile_so(fn, **asked):
-        if "verify" in how and "options" in asked:
-            asked["options"] = {**asked["options"], **how}
-        return plain(fn, **asked, **({} if "verify" in how else how))
-
-    monkeypatch.setattr(torch, "compile", compile_so)
-    assert not wrong(OTHERS[name])
+def test_results_in_other_relations_are_eager_s(name: str, how: dict[str, bool]) -> None:
+    assert not wrong(OTHERS[name], **how)
 
 
 @pytest.mark.sampled(2)
@@ -150,10 +149,7 @@ def test_a_program_that_was_wrong_is_right(name: str) -> None:
 
 
 def test_a_graph_that_runs_as_eager_kernels_detaches_as_well(monkeypatch) -> None:
-    def fails(*_: object) -> None:
-        raise Unsupported("a test")
-
-    monkeypatch.setattr("fusec.driver.compiler._compile", fails)
+    fail_to_build(monkeypatch, Unsupported("a test"))
     for name, one in FOUND.items():
         assert not wrong(one), name
 
@@ -178,8 +174,20 @@ def test_a_seed_is_one_program_and_seeds_reach_every_kind_of_line() -> None:
     assert {kind for one in drawn for kind, _ in one.inputs} == set(training.KINDS)
 
 
-def test_results_that_are_one_object_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusec.driver.backend.detach_again", lambda gm: None)
-    monkeypatch.setattr("fusec.driver.compiler.fingerprint", lambda: "no result is detached")
-    found = wrong(FOUND["a view, detached"])
+def without_detaching(gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """Compile a graph whose results are what AOTAutograd's decompositions make of ``detach``."""
+    options = Options.from_compile(None, {"cache": False})
+
+    def compile_one(graph: fx.GraphModule, given: Sequence[Any], *, name: str) -> Any:
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.detach.default
+        ):
+            node.target = torch.ops.aten.alias.default
+        return backend.compile_one_graph(graph, given, name=name, options=options)
+
+    return backend.compile_with(gm, inputs, compile_one, backend.context_of(inputs, options))
+
+
+def test_results_that_are_one_object_are_found() -> None:
+    found = wrong(FOUND["a view, detached"], without_detaching)
     assert any("requires_grad" in line for line in found)

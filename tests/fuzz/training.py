@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -244,6 +244,9 @@ def _is_accepted(program: Training) -> bool:
 # -- comparing -------------------------------------------------------------------------------------
 
 
+Backend: TypeAlias = "str | Callable[..., Any]"
+
+
 def plan_of(program: Training, *, late: bool = False) -> Plan:
     """Return what is done with a program's results, by its seed."""
     return Plan(program.seed, rounds=1 + program.seed % 2, late=late)
@@ -254,28 +257,36 @@ def outcome(program: Training, fn: Callable[..., Any], plan: Plan) -> Outcome:
     return outcome_of(fn, tensors(program), plan)
 
 
-def compiled(fn: Callable[..., Any], backend: str, *, strict: bool = True) -> Callable[..., Any]:
-    """Return a function compiled anew."""
+def compiled(
+    fn: Callable[..., Any], backend: Backend, *, dynamic: bool | None = None, **options: bool
+) -> Callable[..., Any]:
+    """Return a function compiled anew; by fusec with options."""
     torch._dynamo.reset()
-    options = {"options": {"autotune": False, "strict": strict}} if backend == "fusec" else {}
-    made: Callable[..., Any] = torch.compile(fn, backend=backend, **options)  # type: ignore[call-overload]
+    chosen = {"autotune": False, "strict": True, **options} if backend == "fusec" else None
+    made: Callable[..., Any] = torch.compile(fn, backend=backend, dynamic=dynamic, options=chosen)  # type: ignore[call-overload]
     return made
 
 
-def wrong(program: Training, backend: str = "fusec", *, strict: bool = True) -> list[str]:
+def wrong(
+    program: Training, backend: Backend = "fusec", *, strict: bool = True, **how: bool
+) -> list[str]:
     """Return in what a compiled program differs from eager: at first, and from the cache.
 
     What AOTAutograd does not trace has to run as in eager where nobody is ``strict``.
+
+    Args:
+        how: as of `compiled`.
     """
     plan = plan_of(program)
     expected = outcome(program, program.function(), plan)
     found: list[str] = []
     for start in ("", "from the cache: "):
         try:
-            actual = outcome(program, compiled(program.function(), backend, strict=strict), plan)
+            made = compiled(program.function(), backend, strict=strict, **how)
+            actual = outcome(program, made, plan)
         except Exception as error:
             if strict and backend == "fusec" and _raises(program, "aot_eager"):
-                return wrong(program, strict=False)
+                return wrong(program, strict=False, **how)
             return [f"{start}{type(error).__name__}: {error}"]
         found += [start + line for line in differences(expected, actual)]
     return found

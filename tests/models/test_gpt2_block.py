@@ -23,6 +23,7 @@ from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.fusion.fuse import DETOUR
 from fusec.passes.fusion.unify import Rejection, unify
 from fusec.tools.report.stages import Staged
+from tests.planted import recode
 
 transformers = pytest.importorskip("transformers")
 WIDTH = 256
@@ -53,7 +54,7 @@ def staged(attention: str, target: str, *, fusion: bool = True) -> Staged:
     """Return the block's compile with its kernels as fusion leaves them: no loop is split after."""
     x = torch.empty(2, 64, WIDTH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fusec.driver.stages.split_loops", lambda schedule, split: schedule)
+        recode(patch, target, split=lambda kernel, machine: None)
         patch.setenv("FUSEC_FUSION", str(int(fusion)))
         return fusec.kernels(Block(attention).eval(), x, target=target)[0].staged
 

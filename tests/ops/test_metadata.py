@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fusec.driver import compiler
 from fusec.errors import Unsupported
+from tests.planted import fail_to_build
 from tests.support import compile_with, significant_strides, values
 
 
@@ -294,11 +295,7 @@ def test_a_write_to_state_counts_once(dynamic, grad):
 
 
 def test_a_write_to_state_counts_once_where_a_graph_runs_as_eager_kernels(monkeypatch):
-    def fail(*args):
-        raise Unsupported("planted")
-
-    monkeypatch.setattr(compiler, "_compile", fail)
-    torch._dynamo.reset()
+    fail_to_build(monkeypatch, Unsupported("planted"))
     module = Stepping()
     compiled = torch.compile(module, backend="fusec")
     steps = version_steps(module, compiled, grad=True)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fusec.driver.stages import PASSES
 from fusec.errors import UsageError
 from fusec.options import Options, environment_variables
 from fusec.runtime.cache.store import open_cache
@@ -29,6 +26,7 @@ from fusec.tools.cli.output import _style
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import STAGES
 from fusec.torch_interior import FakeTensor
+from tests.planted import recode
 
 CONVERTED = """
 import torch, torch.nn as nn
@@ -472,10 +470,10 @@ def test_doctor_shows_what_is_set_and_the_free_disk(capsys, monkeypatch, tmp_pat
     out = run(capsys, "doctor")[1]
     assert re.search(r"^FUSEC_FUSION +0$", out, re.MULTILINE)
     assert re.search(r"^disk +[\d.]+ GiB free$", out, re.MULTILINE)
-    full = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    monkeypatch.setenv("FUSEC_CACHE_DIR", "/proc/cache")  # of which nothing is free
     code, out, _ = run(capsys, "doctor")
-    assert code == 4 and "FUSEC_CACHE_SIZE_MB" in out and "\n1 problem\n" in out
+    assert code == 4 and "0.0 GiB free" in out and "FUSEC_CACHE_SIZE_MB" in out
+    assert "\n2 problems\n" in out  # and no directory can be made there
 
 
 def test_on_a_terminal_headings_are_bold_and_source_lines_are_whole() -> None:
@@ -612,8 +610,7 @@ def test_a_failing_pass_shows_the_stages_before_it(capsys, models, monkeypatch) 
     def fail(*_: object) -> None:
         raise KeyError("planted")
 
-    broken = tuple(replace(s, run=fail) if s.name == "in_place" else s for s in PASSES)
-    monkeypatch.setattr("fusec.driver.pipeline.PASSES", broken)
+    recode(monkeypatch, "cpu", plans=fail)
     args = (f"{models}:relu", "--input", "f32[8]")
     code, out, _ = run(capsys, "dump", *args, "--stage", "graph")
     assert code == 0 and "graph inference(" in out

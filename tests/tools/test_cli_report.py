@@ -11,6 +11,7 @@ import torch
 from fusec.tools.cli import main
 from fusec.tools.report.html.collect import collecting
 from fusec.tools.report.watching import watch
+from tests.planted import fail
 
 MODEL = """
 import torch
@@ -83,12 +84,7 @@ def test_graphs_of_a_run_are_collected_with_their_times(model: Path) -> None:
 
 
 def test_a_graph_whose_compile_failed_is_drawn_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("planted")
-
-    torch._dynamo.reset()
-    monkeypatch.setattr("fusec.driver.compiler.compile_to_source", fail)
-    monkeypatch.setattr("fusec.tools.report.stages.compile_to_source", fail)
+    fail(monkeypatch, torch.ops.aten.sin.default, ZeroDivisionError("planted"))
     with watch("here") as watched, collecting() as collected, pytest.warns(match="planted"):
         torch.compile(lambda x: torch.sin(x) * 37, backend="fusec")(torch.randn(8))
     (graph,) = collected.document(watched.seen).graphs

@@ -6,7 +6,7 @@ module with ``accepts`` and ``plan``, and one entry here: ``by_rule(module.accep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
@@ -63,9 +63,11 @@ SCHEDULES: tuple[KernelSchedule, ...] = (
 """Schedules of GPUs, those with narrower conditions first."""
 
 
-def gpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+def gpu_plans(
+    kernel: FlatKernel, machine: Machine, schedules: Iterable[KernelSchedule] = SCHEDULES
+) -> tuple[Plan, ...]:
     """Return plans of a kernel for a GPU: the one chosen by rule comes first."""
-    for schedule in SCHEDULES:
+    for schedule in schedules:
         if schedule.accepts(kernel, machine):
             return schedule.plans(kernel, machine)
     raise InternalError(f"no schedule accepts {kernel.name}", stage="passes.schedule")

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.codegen import targets
+from fusec.codegen.triton.form import FORM
 from fusec.driver.build import triton_source
-from fusec.driver.pipeline import Compiled
-from fusec.runtime.kernels.triton_kernel import TritonSource
 from fusec.tools.emulator.launch import Event, trace
-from fusec.tools.report import emulation
 from fusec.tools.report.emulation import emulate
+from tests.calls import calls_of
 from tests.codegen.triton.test_nested_specialization import windowed
+from tests.planted import recode
 from tests.tools.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
 ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
@@ -141,18 +141,10 @@ def check(name: str, roles: str, seed: int, *, dynamic: bool = False, train: boo
     torch._dynamo.reset()
     fn, inputs = (CASES | ATTENTIONS | SYMBOLIC)[name]
     options = {"race": "fused", "roles": roles}
-    with pytest.MonkeyPatch.context() as patch:
-        sources: list[str] = []
-
-        def seen(compiled: Compiled, code: str) -> TritonSource:
-            kernel = triton_source(compiled, code)
-            sources.append(kernel.source)
-            return kernel
-
-        patch.setattr(emulation, "triton_source", seen)
+    with calls_of(triton_source) as made:
         found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic, train=train)
     assert found.faults == (), str(found)
-    assert any("warp_specialize" in source for source in sources)
+    assert any("warp_specialize" in call.result.source for call in made)
 
 
 @ROLES
@@ -256,7 +248,8 @@ def test_without_roles_no_tile_is_loaded_before_the_last_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the trace above shows is not there by itself: the same plan, printed for all warps."""
-    monkeypatch.setattr("fusec.codegen.triton.form.split", lambda program, copied: None)
+    for_all_warps = tuple(stage for stage in FORM if stage.name != "specialize_warps")
+    recode(monkeypatch, "sm_90", form=for_all_warps)
     launched.cache_clear()
     one = launched("cooperative")
     launched.cache_clear()

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._dynamo import register_backend
 
 import fusec
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.frontend.fx_passes import memory_formats
 from fusec.frontend.fx_passes.channels_last import images_of, is_last
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
+from tests.planted import under
 from tests.support import TRAINED, check
 
 aten = torch.ops.aten
@@ -45,12 +47,6 @@ class Net(nn.Module):
         x = self.narrow(x)
         x = x * self.gate(F.adaptive_avg_pool2d(x, 1)).sigmoid()
         return self.head(x.mean((2, 3))), x
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small images are, each convolution gains by channels-last ones."""
-    monkeypatch.setattr(memory_formats, "gain_by_rule", lambda *_: gain(1e6))
 
 
 def gain(us: float, of_us: float = 0.0) -> Decided:
@@ -84,25 +80,35 @@ def of(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 # -- what is computed ------------------------------------------------------------------------------
 
-ALWAYS = pytest.mark.usefixtures("always")
+ALWAYS = "channels-last"
+"""A backend for which each convolution gains by channels-last images, however small they are."""
+
+register_backend(
+    under(lambda context: replace(context, judge=lambda choice: gain(1e6))), name=ALWAYS
+)
 
 
 @pytest.mark.sampled(7)  # a diagonal
-@ALWAYS
 @LAYOUTS
 @TRAIN
 def test_a_network_does_what_eager_does(layout: torch.memory_format, train: bool) -> None:
     net = Net().train(train).to(memory_format=layout)
-    check(net, images(2, 3, 16, 16, layout=layout), train=train)
+    check(net, images(2, 3, 16, 16, layout=layout), train=train, backend=ALWAYS)
 
 
 @pytest.mark.slow
-@ALWAYS
 @pytest.mark.sampled(2)
 @TRAIN
 def test_sizes_may_be_dynamic(train: bool) -> None:
     more = [(images(3, 3, 16, 16),), (images(5, 3, 24, 20),)]
-    check(Net().train(train), images(2, 3, 16, 16), train=train, dynamic=True, more=more)
+    check(
+        Net().train(train),
+        images(2, 3, 16, 16),
+        train=train,
+        dynamic=True,
+        more=more,
+        backend=ALWAYS,
+    )
 
 
 CONVOLVED = {
@@ -120,21 +126,19 @@ CONVOLVED = {
 
 
 @pytest.mark.sampled(7)
-@ALWAYS
 @TRAINED
 @pytest.mark.parametrize("kind", CONVOLVED)
 def test_convolutions_of_each_kind_match_eager(kind: str, train: bool) -> None:
     convolve = CONVOLVED[kind]
     check(
         lambda x, w: torch.tanh(convolve(x.sin(), w)),
-        images(2, 8, 9, 10), weights(8, 8, 3, 3), train=train,
+        images(2, 8, 9, 10), weights(8, 8, 3, 3), train=train, backend=ALWAYS,
     )  # fmt: skip
 
 
 WEIGHTS = ((8, 8, 3, 3), (8, 8, 1, 1), (8, 1, 3, 3), (1, 8, 3, 3), (1, 8, 1, 1), (8, 1, 1, 1))
 
 
-@ALWAYS
 @pytest.mark.parametrize("last", (False, True))
 @pytest.mark.parametrize("shape", WEIGHTS)
 @pytest.mark.sampled(5)
@@ -144,7 +148,7 @@ def test_gradients_lie_as_eagers_do(shape: tuple[int, ...], last: bool) -> None:
     convolved = nn.Conv2d(8, shape[0], shape[2], groups=8 // shape[1], bias=True)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), convolved, nn.SiLU()).to(memory_format=form)
     found = []
-    for call in (net, torch.compile(net, backend="fusec", dynamic=False)):
+    for call in (net, torch.compile(net, backend=ALWAYS, dynamic=False)):
         net.zero_grad()
         x = images(2, 3, 9, 10).requires_grad_()
         call(x).square().sum().backward()
@@ -152,11 +156,11 @@ def test_gradients_lie_as_eagers_do(shape: tuple[int, ...], last: bool) -> None:
     assert found[0] == found[1]
 
 
-@ALWAYS
 def test_a_bias_alone_may_train() -> None:
     image, weight = images(2, 8, 5, 6), weights(6, 8, 3, 3)
     check(
         lambda b: torch.tanh(F.conv2d(image.to(b), weight.to(b), b)), torch.randn(6), train=True,
+        backend=ALWAYS,
     )  # fmt: skip
 
 
@@ -199,7 +203,6 @@ eager's error, 3e-6 of the greatest element: see docs/numerics.md."""
 
 
 @pytest.mark.sampled(7)
-@ALWAYS
 @TRAINED
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_follows_a_convolution_matches_eager(
@@ -207,19 +210,18 @@ def test_what_follows_a_convolution_matches_eager(
 ) -> None:
     check(
         lambda x, w: behind(F.conv2d(x * 2, w, padding=1)),
-        images(2, 8, 8, 8), weights(8, 8, 3, 3), train=train,
+        images(2, 8, 8, 8), weights(8, 8, 3, 3), train=train, backend=ALWAYS,
         tol=SCORED if behind is attended else None,
     )  # fmt: skip
 
 
-@ALWAYS
 def test_results_that_share_memory_still_do() -> None:
     def convolve(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = F.conv2d(x, w, padding=1)
         return y, y[:, 1:]
 
     x, w = images(2, 8, 8, 8), weights(8, 8, 3, 3)
-    y, part = torch.compile(convolve, backend="fusec", dynamic=False)(x, w)
+    y, part = torch.compile(convolve, backend=ALWAYS, dynamic=False)(x, w)
     expected, _ = convolve(x, w)
     y.zero_()
     assert part.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
@@ -227,17 +229,15 @@ def test_results_that_share_memory_still_do() -> None:
     assert not part.any()
 
 
-@ALWAYS
 def test_images_under_autocast_match_eager() -> None:
     def cast(x: Tensor, w: Tensor, d: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return F.conv2d(F.relu(F.conv2d(x, w, padding=1)), d, groups=8).float()
 
     given = images(2, 8, 8, 8), weights(8, 8, 3, 3), weights(8, 1, 3, 3)
-    check(cast, *given, train=True, tol=2e-2)
+    check(cast, *given, train=True, tol=2e-2, backend=ALWAYS)
 
 
-@ALWAYS
 def test_draws_in_eagers_order_are_those_of_eager() -> None:
     def drop(x: Tensor, w: Tensor) -> Tensor:
         return F.dropout(F.conv2d(x, w, padding=1), 0.5)
@@ -247,12 +247,11 @@ def test_draws_in_eagers_order_are_those_of_eager() -> None:
     expected = drop(x, w)
     torch._dynamo.reset()
     options = {"fallback_random": True}
-    compiled = torch.compile(drop, backend="fusec", options=options, dynamic=False)
+    compiled = torch.compile(drop, backend=ALWAYS, options=options, dynamic=False)
     torch.manual_seed(3)
     torch.testing.assert_close(compiled(x, w), expected)
 
 
-@ALWAYS
 def test_a_custom_operation_gets_the_strides_that_it_would_get() -> None:
     seen = []
 
@@ -264,7 +263,7 @@ def test_a_custom_operation_gets_the_strides_that_it_would_get() -> None:
     strides_of.register_fake(torch.empty_like)
     x, w = images(2, 8, 8, 8), weights(8, 8, 3, 3)
     torch.compile(
-        lambda x, w: strides_of(F.conv2d(x, w, padding=1)) * 2, backend="fusec", dynamic=False
+        lambda x, w: strides_of(F.conv2d(x, w, padding=1)) * 2, backend=ALWAYS, dynamic=False
     )(x, w)
     assert seen == [(512, 64, 8, 1)]
 

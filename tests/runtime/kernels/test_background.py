@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.driver import backend
+from fusec.driver.build import BUILDS
 from fusec.driver.compiler import compile_graph
 from fusec.errors import BuildError
 from fusec.options import Options
-from fusec.runtime.kernels import cpp_kernel
 from fusec.runtime.kernels.background import Background, wait_for_all, when_ready
+from tests.calls import calls_of
+from tests.planted import fail_to_build
 from tests.support import BACKEND
 
 OPTIONS = {"strict": True, "autotune": False, "verify": False}
@@ -115,30 +118,26 @@ def test_a_first_call_that_raises_is_tried_again() -> None:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the units that are built; each is when its graph's compile has returned."""
+def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The targets of what is built; each build begins when its graph's compile has returned."""
     if BACKEND != "fusec":
         pytest.skip("is about the C++ compiler")
-    build, compile_graph = cpp_kernel.build, backend.compile_graph
-    returned, sizes = threading.Event(), []
+    build, targets = BUILDS["cpp"], []
 
-    def late(source, *args):
-        assert returned.wait(30)
-        sizes.append(len(source))
-        return build(source, *args)
+    def late(compiled, target, options):
+        end = time.monotonic() + 30
+        while compiles[-1].result is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        targets.append(target)
+        return build(compiled, target, options)
 
-    def compile_one(*args):
-        returned.clear()
-        call = compile_graph(*args)
-        returned.set()
-        return call
-
-    monkeypatch.setattr(cpp_kernel, "build", late)
-    monkeypatch.setattr(backend, "compile_graph", compile_one)
-    return sizes
+    monkeypatch.setitem(BUILDS, "cpp", late)
+    with calls_of(backend.compile_graph) as compiles:
+        yield targets
 
 
-def test_kernels_are_built_while_the_compile_goes_on(built: list[int], tmp_path: Path) -> None:
+def test_kernels_are_built_while_the_compile_goes_on(built: list[str], tmp_path: Path) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * x.exp()
 
@@ -158,14 +157,14 @@ def test_a_graph_equal_to_another_is_built_once(
 ) -> None:
     if BACKEND != "fusec":
         pytest.skip("is about the C++ compiler")
-    build, go, builds = cpp_kernel.build, threading.Event(), []
+    build, go, builds = BUILDS["cpp"], threading.Event(), []
 
-    def late(source, *args):
+    def late(compiled, *args):
         assert go.wait(30)
-        builds.append(source)
-        return build(source, *args)
+        builds.append(compiled)
+        return build(compiled, *args)
 
-    monkeypatch.setattr(cpp_kernel, "build", late)
+    monkeypatch.setitem(BUILDS, "cpp", late)
     x = torch.linspace(-1, 1, 40)
     gm = make_fx(lambda x: (x.sin().exp(),), tracing_mode="fake")(x)
     options = Options.from_compile(None, {**OPTIONS, "cache_dir": str(tmp_path)})
@@ -182,11 +181,7 @@ def test_a_graph_equal_to_another_is_built_once(
 def test_a_compiler_that_fails_late_breaks_no_model(
     strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_):
-        raise BuildError(["c++"], "internal compiler error", 4)
-
-    monkeypatch.setattr(cpp_kernel, "build", fail)
-    torch._dynamo.reset()
+    fail_to_build(monkeypatch, BuildError(["c++"], "internal compiler error", 4))
     options = {**OPTIONS, "strict": strict, "cache_dir": str(tmp_path)}
     compiled = torch.compile(lambda x: x.sin() + 1, backend="fusec", options=options)
     x = torch.linspace(-1, 1, 40)

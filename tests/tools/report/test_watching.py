@@ -11,10 +11,12 @@ from torch import nn
 
 import fusec
 from fusec.driver.summary import GraphSummary, KernelSummary
-from fusec.runtime.calls.clock import current_clock
+from fusec.runtime.calls.clock import GraphClock, current_clock
 from fusec.tools.report.breaks import Place
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
 from fusec.torch_interior import trace_log
+from tests.calls import calls_of
+from tests.planted import fail_to_build
 
 
 class Layer(nn.Module):
@@ -96,11 +98,7 @@ def test_the_json_form_has_its_schema(seen: Seen) -> None:
 
 
 def test_a_graph_that_falls_back_is_the_first_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("planted")
-
-    monkeypatch.setattr("fusec.driver.compiler.compile_to_source", fail)
-    torch._dynamo.reset()
+    fail_to_build(monkeypatch, ValueError("planted"))
     compiled = torch.compile(Net(), backend="fusec", options={"cache": False})
     with fusec.watch() as watched, torch.no_grad(), pytest.warns(UserWarning, match="planted"):
         compiled(torch.randn(8, 64))
@@ -127,14 +125,11 @@ def test_a_mode_with_cuda_graphs_is_timed_on_a_cpu() -> None:
     assert [g.calls for g in watched.seen.graphs] == [1]
 
 
-def test_a_graph_that_nobody_watches_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("timed for nobody")
-
-    monkeypatch.setattr("fusec.runtime.calls.clock.GraphClock.__init__", fail)
+def test_a_graph_that_nobody_watches_is_not_timed() -> None:
     torch._dynamo.reset()
-    with torch.no_grad():
+    with torch.no_grad(), calls_of(GraphClock.__init__) as clocks:
         torch.compile(Net(), backend="fusec", options={"strict": True})(torch.randn(8, 64))
+    assert not clocks
 
 
 def test_a_module_of_torch_s_own_stands_at_the_line_that_calls_it() -> None:
