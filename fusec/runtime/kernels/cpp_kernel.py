@@ -103,7 +103,7 @@ def build(
     compiler = find_compiler(options.cxx)
     if compiler is None:
         raise EnvironmentProblem("no C++ compiler found; install g++ or clang++, or set FUSEC_CXX")
-    flags = (*(flag for flag in FLAGS if flag != NATIVE), *processor, *OPTIMISE)
+    flags = (*(flag for flag in FLAGS if flag != NATIVE), *OPTIMISE, *processor)
     try:
         return _compile([compiler, *flags], source, more)
     except OSError as fault:

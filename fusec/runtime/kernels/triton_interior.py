@@ -19,7 +19,7 @@ Worked example::
     sm_90 = parse_target("sm_90")
     compiled = compile_function(function, {"x": "*fp32", "N": "i32"}, (0,), sm_90, {"num_warps": 4})
     run = make_launcher(metadata, signature)
-    loaded = load(code, metadata, run, "sm_90", device=0)
+    loaded = load(code, metadata, run, device=0)
     loaded.run(4, 1, 1, loaded.stream(0), loaded.function, loaded.packed, None, None, None, x, n)
 """
 
@@ -37,7 +37,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -87,6 +86,14 @@ def parse_target(target: str) -> GPUTarget:
     if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", target):
         return GPUTarget("hip", target, 64 if match[1].startswith("9") else 32)
     raise UsageError.unknown("target", target, TARGETS)
+
+
+def device_target(device: int) -> str:
+    """Return the target name of a GPU of this machine."""
+    driver = triton.runtime.driver.active
+    with driver.get_device_interface().device(device):
+        gpu = driver.get_current_target()
+    return f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch)
 
 
 def load_function(source: str, name: str) -> JITFunction[Any]:
@@ -158,6 +165,7 @@ class Loaded:
             kernel's arguments: addresses, sizes, descriptors.
         stream: the current stream of a device.
         current_device: the number of the current device.
+        interface: what torch has for this kind of devices: ``torch.cuda``.
     """
 
     run: Callable[..., None]
@@ -165,6 +173,7 @@ class Loaded:
     packed: Any
     stream: Callable[[int], int]
     current_device: Callable[[], int]
+    interface: Any
 
 
 def make_launcher(metadata: str, signature: Mapping[str, str]) -> Callable[..., None]:
@@ -179,19 +188,20 @@ def make_launcher(metadata: str, signature: Mapping[str, str]) -> Callable[..., 
     return launcher
 
 
-def load(code: bytes, metadata: str, run: Callable[..., None], target: str, device: int) -> Loaded:
+def load(code: bytes, metadata: str, run: Callable[..., None], device: int) -> Loaded:
     """Load machine code on a device.
 
     Args:
         metadata, run: as in `make_launcher`.
-        target: the device's target.
     """
     fields = SimpleNamespace(**json.loads(metadata))
     driver = triton.runtime.driver.active
-    with torch.cuda.device(device), _relaxed_capture():
+    interface = driver.get_device_interface()
+    with interface.device(device), _relaxed_capture():
         loaded = driver.utils.load_binary(fields.name, code, fields.shared, device)
-    packed = make_backend(parse_target(target)).pack_metadata(fields)
-    return Loaded(run, loaded[1], packed, driver.get_current_stream, driver.get_current_device)
+        packed = make_backend(driver.get_current_target()).pack_metadata(fields)
+    run_on = driver.get_current_stream, driver.get_current_device, interface
+    return Loaded(run, loaded[1], packed, *run_on)
 
 
 _RELAXED = 2

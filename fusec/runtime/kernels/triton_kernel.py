@@ -39,6 +39,7 @@ from fusec.runtime.kernels.triton_interior import (
     MULTIPLE,
     TensorDescriptor,
     compile_function,
+    device_target,
     load,
     load_function,
     make_launcher,
@@ -186,15 +187,6 @@ class CompiledAsm:
         plain = (bool, int, float, str, tuple, list, type(None))
         kept = {k: v for k, v in self.metadata.items() if isinstance(v, plain)}
         return Binary(bytes(self.compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
-
-
-def device_target(device: int) -> str:
-    """Return the target name of a GPU of this machine."""
-    if torch.version.hip is not None:
-        architecture: str = torch.cuda.get_device_properties(device).gcnArchName
-        return architecture.partition(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
 
 
 def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
@@ -389,7 +381,10 @@ class TritonKernel:
         launcher: its launcher, if that has been made.
     """
 
-    __slots__ = ("_lock", "_variants", "current_device", "device", "kernel", "launch", "stream")
+    __slots__ = (
+        *("_lock", "_variants", "current_device", "device", "interface", "kernel", "launch"),
+        "stream",
+    )
 
     def __init__(
         self,
@@ -412,9 +407,8 @@ class TritonKernel:
         self, kernel: TritonSource, binary: Binary, launcher: Callable[..., None]
     ) -> Launch:
         """Return a function that launches this code if the arguments are as it assumes."""
-        target = device_target(self.device)
-        loaded = load(binary.code, binary.metadata, launcher, target, self.device)
-        self.stream = loaded.stream
+        loaded = load(binary.code, binary.metadata, launcher, self.device)
+        self.stream, self.interface = loaded.stream, loaded.interface
         self.current_device = current_device_getter(loaded.current_device)
         namespace: dict[str, Any] = {
             "_run": loaded.run,
@@ -436,7 +430,7 @@ class TritonKernel:
 
     def _launch_from_elsewhere(self, *args: Any) -> None:
         """Launch while another device is the current one."""
-        with torch.cuda.device(self.device):
+        with self.interface.device(self.device):
             self.launch(*args)
 
     def _launch_variant(self, *args: Any) -> None:
@@ -491,7 +485,7 @@ class TritonTable:
     def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         device = self.kernel.device
         if self.kernel.current_device() != device:
-            with torch.cuda.device(device):
+            with self.kernel.interface.device(device):
                 self(rows, sizes)
             return
         found = self._places.get(sizes)
@@ -506,7 +500,7 @@ class TritonTable:
 
     def _table(self, addresses: tuple[int, ...]) -> torch.Tensor:
         """Return addresses on the device: a cached table, or a new one."""
-        if torch.cuda.is_current_stream_capturing():
+        if self.kernel.interface.is_current_stream_capturing():
             return self._filled(addresses)
         key = self.kernel.stream(self.kernel.device), addresses
         found = self._kept.get(key)

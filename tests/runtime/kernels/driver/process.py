@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from fusec.tools.report.observe import observe
 from fusec.tools.report.profile import profile_of
 from fusec.tools.report.stages import take_through
 from fusec.tools.report.steps import Steps
+from tests.calls import calls_of
 
 DEVICE = 0
 STREAM = 7000
@@ -95,17 +97,27 @@ class Event:
         return ms.value
 
 
+class Driver(CudaDriver):
+    """Triton's driver over the stand-in, where it would ask torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_current_device = lambda: DEVICE
+        self.get_current_stream = lambda device: STREAM + device
+        self.get_device_capability = lambda device: (9, 0)
+
+    def get_device_interface(self) -> Any:
+        return SimpleNamespace(
+            device=lambda device: contextlib.nullcontext(),
+            is_current_stream_capturing=is_capturing,
+        )
+
+
 def install() -> None:
-    """Make Triton use the stand-in, and torch as if it had a device."""
-    torch._C._cuda_getCurrentRawStream = lambda device: STREAM + device
-    torch._C._cuda_getDevice = torch.cuda.current_device = lambda: DEVICE
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    triton.runtime.driver._active = CudaDriver()
-    torch.cuda.is_current_stream_capturing = is_capturing
-    torch.cuda.device = lambda device: contextlib.nullcontext()
+    """Make Triton use the stand-in, and torch time as if it had a device."""
+    triton.runtime.driver.set_active(Driver())
     torch.cuda.Event = Event
     torch.cuda.synchronize = lambda device=None: check(STANDIN.cuCtxSynchronize())
-    triton_kernel.device_target = lambda device: "sm_90"
 
 
 def is_capturing() -> bool:
@@ -217,27 +229,16 @@ def expected(kernel: TritonSource, args: Sequence[Any]) -> list[str]:
     return [part.hex() for part in (*found, *[bytes(8)] * 2)]  # two kinds of scratch memory
 
 
-class Watch:
-    """Notes what each launch was called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
-        plain = TritonKernel.__call__
-
-        def watched(kernel: TritonKernel, *args: Any) -> None:
-            source, given = kernel.kernel, kernel.kernel.given(args)
-            names = [name for name, kind in source.signature if kind == "i32"]
-            counts = [] if source.blocks is None else [source.grid[0]]
-            sizes = given[len(given) - len(names) - len(counts) :]
-            environment = dict(zip([*names, *counts], sizes, strict=True))
-            grid = [eval(text, {}, environment) for text in source.grid]
-            wanted = expected(source, given)
-            self.calls.append(
-                {"name": source.function or source.name, "parameters": wanted, "grid": grid}
-            )
-            plain(kernel, *args)
-
-        TritonKernel.__call__ = watched  # type: ignore[method-assign]
+def launched(kernel: TritonKernel, args: Sequence[Any]) -> dict[str, Any]:
+    """Return what a launch should pass on, of what it was called with."""
+    source, given = kernel.kernel, kernel.kernel.given(args)
+    names = [name for name, kind in source.signature if kind == "i32"]
+    counts = [] if source.blocks is None else [source.grid[0]]
+    sizes = given[len(given) - len(names) - len(counts) :]
+    environment = dict(zip([*names, *counts], sizes, strict=True))
+    grid = [eval(text, {}, environment) for text in source.grid]
+    name = source.function or source.name
+    return {"name": name, "parameters": expected(source, given), "grid": grid}
 
 
 # -- cases -----------------------------------------------------------------------------------------
@@ -386,15 +387,15 @@ def main() -> None:
     install()
     report = {}
     with DeviceTensors():
-        watch = Watch()
         for name in sys.argv[1:] or CASES:
             before, problem, result = len(arrived()), "", None
-            watch.calls.clear()
-            try:
-                result = CASES[name]()
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            calls, log = list(watch.calls), arrived()[before:]
+            with calls_of(TritonKernel.__call__) as made:
+                try:
+                    result = CASES[name]()
+                except Exception as error:
+                    problem = f"{type(error).__name__}: {error}"
+            calls = [launched(call.arguments["self"], call.arguments["args"]) for call in made]
+            log = arrived()[before:]
             report[name] = {"calls": calls, "arrived": log, "problem": problem, "result": result}
     json.dump({"triton": triton.__version__, "cases": report}, sys.stdout)
 
