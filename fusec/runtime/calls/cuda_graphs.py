@@ -19,6 +19,7 @@ Worked example, one recorder for the graphs of one forward and its backward::
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import logging
 import operator
@@ -39,6 +40,7 @@ logger = logging.getLogger("fusec.compile")
 REQUIRED = {"device_index", "is_backward", "is_inference"}
 """Parameters that the trees must have; others are passed if this version has them."""
 
+_TREES = "torch._inductor.cudagraph_trees"
 _ON_HOST = {
     "cond", "while_loop", "map_impl", "scan", "run_and_save_rng_state", "run_with_rng_state",
 }  # fmt: skip
@@ -80,7 +82,7 @@ class Recorder:
 def reset() -> None:
     """Forget all recordings of this process, and free their memory."""
     _say.cache_clear()
-    if "torch._inductor.cudagraph_trees" in sys.modules:
+    if _TREES in sys.modules:
         _trees().reset_cudagraph_trees()
 
 
@@ -259,9 +261,7 @@ def _between_recordings(call: BoxedCall, device_index: int | None) -> BoxedCall:
 
 def _trees() -> Any:
     # Local: it takes half a second to import, and only graphs that are recorded need it.
-    from torch._inductor import cudagraph_trees
-
-    return cudagraph_trees
+    return importlib.import_module(_TREES)
 
 
 def interface_problem() -> str | None:

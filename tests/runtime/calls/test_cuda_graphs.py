@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -235,7 +236,7 @@ def trees(monkeypatch) -> Iterator[Trees]:
     torch._dynamo.reset()
     cuda_graphs._say.cache_clear()
     fake = Trees()
-    monkeypatch.setattr(cuda_graphs, "_trees", lambda: fake)
+    monkeypatch.setitem(sys.modules, cuda_graphs._TREES, fake)
     monkeypatch.setattr(cuda_graphs, "devices", lambda gm: {torch.device("cuda", 0)})
     yield fake
     torch._dynamo.reset()
@@ -321,16 +322,26 @@ def test_a_written_input_runs_plainly_and_so_does_its_backward(trees, caplog):
     assert said[1].endswith("its forward is not recorded")
 
 
-def test_a_backward_that_is_not_recorded_tells_the_trees_that_it_ran(trees, monkeypatch):
-    may = cuda_graphs.obstacle
+@torch.library.custom_op(
+    "fusec_test::unrecorded", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def unrecorded(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
 
-    def not_backwards(gm, static):
-        names = [n.name for n in gm.graph.nodes]
-        return "a test" if any("tangents" in name for name in names) else may(gm, static)
 
-    monkeypatch.setattr(cuda_graphs, "obstacle", not_backwards)
+@torch.library.custom_op("fusec_test::recorded_forward", mutates_args=())
+def recorded_forward(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+unrecorded.register_fake(torch.empty_like)
+recorded_forward.register_fake(torch.empty_like)
+recorded_forward.register_autograd(lambda ctx, gradient: unrecorded(gradient))
+
+
+def test_a_backward_that_is_not_recorded_tells_the_trees_that_it_ran(trees):
     x = torch.randn(4, requires_grad=True)
-    compiled(lambda x: x.sin().sum())(x).backward()
+    compiled(lambda x: recorded_forward(x.sin()).sum())(x).backward()
     assert len(trees.recordings) == 1
     assert trees.backwards_announced == 1
     assert torch.allclose(x.grad, x.cos())
@@ -346,21 +357,16 @@ def test_trees_with_another_interface_are_left_alone(monkeypatch, caplog, lack):
         cudagraphify=lambda model, inputs, static, *, device_index, is_inference: None,
     )
 
-    def load() -> Any:
-        if lack == "import":
-            raise ImportError("no such module")
-        return fake
-
     if lack == "cudagraphify_impl":
         del fake.cudagraphify_impl
-    monkeypatch.setattr(cuda_graphs, "_trees", load)
+    monkeypatch.setitem(sys.modules, cuda_graphs._TREES, None if lack == "import" else fake)
     call = lambda args: None  # noqa: E731
     with caplog.at_level(logging.WARNING, "fusec.compile"):
         gm = traced(lambda x: x + 1, V)
         assert Recorder().record(call, gm, "inference") is call
         assert Recorder().record(call, gm, "inference") is call
     (record,) = caplog.records  # once
-    assert ("no such module" if lack == "import" else lack) in record.getMessage()
+    assert ("trees do not load" if lack == "import" else lack) in record.getMessage()
 
 
 def test_the_trees_of_this_torch_have_what_is_needed():
