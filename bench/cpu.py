@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,10 @@ from bench.workload import (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(
+    arguments: list[str] | None = None, peaks: Callable[..., Mapping[str, float]] = memory.peaks
+) -> int:
+    """Run the command; ``peaks`` measures memory, as of `memory`."""
     options = parser().parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -45,9 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     run = record.Record("cpu", options.out, **settings)
     for workload in chosen:
         print(f"{workload.label} ...", file=sys.stderr, flush=True)
-        run.add(
-            measure(workload, peers or workload.peers, shrink=shrink, rounds=rounds, budget=budget)
-        )
+        how = {"shrink": shrink, "rounds": rounds, "budget": budget, "peaks": peaks}
+        run.add(measure(workload, peers or workload.peers, **how))
     print(record.table(run.data))
     if record.plot(run.data, options.out / "cpu.png"):
         print(f"plot: {options.out / 'cpu.png'}")
@@ -67,7 +69,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(
-    workload: Workload, peers: Sequence[str], *, shrink: int, rounds: int, budget: float
+    workload: Workload,
+    peers: Sequence[str],
+    *,
+    shrink: int,
+    rounds: int,
+    budget: float,
+    peaks: Callable[..., Mapping[str, float]],
 ) -> dict[str, Any]:
     """One row of the results; see `record`."""
     torch._dynamo.reset()
@@ -88,7 +96,7 @@ def measure(
     samples = timing.interleaved(steps, rounds=rounds, budget=budget)
     for peer, values in samples.items():
         found[peer].update(timing.summary(values))
-    for peer, peak in memory.peaks(workload.label, list(steps), shrink=shrink).items():
+    for peer, peak in peaks(workload.label, list(steps), shrink=shrink).items():
         found[peer]["peak_mib"] = peak
     return {
         "group": workload.group,

@@ -96,17 +96,22 @@ def touch(family: Workload, device: str) -> dict[str, Any]:
 
 
 def contact(
-    device: str, note: Callable[[dict[str, dict[str, Any]]], None], *, silent_s: float = SILENT_S
+    device: str,
+    note: Callable[[dict[str, dict[str, Any]]], None],
+    *,
+    silent_s: float = SILENT_S,
+    names: Sequence[str] = tuple(family.name for family in FAMILIES),
+    command: Sequence[str] = (sys.executable, "-m", "bench.gpu_contact"),
 ) -> dict[str, dict[str, Any]]:
     """Return what became of each family, in children that end with the first fault.
 
     Args:
         note: gets all that is known after each family.
+        command: of a child, which gets the device and the names of families.
     """
     found: dict[str, dict[str, Any]] = {}
-    names = [family.name for family in FAMILIES]
     while left := names[len(found) :]:
-        ended = _child(device, left, found, note, silent_s)
+        ended = _child((*command, device, *left), found, note, silent_s)
         if len(names) > len(found):
             found[names[len(found)]] = {"failed": ended}
             note(found)
@@ -114,14 +119,12 @@ def contact(
 
 
 def _child(
-    device: str,
-    names: Sequence[str],
+    command: Sequence[str],
     found: dict[str, dict[str, Any]],
     note: Callable[[dict[str, dict[str, Any]]], None],
     silent_s: float,
 ) -> str:
     """Run families in one child until it ends; return how it ended."""
-    command = [sys.executable, "-m", "bench.gpu_contact", device, *names]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_hand_on, args=(process, lines), daemon=True).start()

@@ -104,6 +104,9 @@ def measure(
     *,
     race_seconds: float,
     progress: Callable[[dict[str, Any]], None],
+    device: str = "cuda",
+    shrink: int = 1,
+    clock: Any = gpu_timing,
 ) -> dict[str, Any]:
     """Measure a row on the device.
 
@@ -111,8 +114,9 @@ def measure(
         ceilings: bytes and operations a second that the device reaches.
         deadline: when compiling stops, on the monotonic clock.
         progress: gets the row after each peer.
+        clock: has the functions of `gpu_timing`.
     """
-    row = _begin(workload, "cuda", 1)
+    row = _begin(workload, device, shrink)
     floor_s, known = _floor(row, ceilings), _verdicts()
     own: list[Step] = []
     for peer in workload.peers:
@@ -127,7 +131,7 @@ def measure(
         except TimeoutError as error:
             row.found[peer], steps = {"failed": str(error)}, []
         if steps:
-            row.samples[peer] = _timed(row.found[peer], steps, floor_s)
+            row.samples[peer] = _timed(row.found[peer], steps, floor_s, clock)
             own = steps if peer == "fusec" else own
         progress(row_of(workload, row.found))
     result = row_of(workload, row.found)
@@ -135,7 +139,7 @@ def measure(
     result["ratios"], result["races"] = ratios(row.samples), _new(known)
     if own and _device(row) == "cuda":
         result["kernel_us"] = kernel_times(own[0])
-    return result | _bare(row)
+    return result | _bare(row, clock)
 
 
 def _device(row: _Row) -> str:
@@ -198,24 +202,24 @@ def _floor(row: _Row, ceilings: Mapping[str, float]) -> float:
     return max(moved / ceilings["copy_bytes_per_s"], operations / ceilings["matmul_flops_per_s"])
 
 
-def _timed(found: dict[str, Any], steps: Sequence[Step], floor_s: float) -> list[float]:
+def _timed(found: dict[str, Any], steps: Sequence[Step], floor_s: float, clock: Any) -> list[float]:
     """Add times and memory to a peer's entry; return its samples in seconds."""
-    found["peak_mib"] = round(gpu_timing.peak_bytes(steps[0]) / 2**20, 1)
-    values, how = gpu_timing.gpu_times(steps)
+    found["peak_mib"] = round(clock.peak_bytes(steps[0]) / 2**20, 1)
+    values, how = clock.gpu_times(steps)
     found.update(summary(values, "us"), timer=how)
-    found["host_us"] = round(gpu_timing.host_seconds(steps[0]) * 1e6, 2)
+    found["host_us"] = round(clock.host_seconds(steps[0]) * 1e6, 2)
     found["of_floor"] = round(floor_s / median(values), 4)
     return values
 
 
-def _bare(row: _Row) -> dict[str, Any]:
+def _bare(row: _Row, clock: Any) -> dict[str, Any]:
     """Time the row's products alone, and say how much longer fusec takes with all the rest."""
     bare = row.cases[0].bare
     if bare is None:
         return {}
     with torch.no_grad():
         steps = [lambda case=case: bare(*case.inputs) for case in row.cases]
-        values, _ = gpu_timing.gpu_times(steps)
+        values, _ = clock.gpu_times(steps)
     found = {"bare_us": round(median(values) * 1e6, 3)}
     if "fusec" in row.samples:
         found["over_bare"] = round(median(row.samples["fusec"]) / median(values), 4)

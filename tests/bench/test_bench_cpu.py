@@ -7,25 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from bench import compile_time, cpu, memory, memory_child, record, start, timing, workloads
+from bench import compile_time, cpu, memory_child, record, start, timing, workloads
 from bench.workload import FROZEN, PEERS
 from tests.support import BACKEND
 
 
-@pytest.fixture(autouse=True)
-def peaks_in_this_process(monkeypatch):
+def peaks_here(label, peers, *, shrink):
     """Measure memory where everything is compiled; `test_memory.py` starts the other process."""
-
-    def peaks(label, peers, *, shrink):
-        (workload,) = (w for w in workloads.cpu() if w.label == label)
-        return memory_child.peaks(workload, peers, shrink=shrink)
-
-    monkeypatch.setattr(memory, "peaks", peaks)
+    (workload,) = (w for w in workloads.cpu() if w.label == label)
+    return memory_child.peaks(workload, peers, shrink=shrink)
 
 
 def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):
     arguments = ["--quick", "--only", "relu(x)", "--peers", "eager,fusec", "--out", str(tmp_path)]
-    assert cpu.main(arguments) == 0
+    assert cpu.main(arguments, peaks_here) == 0
     data = json.loads((tmp_path / "cpu.json").read_text())
     assert [r["mode"] for r in data["results"]] == ["forward", "training"]
     for row in data["results"]:
@@ -41,7 +36,7 @@ def test_a_quick_run_writes_each_row_with_errors_and_ratios(tmp_path, capsys):
 
 def test_a_peer_that_fails_is_reported_and_the_others_are_measured(tmp_path):
     arguments = ["--quick", "--only", "relu(x)*0.5+1 4096x4096 forward", "--out", str(tmp_path)]
-    assert cpu.main([*arguments, "--peers", "eager,no_such_backend"]) == 0
+    assert cpu.main([*arguments, "--peers", "eager,no_such_backend"], peaks_here) == 0
     (row,) = json.loads((tmp_path / "cpu.json").read_text())["results"]
     assert "no_such_backend" in row["peers"]["no_such_backend"]["failed"]
     assert row["peers"]["eager"]["samples"] >= 5

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
+import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +19,12 @@ from bench import (
     gpu_measure,
     gpu_report,
     gpu_timing,
-    offline,
     record,
     workloads,
 )
 from bench.workload import SETTINGS, compiled
+from fusec.runtime.kernels.triton_interior import assembler
+from tests.calls import calls_of
 
 
 def run_dry(directory, *more: str) -> tuple[int, dict]:
@@ -31,11 +33,7 @@ def run_dry(directory, *more: str) -> tuple[int, dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", (False, True))
-def test_a_dry_run_checks_the_workloads(tmp_path, capsys, monkeypatch, every):
-    if not every:  # one of each group
-        groups = {w.group: w for w in workloads.gpu()}
-        monkeypatch.setattr(workloads, "gpu", lambda: list(groups.values()))
+def test_a_dry_run_checks_the_workloads(tmp_path, capsys):
     code, data = run_dry(tmp_path, "--skip-offline")
     assert code == 0
     assert [r["name"] for r in data["results"]] == [w.name for w in workloads.gpu()]
@@ -59,13 +57,17 @@ def test_a_dry_run_builds_the_kernels_of_the_device_at_full_size(tmp_path, capsy
 
 
 def test_a_dry_run_that_finds_something_broken_fails(tmp_path, capsys, monkeypatch):
-    def broken(workload):
-        raise RuntimeError("no such register")
-
-    monkeypatch.setattr(offline, "build", broken)
+    ptxas = tmp_path / "ptxas"
+    real = assembler("sm_90")
+    ptxas.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exec {real} $1\necho no such register >&2; exit 1\n"
+    )
+    ptxas.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     code, _ = run_dry(tmp_path, "--only", "relu")
     assert code == 1
-    assert "forward, offline: RuntimeError: no such register" in capsys.readouterr().out
+    assert re.search("(?s)forward, offline: .*no such register", capsys.readouterr().out)
 
 
 def test_a_run_out_of_time_names_what_it_left_out(tmp_path):
@@ -89,16 +91,15 @@ def test_the_cheap_rows_come_first_and_the_slow_peer_last():
     assert first_training > 10
 
 
-def test_peers_are_known_to_torch_compile(monkeypatch):
+def test_peers_are_known_to_torch_compile():
+    with calls_of(torch.compile) as calls:
+        for peer in ("inductor", "fusec", *SETTINGS):
+            compiled(lambda x: x, peer, {"race_budget_s": 3.0} if peer == "fusec" else None)
     seen = {}
-
-    def fake(fn, *, backend, dynamic, **more):
-        seen[fn.__code__.co_name] = (backend if isinstance(backend, str) else "fusec", more)
-        return fn
-
-    monkeypatch.setattr(torch, "compile", fake)
-    for peer in ("inductor", "fusec", *SETTINGS):
-        compiled(lambda x: x, peer, {"race_budget_s": 3.0} if peer == "fusec" else None)
+    for given in (call.arguments for call in calls):
+        backend = given["backend"] if isinstance(given["backend"], str) else "fusec"
+        chosen = {name: given[name] for name in ("mode", "options") if given[name]}
+        seen[given["model"].__code__.co_name] = (backend, chosen)
     assert seen == {
         "inductor_entry": ("inductor", {}),
         "fusec_entry": ("fusec", {"options": {"race_budget_s": 3.0}}),
@@ -110,29 +111,26 @@ def test_peers_are_known_to_torch_compile(monkeypatch):
     }
 
 
-@pytest.fixture
-def on_cpu(monkeypatch):
-    """Measure tiny rows on the CPU, with times that a script gives."""
-    begin = gpu_measure._begin
-    monkeypatch.setattr(gpu_measure, "_begin", lambda w, device, shrink: begin(w, "cpu", 64))
-    times = iter((4e-6, 2e-6, 1e-6, 8e-6, 0.5e-6))
-    monkeypatch.setattr(gpu_timing, "gpu_times", lambda steps: ([next(times)] * 3, "a test"))
-    monkeypatch.setattr(gpu_timing, "host_seconds", lambda step: 5e-6)
-    monkeypatch.setattr(gpu_timing, "peak_bytes", lambda step: 3 * 2**20)
-
-
 def measured(peers: tuple[str, ...], seconds: float = 60.0) -> tuple[dict, list[dict]]:
+    """Measure a tiny row on the CPU, with times that a script gives."""
+    times = iter((4e-6, 2e-6, 1e-6, 8e-6, 0.5e-6))
+    clock = SimpleNamespace(
+        gpu_times=lambda steps: ([next(times)] * 3, "a test"),
+        host_seconds=lambda step: 5e-6,
+        peak_bytes=lambda step: 3 * 2**20,
+    )
     (workload,) = (w for w in workloads.gpu() if w.name == "linear+gelu vit-l")
     progress: list[dict] = []
     ceilings = {"copy_bytes_per_s": 4e12, "matmul_flops_per_s": 8e14}
     row = gpu_measure.measure(
         dataclasses.replace(workload, peers=peers), ceilings, time.monotonic() + seconds,
         race_seconds=1.0, progress=lambda row: progress.append(json.loads(json.dumps(row))),
+        device="cpu", shrink=64, clock=clock,
     )  # fmt: skip
     return row, progress
 
 
-def test_a_row_compares_with_each_peer_and_the_best(on_cpu):
+def test_a_row_compares_with_each_peer_and_the_best():
     row, progress = measured(("eager", "no_such_peer", "fusec-library", "fusec"))
     assert "no_such_peer" in row["peers"]["no_such_peer"]["failed"]
     assert row["peers"]["fusec"]["median_us"] == pytest.approx(1.0)
@@ -142,7 +140,7 @@ def test_a_row_compares_with_each_peer_and_the_best(on_cpu):
     assert [len(r["peers"]) for r in progress] == [1, 2, 3, 4]  # flushed after each
 
 
-def test_peers_without_time_left_are_named(on_cpu):
+def test_peers_without_time_left_are_named():
     row, _ = measured(("eager", "fusec"), seconds=0.0)
     assert {p: f["failed"] for p, f in row["peers"].items()} == dict.fromkeys(
         ("eager", "fusec"), "no time was left"
@@ -177,8 +175,8 @@ def test_input_sets_together_exceed_the_cache_and_differ():
     assert not first.inputs[0].equal(second.inputs[0])
 
 
-def test_without_a_device_the_command_says_what_works_here(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+def test_without_a_device_the_command_says_what_works_here(tmp_path, capsys):
     assert gpu.main(["--out", str(tmp_path)]) == 4
     assert "--dry-run" in capsys.readouterr().err
 
@@ -197,7 +195,7 @@ def test_the_verdict_needs_the_mean_and_the_worst_row():
 # -- first contact, and the page in words ----------------------------------------------------------
 
 
-def test_a_family_that_ends_its_process_costs_no_other(monkeypatch):
+def test_a_family_that_ends_its_process_costs_no_other():
     """A child dies at the second family and hangs at the third: the fourth is still touched."""
     script = """
 import json, os, sys, time
@@ -210,15 +208,11 @@ for name in sys.argv[2:]:
     print(json.dumps([name, {"accurate": True}]), flush=True)
 """
     names = ("good", "dies", "hangs", "last")
-    families = [dataclasses.replace(gpu_contact.FAMILIES[0], name=name) for name in names]
-    start = subprocess.Popen
-    monkeypatch.setattr(gpu_contact, "FAMILIES", families)
-    monkeypatch.setattr(
-        gpu_contact.subprocess, "Popen",
-        lambda command, **how: start([sys.executable, "-c", script, *command[3:]], **how),
-    )  # fmt: skip
     noted: list[int] = []
-    found = gpu_contact.contact("cpu", lambda entries: noted.append(len(entries)), silent_s=2.0)
+    found = gpu_contact.contact(
+        "cpu", lambda entries: noted.append(len(entries)),
+        silent_s=2.0, names=names, command=(sys.executable, "-c", script),
+    )  # fmt: skip
     assert found == {
         "good": {"accurate": True},
         "dies": {"failed": "its process ended with 7"},
