@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.extra import libdevice
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, TensorHandle
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
 from fusec.runtime.kernels.triton_interior import load_function
@@ -67,8 +68,8 @@ def interpret(
 ) -> None:
     """Run kernel ``name`` of a printed module over ``grid``; tensors are changed in place."""
     function = load_function(source, name)
-    ranged = mock.patch.dict(function.fn.__globals__, {"range": _range})
-    with _interpreting(), ranged, np.errstate(all="ignore"):
+    named = mock.patch.dict(function.fn.__globals__, {"range": _range, "libdevice": _libdevice()})
+    with _interpreting(), named, np.errstate(all="ignore"):
         InterpretedFunction(function.fn)[grid](*args)
 
 
@@ -87,9 +88,12 @@ class _Patches:
         modules = (v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core)
         languages = frozenset(modules)
         if languages not in self.scopes:
-            self.scopes[languages] = self.patch_lang(fn)
+            scope = self.scopes[languages] = self.patch_lang(fn)
             # Triton 3.6 converts an array of one element, which NumPy 2.4 refuses.
-            tl.tensor.__index__ = lambda tensor: int(tensor.handle.data.item())
+            scope.set_attr(tl.tensor, "__index__", lambda x: int(x.handle.data.item()))
+            scope.set_attr(tl, "map_elementwise", _map_elementwise)
+            scope.set_attr(interpreter.ReduceOps, "generic_reduce", _reduce)
+            scope.set_attr(JITFunction, "__call__", _call)
         return self
 
     def restore(self) -> None:
@@ -100,22 +104,9 @@ class _Patches:
 
 @contextmanager
 def _interpreting() -> Iterator[None]:
-    patches = _Patches(interpreter._patch_lang)
-    functions = {name: _libdevice(name) for name in LIBDEVICE}
-    builder = interpreter.interpreter_builder
-    # Outside of debug mode the interpreter looks for overflows, a third of its time, and says none.
-    options = replace(builder.options, sanitize_overflow=False)
     with (
-        mock.patch.object(interpreter, "_patch_lang", patches.add),
-        mock.patch.object(builder, "options", options),
-        mock.patch.object(interpreter.InterpreterBuilder, "cast_impl", _cast),
-        mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _dot),
-        mock.patch.object(interpreter.InterpreterBuilder, "create_splat", _splat),
-        mock.patch.object(interpreter.InterpreterBuilder, "get_bf16", _bf16, create=True),
-        mock.patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
-        mock.patch.object(JITFunction, "__call__", _call),
-        mock.patch.object(tl, "map_elementwise", _map_elementwise),
-        mock.patch.multiple(libdevice, **functions),
+        mock.patch.object(interpreter, "_patch_lang", _Patches(interpreter._patch_lang).add),
+        mock.patch.object(interpreter, "interpreter_semantic", TritonSemantic(_BUILDER)),
     ):
         yield
 
@@ -124,13 +115,6 @@ def _range(*bounds: Any) -> Iterator[Any]:
     """Run a loop whose variable is a scalar of the kernel, as it is in a compiled one."""
     for step in range(*map(int, bounds)):
         yield interpreter.interpreter_semantic.to_tensor(step)
-
-
-def _splat(self: Any, shaped: Any, value: TensorHandle) -> TensorHandle:
-    """Fill a tile with a scalar; the result of a comparison stays bool."""
-    data = np.asarray(value.data)
-    kind = data.dtype if data.dtype == bool else interpreter._get_np_dtype(value.dtype)
-    return TensorHandle(np.full(shaped.shape, data.reshape(-1)[0], dtype=kind), value.dtype.scalar)
 
 
 def _call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +127,12 @@ def _map_elementwise(function: JITFunction, *tiles: Any) -> Any:
     return _call(function, *tiles)
 
 
-def _libdevice(name: str) -> Callable[..., Any]:
+def _libdevice() -> SimpleNamespace:
+    """Return what stands for the module in a kernel's names."""
+    return SimpleNamespace(**{name: _by_torch(name) for name in LIBDEVICE})
+
+
+def _by_torch(name: str) -> Callable[..., Any]:
     def computed(*args: Any) -> Any:
         args = tuple(interpreter.interpreter_semantic.to_tensor(a) for a in args)
         dtype = args[0].handle.data.dtype
@@ -175,29 +164,56 @@ def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
     return [self.to_tensor(data, tile.dtype)]
 
 
-def _dot(self: Any, a: TensorHandle, b: TensorHandle, into: TensorHandle, *_: Any) -> TensorHandle:
-    """Multiply in f32, as tensor cores do with 16-bit operands."""
-    left, right = (_cast(self, x, tl.float32).data for x in (a, b))
-    return TensorHandle(np.matmul(left, right) + into.data, into.dtype.scalar)
+class _Builder(InterpreterBuilder):
+    """Makes the interpreter's values, bf16 among them: held as its bits, in uint16.
 
-
-def _bf16(self: Any, value: float) -> TensorHandle:
-    bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16)
-    return TensorHandle(bits.numpy(), tl.bfloat16)
-
-
-def _cast(self: Any, source: TensorHandle, target: Any) -> TensorHandle:
-    """Convert with bf16 (held as its bits, in uint16) rounded to nearest even.
-
-    The data of a comparison is bool, whatever type its handle names.
+    Triton's own builder knows at which point of the grid a launch is.
     """
-    after = target.scalar
-    data = source.data
-    if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Outside of debug mode it looks for overflows, a third of its time, and says none.
+        self.options = replace(self.options, sanitize_overflow=False)
+
+    @property
+    def grid_dim(self) -> Any:
+        return interpreter.interpreter_builder.grid_dim
+
+    @property
+    def grid_idx(self) -> Any:
+        return interpreter.interpreter_builder.grid_idx
+
+    def create_dot(self, a: TensorHandle, b: TensorHandle, into: TensorHandle, *_: Any) -> Any:
+        """Multiply in f32, as tensor cores do with 16-bit operands."""
+        left, right = (self.cast_impl(x, tl.float32).data for x in (a, b))
+        return TensorHandle(np.matmul(left, right) + into.data, into.dtype.scalar)
+
+    def create_splat(self, shaped: Any, value: TensorHandle) -> TensorHandle:
+        """Fill a tile with a scalar; the result of a comparison stays bool."""
+        data = np.asarray(value.data)
+        kind = data.dtype if data.dtype == bool else interpreter._get_np_dtype(value.dtype)
+        filled = np.full(shaped.shape, data.reshape(-1)[0], dtype=kind)
+        return TensorHandle(filled, value.dtype.scalar)
+
+    def get_bf16(self, value: float) -> TensorHandle:
+        bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16)
+        return TensorHandle(bits.numpy(), tl.bfloat16)
+
+    def cast_impl(self, source: TensorHandle, target: Any) -> TensorHandle:
+        """Convert with bf16 rounded to nearest even.
+
+        The data of a comparison is bool, whatever type its handle names.
+        """
+        after = target.scalar
+        data = source.data
+        if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
+            if after == tl.bfloat16:
+                return source
+            data = (data.astype(np.uint32) << 16).view(np.float32)
         if after == tl.bfloat16:
-            return source
-        data = (data.astype(np.uint32) << 16).view(np.float32)
-    if after == tl.bfloat16:
-        single = torch.from_numpy(np.array(data)).to(torch.bfloat16)
-        return TensorHandle(single.view(torch.uint16).numpy().reshape(data.shape), after)
-    return TensorHandle(data.astype(interpreter._get_np_dtype(target)), after)
+            single = torch.from_numpy(np.array(data)).to(torch.bfloat16)
+            return TensorHandle(single.view(torch.uint16).numpy().reshape(data.shape), after)
+        return TensorHandle(data.astype(interpreter._get_np_dtype(target)), after)
+
+
+_BUILDER = _Builder()
