@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import os
 import shutil
 import subprocess
@@ -118,17 +117,13 @@ def _torch_s_trace_has_no_listener() -> Iterator[None]:
 
     Pytest listens to whatever does not propagate. So fusec would not start from its cache, either.
     """
-    attach = trace_log.addHandler
-
-    def attach_others(handler: logging.Handler) -> None:
-        if not type(handler).__module__.startswith("_pytest."):
-            attach(handler)
-
-    for handler in list(trace_log.handlers):
-        if type(handler).__module__.startswith("_pytest."):
-            trace_log.removeHandler(handler)
-    with mock.patch.object(trace_log, "addHandler", attach_others):
-        yield
+    for handler in list(
+        trace_log.handlers
+    ):  # pytest's, and one of torch's that waits for a listener
+        trace_log.removeHandler(handler)
+    trace_log.propagate = True
+    yield
+    trace_log.propagate = False
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -154,22 +149,27 @@ def _kernels_are_built_for_their_values(
         return
     folder = tmp_path_factory.mktemp("prelude")
     quicker = functools.partial(_build, cpp_kernel.build, folder)
-    with (
-        mock.patch.object(cpp_kernel, "OPTIMISE", ("-Og",)),
-        mock.patch.object(cpp_kernel, "build", quicker),
-    ):
+    with mock.patch.object(cpp_kernel, "build", quicker):
         yield
 
 
+QUICK = "-Og"
+
+
 def _build(
-    plainly: Callable[..., bytes], folder: Path, unit: str, options: Any, *processor: Any
+    plainly: Callable[..., bytes],
+    folder: Path,
+    unit: str,
+    options: Any,
+    processor: tuple[str, ...] = ("-march=native",),
+    *more: Any,
 ) -> bytes:
     """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
     prelude, header = _precompiled(folder)
     kernels = unit.removeprefix(prelude)
-    if kernels == unit or options.cxx is not None:
-        return plainly(unit, options, *processor)
-    return plainly(f'#include "{header}"\n{kernels}', options, *processor)
+    if kernels != unit and options.cxx is None:
+        unit = f'#include "{header}"\n{kernels}'
+    return plainly(unit, options, (*processor, QUICK), *more)
 
 
 @functools.cache
@@ -186,9 +186,33 @@ def _precompiled(folder: Path) -> tuple[str, Path]:
     header.write_text(text)
     compiler = cpp_kernel.find_compiler(None)
     if compiler is not None:
-        flags = [*cpp_kernel.FLAGS, *cpp_kernel.OPTIMISE, "-x", "c++-header"]
+        flags = [*cpp_kernel.FLAGS, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header"]
         subprocess.run([compiler, *flags, str(header), "-o", f"{header}.gch"], check=True)
     return text, header
+
+
+@pytest.fixture
+def unfrozen_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Collect as in a process whose user has frozen no heap, unlike this one."""
+    from fusec.runtime import heap  # local: as above
+
+    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > heap.FROZEN_AT_START
+    gc.unfreeze()
+    monkeypatch.setattr(heap, "_is_users", False)
+    yield
+    gc.set_threshold(*before)
+    gc.enable()
+    gc.unfreeze()
+    if is_frozen:  # as the tests behind want it
+        gc.freeze()
+
+
+@pytest.fixture
+def own_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what a test plants into the list of stages out of it when the test ends."""
+    from fusec.driver import stages  # local: as above
+
+    monkeypatch.setattr(stages, "FUSE", stages.FUSE)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 
-from fusec.driver import stages
 from fusec.driver.blame import Blame, blame
 from fusec.errors import InternalError, InvalidIR, note_stage, stage_of
 from tests.tools.bisect import plants
@@ -19,9 +18,8 @@ def model(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+def planted(own_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    monkeypatch.setattr(stages, "FUSE", stages.FUSE)
     monkeypatch.setenv("FUSEC_CACHE", "0")
     plants.crashing_pass()
 
@@ -33,7 +31,7 @@ def test_the_warning_of_a_fallback_names_stage_operation_line_and_what_to_do(pla
     torch.testing.assert_close(result, model(x))
     text = str(caught[0].message)
     assert "compiling it failed in stage 'share' at tanh.default" in text
-    assert "(test_blame.py:17 in model: y = torch.tanh(x)): ValueError: a planted crash." in text
+    assert "(test_blame.py:16 in model: y = torch.tanh(x)): ValueError: a planted crash." in text
     assert "`fusec bisect --crash SCRIPT`" in text
     assert caught[0].filename == __file__
 
@@ -42,7 +40,7 @@ def test_the_error_under_strict_can_be_blamed(planted) -> None:
     with warnings.catch_warnings(), pytest.raises(Exception, match="a planted crash") as raised:
         warnings.simplefilter("error")
         torch.compile(model, backend="fusec", options={"strict": True})(torch.randn(4, 8))
-    line = "test_blame.py:17 in model: y = torch.tanh(x)"
+    line = "test_blame.py:16 in model: y = torch.tanh(x)"
     assert blame(raised.value) == Blame("share", "tanh.default", line)
 
 

@@ -95,9 +95,9 @@ def test_onednn_multiplies_by_what_has_no_gaps(
     assert effect_of(aten.mm.default, (rows, whole(weight)), ()).linear == LINEAR * offered
 
 
-def test_a_torch_without_onednn_offers_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert effect_of(aten.mm.default, (X, X), ()).linear == ()
+def test_onednn_is_offered_for_types_that_it_multiplies() -> None:
+    wide = whole(buffer("wide", 4, 4, dtype=F64))
+    assert effect_of(aten.mm.default, (wide, wide), ()).linear == ()
 
 
 def test_what_ranks_send_is_pending_until_it_was_waited_for() -> None:

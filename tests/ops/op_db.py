@@ -15,6 +15,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -231,13 +232,18 @@ def note_externs(schedule: Schedule, name: str, outcome: Outcome) -> None:
 # -- one case -------------------------------------------------------------------------------------
 
 
+def unseeded() -> AbstractContextManager[Any]:
+    """Return a context in which the table's calls leave torch's seed alone."""
+    return patch.object(table, "wrapper_set_seed", call_unseeded)
+
+
 def check_case(op: OpInfo, dtype: torch.dtype) -> Outcome:
     """Assert that a case's results, gradients and errors are eager's; return what ran eagerly."""
     torch._dynamo.reset()
     counters.clear()
     outcome = Outcome()
     trains = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    with warnings.catch_warnings(), patch.object(table, "wrapper_set_seed", call_unseeded):
+    with warnings.catch_warnings(), unseeded():
         warnings.simplefilter("ignore")
         accepted, rejected = sorted_out(op, samples_of(op, dtype, requires_grad=trains))
         if accepted:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 
 from tests.ops.operations_page import recorded_rows
@@ -44,7 +42,7 @@ def check_operation(name: str, *, whole: bool) -> None:
     if not (dtypes := op_db.dtypes_of(operation)):
         pytest.skip("no type on CPUs")
     dtype = dtypes[0]
-    with patch.object(op_db.table, "wrapper_set_seed", op_db.call_unseeded):
+    with op_db.unseeded():
         assert calls_unlike_eager(operation, dtype) == {}
         if whole and name not in CALLS_ONLY:
             assert results_unlike_eager(operation, dtype, count=12) == []

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
 from fusec.runtime import heap
 from fusec.runtime.heap import FROZEN_AT_START, OBJECTS, settled_heap
+from tests.calls import calls_of
 
-
-@pytest.fixture(autouse=True)
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > FROZEN_AT_START
-    gc.unfreeze()
-    monkeypatch.setattr(heap, "_is_users", False)
-    yield
-    gc.set_threshold(*before)
-    gc.enable()
-    gc.unfreeze()
-    if is_frozen:  # as the tests behind want it
-        gc.freeze()
+pytestmark = pytest.mark.usefixtures("unfrozen_heap")
 
 
 def test_what_was_there_is_frozen_inside_and_not_behind() -> None:
@@ -54,13 +43,13 @@ def test_a_heap_that_the_user_froze_stays_frozen() -> None:
     assert gc.get_freeze_count() > FROZEN_AT_START
 
 
-def test_what_the_user_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_froze_is_counted_once() -> None:
     gc.freeze()
-    with settled_heap():
-        pass
-    monkeypatch.delattr(gc, "get_freeze_count")
-    with settled_heap():
-        pass
+    with calls_of(gc.get_freeze_count) as counts:
+        for _ in range(3):
+            with settled_heap():
+                pass
+    assert len(counts) == 1
 
 
 def test_who_collects_by_hand_is_left_alone() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,6 @@ if __name__ == "__main__":
     print("done", sys.argv[1:])
     sys.exit(7 if "fail" in sys.argv else 0)
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process group of a test before leaves a hook that names its rank in each line."""
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
 
 
 @pytest.fixture

@@ -41,12 +41,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process group of a test before leaves a hook that names its rank in each line."""
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     torch._dynamo.reset()

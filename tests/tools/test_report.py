@@ -18,7 +18,6 @@ from fusec.driver.stages import CompileContext
 from fusec.errors import ModelError, UsageError
 from fusec.ir.decision import Decision
 from fusec.options import Options
-from fusec.runtime import heap
 from fusec.tools.report.explanation import GraphReport, _remarks
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
@@ -205,19 +204,17 @@ def test_explaining_changes_nothing() -> None:
         assert type(value) is torch.Tensor and torch.equal(value, before[name])
 
 
-def test_tracing_and_each_compile_spare_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unfrozen_heap")
+def test_tracing_and_each_compile_spare_the_collector() -> None:
     spared = []
 
     def adapt(context: CompileContext) -> CompileContext:
         spared.append(gc.get_freeze_count() > 0)
         return context
 
-    monkeypatch.setattr(heap, "_is_users", False)
-    gc.unfreeze()
     options, target = Options.from_compile(None, None), find_target("cpu")
     (one,) = observe(relu_chain, [torch.randn(4)], options=options, target=target, adapt=adapt)
     take_through(one, target, options, adapt)
-    gc.freeze()  # as the other tests want it
     assert spared == [True, True]
 
 

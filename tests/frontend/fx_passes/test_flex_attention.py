@@ -139,8 +139,14 @@ def test_nothing_is_left_to_eager() -> None:
     assert graph.bytes_eager > 2 * scores > graph.bytes_moved
 
 
-def test_training_on_a_gpu_takes_one_kernel_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)  # refuses the CPU's gradient
+@pytest.fixture
+def trained_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make torch take attention on a CPU whose gradient is asked for: its own kernel has none."""
+    monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
+
+
+@pytest.mark.usefixtures("trained_on_cpus")
+def test_training_on_a_gpu_takes_one_kernel_and_two() -> None:
     mask = create_block_mask(causal, None, None, 512, 512, device="cpu")
     # With fewer rows the loop over keys is spread over programs: a kernel more.
     inputs = (torch.randn(16, 4, 512, 64, dtype=torch.bfloat16),) * 3
@@ -153,10 +159,8 @@ def test_training_on_a_gpu_takes_one_kernel_and_two(monkeypatch: pytest.MonkeyPa
     assert not any(graph.externs for graph in found)
 
 
-def test_gradients_are_those_of_the_same_attention_in_plain_operations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
+@pytest.mark.usefixtures("trained_on_cpus")
+def test_gradients_are_those_of_the_same_attention_in_plain_operations() -> None:
     mask = create_block_mask(causal, None, None, N, N, device="cpu", BLOCK_SIZE=16)
 
     def modified(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

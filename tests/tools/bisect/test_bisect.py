@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.driver import stages
+from fusec.driver.pipeline import compile_to_source
 from fusec.errors import FusecError, ModelError, UsageError
-from fusec.ir.decision import Decision
+from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.tools.bisect import questions
-from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType
+from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, from_graph
 from fusec.tools.bisect.finding import duration
 from fusec.tools.bisect.hunt import Hunt, died, waiting
 from fusec.tools.bisect.paces import Paces
@@ -31,7 +31,10 @@ from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.tools.cli import main, new_parser
 from fusec.tools.cli.bisect import call_script, read_program
+from tests.calls import calls_of
+from tests.support import tune
 from tests.tools.bisect import plants
+from tests.verdicts import decide_products
 
 ROOT = Path(__file__).parents[3]
 MODEL = """
@@ -80,9 +83,7 @@ def step(backend: Any) -> None:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plant puts into the list of stages goes with the test."""
-    monkeypatch.setattr(stages, "FUSE", stages.FUSE)
+def planted(own_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", "0")
 
 
@@ -145,15 +146,20 @@ def test_the_merge_with_which_a_fault_comes_is_found_in_few_trials() -> None:
     assert questions.guilty_merge(lambda more: True) == 0
 
 
-def test_the_last_merge_is_one_of_kernels_and_no_way_to_run(monkeypatch) -> None:
-    from tests.tools.bisect.test_excerpt import PLAIN, one_line
+@pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
+def test_the_last_merge_is_one_of_kernels_and_no_way_to_run(monkeypatch, tmp_path) -> None:
+    x, w = torch.randn(32, 16), torch.randn(16, 8)
+    sums = lambda x, w: (x.exp().sum(1), x.exp().sum(1).tanh(), x @ w)  # noqa: E731
+    excerpt = from_graph(make_fx(sums)(x, w))
 
-    merge = Decision("tanh", "sum_1", True, "axes unify", 1.0)
-    way = Decision("mm.default", "oneDNN", True, "measured", 1.0, "ATen")
-    made = SimpleNamespace(decisions=(merge, way))
-    monkeypatch.setattr(questions, "compile_to_source", lambda *_: made)
-    excerpt = one_line(PLAIN, "torch.ops.aten.tanh.default")
-    assert here(questions.last_merge, excerpt, {}) == "tanh with sum_1"
+    def last() -> Any:
+        return here(questions.last_merge, excerpt, {})
+
+    tune(monkeypatch, raced_product=1)
+    decide_products(monkeypatch, tmp_path, "oneDNN", last)
+    with calls_of(compile_to_source) as compiles:
+        assert last() == "tanh with sum_1+sum_2"
+    assert [d.b for d in compiles[-1].result.decisions if d.taken][-1] == "oneDNN"
 
 
 @pytest.mark.parametrize(

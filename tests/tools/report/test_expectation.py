@@ -156,10 +156,16 @@ def choosing(target: Target, number: int) -> Target:
     return replace(target, codegen=replace(target.codegen, plans=plans)) if number else target
 
 
-def modelled(row: Published, *, train: bool = False, labels: int = 0) -> list[Expectation]:
-    """Return what the model says of a function's kernels, but those of less than 10 us."""
+def modelled(
+    row: Published, *, train: bool = False, labels: int = 0, target: Target | None = None
+) -> list[Expectation]:
+    """Return what the model says of a function's kernels, but those of less than 10 us.
+
+    Args:
+        target: by default the one that takes the row's configuration.
+    """
     torch._dynamo.reset()
-    target = choosing(find_target("sm_90"), row.number)
+    target = target or choosing(find_target("sm_90"), row.number)
     options, mode = Options(race="fused", autotune=False, cache=False), new_fake_mode()
     with mode:
         inputs = [torch.empty(shape, dtype=row.dtype, requires_grad=train) for shape in row.shapes]
