@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, children, postorder
+from fusec.ir.expr import Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis
+from fusec.ir.linear import dependents, terms
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import rewrite
 
@@ -48,39 +49,15 @@ def find_row_maxima(roots: Iterable[Expr]) -> dict[Reduce, Reduce]:
     return found
 
 
-def dependents(roots: Iterable[Expr], row_max: Reduce) -> set[Expr]:
-    """Return the nodes of ``roots`` that depend on ``row_max``, without itself."""
-
-    found: set[Expr] = {row_max}
-    for node in postorder(roots):
-        if any(child in found for child in children(node)):
-            found.add(node)
-    return found - {row_max}
-
-
 def _is_linear(root: Expr, row_max: Reduce) -> bool:
     """Return True if ``root`` is ``exp(s - row_max)`` times factors independent of ``row_max``."""
-    mentions = dependents((root,), row_max) | {row_max}
-    node, held = root, frozenset[Expr]()
-    while node in mentions:
-        match node:
-            case Op(name="exp", args=(Op(name="sub", args=(a, b)),)) if unscaled(b)[0] is row_max:
-                # The scale is applied to the maximum, or inside it as to the scores.
-                (score, factor), (_, other) = (a, ONE) if b is row_max else unscaled(a), unscaled(b)
-                known = score not in mentions and factor == other
-                return known and _at_most(score, row_max.body, held)
-            case Op(name="mul", args=(a, b)) if (a in mentions) is not (b in mentions):
-                node = a if a in mentions else b
-            case Op(name="div", args=(a, b)) if b not in mentions:
-                node = a
-            case Op(name="neg" | "round_f16" | "round_bf16", args=(a,)):
-                node = a
-            case Cast(arg=a) if a.dtype.is_float and node.dtype.is_float:
-                node = a
-            case Select(condition=c, then=a, other=Const(value=0)) if c not in mentions:
-                node, held = a, held | {c}
-            case _:
-                return False
+    varying = dependents((root,), (row_max,)) | {row_max}
+    match list(terms(root, varying)):
+        case [(Op(name="exp", args=(Op(name="sub", args=(a, b)),)), held)]:
+            # The scale is applied to the maximum, or inside it as to the scores.
+            (score, factor), (base, other) = (a, ONE) if b is row_max else unscaled(a), unscaled(b)
+            known = base is row_max and score not in varying and factor == other
+            return known and _at_most(score, row_max.body, held)
     return False
 
 

@@ -56,9 +56,10 @@ from fusec.ir.index import (
     most,
     product,
 )
+from fusec.ir.linear import dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
-from fusec.ir.online import dependents, find_row_maxima, growth, reference, scale_of
+from fusec.ir.online import find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.access import is_transposed
@@ -171,7 +172,7 @@ class _Lowering(Values):
 
         The loop has added 0 instead. Terms below a ``Select`` may really be 0, and stay so.
         """
-        changing = dependents(reduction.bodies, row_max)
+        changing = dependents(reduction.bodies, (row_max,))
         if any(isinstance(node, Select) for node in changing):
             return
         total, top = self._atom(reduction), self._atom(row_max)
