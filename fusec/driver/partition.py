@@ -23,8 +23,9 @@ pass can run it in chunks of rows (``passes/graph/chunk.py``). So:
 * Elsewhere (a loss of each row) the expansion is tagged as activation checkpointing's tensors are,
   and the backward recomputes it.
 
-Both are legal for any graph: the first by the linearity of each operation in ``_FIRST``,
-``_EITHER`` and ``_BOTH``, checked node by node. Gradients in f16, which has five bits of exponent,
+Both are legal for any graph: the first by the linearity of each node's definition (``ir/linear``).
+What a node does is asked of its definitions in index notation; a node without any is not followed,
+and is not linear. Gradients in f16, which has five bits of exponent,
 are never computed in the forward: they may need the scale that a loss scaler puts into the scalar.
 """
 
@@ -41,48 +42,23 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.aliasing.snapshots import drop_snapshots, take_snapshots
-from fusec.frontend.fallbacks import draws_random_numbers, talks_to_ranks
+from fusec.frontend.capture import NodeDefinitions
+from fusec.frontend.fallbacks import draws_random_numbers, is_product, talks_to_ranks
 from fusec.frontend.fx_passes.equal_calls import share_equal_calls
 from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
 from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.expr import Cast, Load, Op, loads, reach, reductions
+from fusec.ir.linear import is_linear
 from fusec.ir.machine import FusionTuning, Machine
+from fusec.ir.monoid import MAX, MIN
+from fusec.passes.graph.chunk import is_expansion
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.mm.default,)
-"""Products that may be expansions; attention's (``bmm``) are left to ``recompute_scores``."""
-
-_EXTREMES = (
-    *(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default),
-    aten.linalg_vector_norm.default,
-)
-_SAME_BITS = (
-    *(aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.expand.default),
-    *(aten.squeeze.dim, aten.squeeze.dims, aten._unsafe_view.default, aten.permute.default),
-    *(aten.abs.default, aten.detach.default, aten.alias.default, aten.clone.default),
-)
-
 LEAST_BUDGET = 1e-6
 """Stands for a budget of 0, at which AOTAutograd saves inputs alone, not even random draws."""
-
-_SAME_ROW = {
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
-    aten.div.Scalar, aten.neg.default, aten.exp.default, aten.tanh.default, aten.alias.default,
-    aten._to_copy.default, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
-    aten.clone.default, aten.where.self, aten.add.Scalar, aten.sub.Scalar,
-}  # fmt: skip
-"""Pointwise operations and views, through which an expansion is followed."""
-_TRANSPOSES = {
-    aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default,
-}  # fmt: skip
-"""Further operations through which scores are followed: they need not keep rows whole."""
-_REDUCTIONS = {
-    aten.amax.default, aten.sum.dim_IntList, aten.max.dim, aten.mean.dim, aten.gather.default,
-    aten.argmax.default,
-}  # fmt: skip
-"""Operations that reduce an expansion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +88,16 @@ def partition(
     """
     joint, num_fwd_outputs = joined.module, joined.outputs
     extra: list[fx.Node] = []
+    nodes = NodeDefinitions(joint)
     name_by_forward(set(joint.graph.nodes) - _tangent_users(joint.graph))
-    if chunk_bytes and (found := find_expansions(joint.graph, tuning, chunk_bytes)):
+    if chunk_bytes and (found := find_expansions(nodes, tuning, chunk_bytes)):
         large, size = _large(found), sum(map(_size, found))
-        early = hoist_gradients(joint.graph, large, size)
+        early = hoist_gradients(nodes, large, size)
         if early:
             extra.extend(early)
         elif early is None and size >= tuning.chunk_recomputed * chunk_bytes:
             recompute(large - _tangent_users(joint.graph))
-    _save_what_is_not_free(joint.graph)
+    _save_what_is_not_free(nodes)
     _leave_constants_to_the_last(joint.graph)
     _hide_attention(joint.graph)
     extra.extend(take_snapshots(joint.graph, num_fwd_outputs))
@@ -165,10 +142,10 @@ def _names_sizes(joint: fx.Graph) -> bool:
     return any(node.meta.get("unbacked_bindings") for node in joint.nodes)
 
 
-def _save_what_is_not_free(joint: fx.Graph) -> None:
+def _save_what_is_not_free(nodes: NodeDefinitions) -> None:
     """Tag what the backward must not recompute, unless checkpointing has tagged it."""
-    compared = {_compared_with_extreme(node) for node in joint.nodes}
-    for node in joint.nodes:
+    compared = _compared_with_extremes(nodes)
+    for node in nodes.gm.graph.nodes:
         untagged = node.op == "call_function" and "recompute" not in node.meta
         drawn = draws_random_numbers(node.target)
         if untagged and (_is_converted_input(node) or drawn or node in compared):
@@ -191,24 +168,27 @@ def _leave_constants_to_the_last(joint: fx.Graph) -> None:
                 node.meta["ac_graph_id"] = max(numbers)
 
 
-def _compared_with_extreme(node: fx.Node) -> fx.Node | None:
-    """Return the operand that a node compares with its own maximum or minimum, or None."""
-    if node.target is not aten.eq.Tensor:
-        return None
-    sides = [_seen_through(arg) for arg in node.args]
-    for one, other in (sides, sides[::-1]):
-        if one is None or other is None or other.target not in _EXTREMES:
-            continue
-        if one is _seen_through(other.args[0]):
-            return one
-    return None
+def _compared_with_extremes(nodes: NodeDefinitions) -> set[fx.Node]:
+    """Return what maxima and minima are taken of that a node compares with other values."""
+    found: set[fx.Node] = set()
+    for node in nodes.gm.graph.find_nodes(op="call_function", target=aten.eq.Tensor):
+        lines = [line for side in node.all_input_nodes for line in nodes.of(_source(side, nodes))]
+        extremes = [r for d in lines for r in reductions(d.expr) if r.monoid in (MAX, MIN)]
+        read = [nodes.node_of.get(load.buffer) for r in extremes for load in loads(r.bodies)]
+        found.update(_source(one, nodes) for one in read if one is not None)
+    return found
 
 
-def _seen_through(arg: Any) -> fx.Node | None:
-    """Return the source of an argument, through views, copies and ``abs``."""
-    while isinstance(arg, fx.Node) and arg.target in _SAME_BITS:
-        arg = arg.args[0]
-    return arg if isinstance(arg, fx.Node) else None
+def _source(node: fx.Node, nodes: NodeDefinitions) -> fx.Node:
+    """Return the source of a node, through views, copies and absolute values of one type."""
+    match nodes.of(node):
+        case [line]:
+            value = line.expr
+            while isinstance(value, Cast) or (isinstance(value, Op) and value.name == "abs"):
+                (value,) = value.children
+            if isinstance(value, Load) and value.dtype is line.expr.dtype:
+                return _source(nodes.node_of[value.buffer], nodes)
+    return node
 
 
 def _is_converted_input(node: fx.Node) -> bool:
@@ -269,50 +249,69 @@ def _argument(node: fx.Node, name: str) -> Any:
 
 
 def find_expansions(
-    joint: fx.Graph, tuning: FusionTuning, threshold: int, products: Collection[Any] = PRODUCTS
+    nodes: NodeDefinitions, tuning: FusionTuning, threshold: int, *, scores: bool = False
 ) -> set[fx.Node]:
     """Return the products of at least ``threshold`` bytes that expand their rows and are reduced.
 
     Products that the graph returns are left out: they have to be in memory anyhow.
+
+    Args:
+        scores: products of batches, which attentions have, instead of products of two matrices.
     """
     found: set[fx.Node] = set()
-    for node in joint.nodes:
-        if node.target not in products or node.op != "call_function":
-            continue
-        rows = node.args[0]
-        wide = _columns(node) >= tuning.chunk_ratio * _columns(rows)
-        transposed = _TRANSPOSES if node.target is aten.bmm.default else set()
-        if wide and _size(node) >= threshold and _is_reduced(node, _SAME_ROW | transposed):
-            found.add(node)
+    for node in nodes.gm.graph.nodes:
+        value = tensor_of(node)
+        if value is not None and value.dim() == 2 + scores and is_product(node.target):
+            columns, terms, size = _columns(node), _columns(node.args[0]), _size(node)
+            wide = is_expansion(columns, terms, size, threshold, tuning)
+            if wide and _is_reduced(node, nodes):
+                found.add(node)
     return found
 
 
-def _is_reduced(product: fx.Node, kept: Collection[Any]) -> bool:
-    """Return True if a reduction reads the product or its pointwise results, and no output does."""
-    waiting, seen, reduced = [product], {product}, False
-    while waiting:
-        for user in waiting.pop().users:
-            if user.op == "output":
-                return False
-            reduced = reduced or user.target in _REDUCTIONS
-            if user.target in kept and user not in seen and _numel(user) >= _numel(product):
-                seen.add(user)
-                waiting.append(user)
-    return reduced
+def _is_reduced(product: fx.Node, nodes: NodeDefinitions) -> bool:
+    """Return True if rows of a product, or of pointwise results, are reduced and none returned.
+
+    Only scores, products of batches, are followed where their axes change places.
+    """
+    scores = product.meta["val"].dim() > 2
+
+    def followed(source: fx.Node) -> list[fx.Node]:
+        large = [n for n in source.users if _is_pointwise(n, nodes) and _numel(n) >= least]
+        return [n for n in large if scores or _columns(n) == _columns(product)]
+
+    least = _numel(product)
+    pairs = [(user, source) for source in reach((product,), followed) for user in source.users]
+    returned = any(user.op == "output" for user, _ in pairs)
+    return not returned and any(_reduces(*pair, nodes, rows=not scores) for pair in pairs)
+
+
+def _is_pointwise(node: fx.Node, nodes: NodeDefinitions) -> bool:
+    lines = () if is_product(node.target) else nodes.of(node)
+    return bool(lines) and not any(reductions(line.expr) for line in lines)
+
+
+def _reduces(user: fx.Node, source: fx.Node, nodes: NodeDefinitions, *, rows: bool) -> bool:
+    """Return True if a node, but no product, reduces another: ``rows``, or along any axis."""
+    return not is_product(user.target) and any(
+        nodes.node_of.get(load.buffer) is source
+        and any(not i.axes.isdisjoint(node.over) for i in load.indices[-1 if rows else 0 :])
+        for line in nodes.of(user)
+        for node in reductions(line.expr)
+        for load in loads(node.bodies)
+    )
 
 
 def _large(expansions: set[fx.Node]) -> set[fx.Node]:
     """Return the expansions, and the results computed from them that are as large."""
-    found, waiting = set(expansions), list(expansions)
     least = min(map(_numel, expansions))
-    while waiting:
-        for user in waiting.pop().users:
-            pointwise = user.op == "call_function" and user.target not in PRODUCTS
-            pointwise = pointwise and not talks_to_ranks(user.target)  # sent once, never again
-            if pointwise and user not in found and _numel(user) >= least:
-                found.add(user)
-                waiting.append(user)
-    return found
+
+    def followed(source: fx.Node) -> list[fx.Node]:
+        called = [n for n in source.users if n.op == "call_function" and _numel(n) >= least]
+        # What is sent to ranks is sent once, never again.
+        return [n for n in called if not (is_product(n.target) or talks_to_ranks(n.target))]
+
+    return set(reach(expansions, followed))
 
 
 def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
@@ -321,15 +320,15 @@ def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     For kernels that never store them (``passes/graph/recompute.py``). Element types that kernels
     would widen to f32 are left out.
     """
-    graph, tuning = joint.graph, machine.fusion
+    nodes, tuning = NodeDefinitions(joint), machine.fusion
     kept = [to_torch_dtype(kind) for kind in machine.widened]
     found = {
         n
-        for n in find_expansions(graph, tuning, tuning.scores_bytes, (aten.bmm.default,))
-        if _columns(n.args[0]) <= machine.lanes and _dtype(n) not in kept
+        for n in find_expansions(nodes, tuning, tuning.scores_bytes, scores=True)
+        if _columns(n.args[0]) <= machine.lanes and n.meta["val"].dtype not in kept
     }
     if found:
-        recompute(_large(found) - _tangent_users(graph))
+        recompute(_large(found) - _tangent_users(joint.graph))
     return joint
 
 
@@ -347,18 +346,11 @@ def _numel(node: Any) -> int:
 
 
 def _columns(node: Any) -> int:
-    value = tensor_of(node)
-    return hint_of(value.shape[-1]) if value is not None and value.dim() else 1
-
-
-def _dtype(node: fx.Node) -> torch.dtype | None:
-    value = tensor_of(node)
-    return value.dtype if value is not None else None
+    return hint_of(node.meta["val"].shape[-1])
 
 
 def _size(node: fx.Node) -> int:
-    value = tensor_of(node)
-    return 0 if value is None else count_bytes(value)
+    return count_bytes(node.meta["val"])
 
 
 # -- gradients in the forward ----------------------------------------------------------------------
@@ -377,7 +369,7 @@ def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.Node] | None:
+def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> list[fx.Node] | None:
     """Compute the gradients behind large nodes for a scalar of 1; scale them where they are read.
 
     ``dx = f(s)`` becomes ``unit = f(1)``, which the forward can compute, and ``dx = unit * s``.
@@ -388,6 +380,7 @@ def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.
         The gradients that the forward computes; [], with nothing changed, if they are larger
         than ``most``; None if there is no such scalar.
     """
+    joint = nodes.gm.graph
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
     leaving = _leaving(joint, gradients, large)
@@ -396,7 +389,7 @@ def hoist_gradients(joint: fx.Graph, large: set[fx.Node], most: int) -> list[fx.
     if sum(map(_size, leaving)) > most:
         return []
     for scalar in (n for n in joint.nodes if n in backward and _is_scalar(n)):
-        inside = _between(joint, scalar, leaving, backward)
+        inside = _between(nodes, scalar, leaving, backward)
         if inside is not None:
             return _hoist(joint, scalar, inside, leaving)
     return None
@@ -425,76 +418,35 @@ def _is_f16(node: fx.Node) -> bool:
 
 
 def _between(
-    joint: fx.Graph, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
+    nodes: NodeDefinitions, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
 ) -> list[fx.Node] | None:
     """Return the nodes from the scalar to ``leaving``; None if one is not linear in the scalar."""
-    needed: set[fx.Node] = set()
-    waiting = list(leaving)
-    while waiting:
-        node = waiting.pop()
-        if node in needed or node not in backward or node is scalar:
-            continue
-        if node.op != "call_function":  # another tangent
-            return None
-        needed.add(node)
-        waiting.extend(node.all_input_nodes)
-    inside = [n for n in joint.nodes if n in needed]
+
+    def moving(node: fx.Node) -> list[fx.Node]:
+        return [n for n in node.all_input_nodes if n in backward and n is not scalar]
+
+    inside = sorted(reach(leaving, moving))  # in the graph's order
     linear = {scalar}
     for node in inside:
-        if not _is_linear(node, linear, backward):
+        if not _is_linear(node, nodes, linear, backward):
             return None
         linear.add(node)
     return inside
 
 
-_FIRST = {
-    aten.neg.default, aten.expand.default, aten.view.default, aten.reshape.default,
-    aten._unsafe_view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims,
-    aten.sum.dim_IntList, aten.mul.Scalar, aten.div.Scalar, aten.alias.default, aten.clone.default,
-    aten._to_copy.default, aten.div.Tensor, aten.mean.dim,
-}  # fmt: skip
-"""Linear in the first argument, where no other depends on the scalar."""
-_EITHER = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}
-"""Linear in each of two arguments, where the other does not depend on the scalar."""
-_BOTH = {aten.add.Tensor, aten.sub.Tensor}
-"""Linear where both arguments are."""
-
-
-def _is_linear(node: fx.Node, linear: set[fx.Node], backward: set[fx.Node]) -> bool:
+def _is_linear(
+    node: fx.Node, nodes: NodeDefinitions, linear: set[fx.Node], backward: set[fx.Node]
+) -> bool:
     """Return True if a node is a multiple of the scalar, given which of its inputs are."""
-    moving = [a for a in node.all_input_nodes if a in backward]
-    if not moving or any(a not in linear for a in moving):
-        return False
-    value = tensor_of(node)
-    if value is None or not value.dtype.is_floating_point:
-        return False
-    args = node.args
-    if node.target in _FIRST:
-        return moving == [args[0]] and (len(args) < 2 or args[1] is not args[0])
-    if node.target in _EITHER:
-        return len(moving) == 1 and args[0] is not args[1]
-    if node.target in _BOTH:
-        return all(a in linear for a in args[:2])
-    if node.target is aten.where.self:
-        return args[0] not in linear and all(a in linear or _is_zero(a) for a in args[1:])
-    if node.target is aten.scatter.src:
-        return all(a in linear or _is_zero(a) for a in (args[0], args[3])) and args[2] not in linear
-    return False
-
-
-def _is_zero(node: Any) -> bool:
-    """Return True for a tensor of zeros, made by one of the operations that make them."""
-    if not isinstance(node, fx.Node):
-        return bool(node == 0)
-    match node.target:
-        case aten.scalar_tensor.default:
-            return bool(node.args[0] == 0)
-        case aten.full.default | aten.full_like.default:
-            return bool(node.args[-1] == 0)
-        case aten.expand.default | aten.view.default | aten._to_copy.default | aten.alias.default:
-            return _is_zero(node.args[0])
-        case _:
-            return False
+    moving = backward.intersection(node.all_input_nodes)
+    lines = nodes.of(node)
+    sources = {b for line in lines for b in line.reads if nodes.node_of.get(b) in moving}
+    for line in lines:
+        if line is lines[-1] or not sources.isdisjoint(line.reads):
+            if not is_linear(line.expr, sources):
+                return False
+            sources.add(line.buffer)
+    return bool(lines) and moving <= linear
 
 
 def _hoist(

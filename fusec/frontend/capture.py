@@ -41,7 +41,7 @@ from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, Value, is_whole, whole
-from fusec.ir.expr import Buffer
+from fusec.ir.expr import Buffer, Expr, Load, reach, reductions
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
     Argument,
@@ -173,7 +173,7 @@ class _Capture:
 
     def _constant(self, node: fx.Node) -> Value:
         value = self._held_by(node)
-        buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
+        buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(node.meta["val"]))
         self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         self.lines.nodes.append(Constant(node.name, buffer, origin_of(node)))
         return whole(buffer)
@@ -439,6 +439,87 @@ class _Capture:
                 unknown.difference_update(ready)
                 waiting = [e for e in waiting if e not in ready]
         return nodes
+
+
+class NodeDefinitions(_Capture):
+    """What single nodes of a graph compute, each lowered alone when it is asked for.
+
+    A node reads one buffer for each tensor that it takes. A tensor that is computed from at most
+    one other, and reads no memory, such as one of zeros, is written in the expressions instead.
+
+    Attributes:
+        node_of: buffer -> the node whose tensor it holds.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, Lines(alone=True))
+        self.node_of: dict[Buffer, fx.Node] = {}
+        self._known: dict[fx.Node, tuple[Def, ...]] = {}
+
+    def of(self, node: fx.Node) -> tuple[Def, ...]:
+        """Return the definitions of a node, the last of its result; () if it is opaque."""
+
+        def lowers(one: fx.Node) -> bool:
+            return one not in self._known and (one is node or len(one.all_input_nodes) < 2)
+
+        for one in reach((node,), lambda one: one.all_input_nodes if lowers(one) else ()):
+            if one not in self.env:
+                self.env[one] = self._assumed(one)
+            if lowers(one):
+                self._known[one] = self._defined(one)
+        return self._known[node]
+
+    def element(self, node: fx.Node, indices: tuple[Index, ...]) -> Expr:
+        """Return an element of a node's tensor: a load of its buffer, or a constant."""
+        self.of(node)
+        value: Value = self.env[node]
+        return value.at(indices)
+
+    def inside(self, load: Load) -> Expr:
+        """Return what a node computes an element from; the load of it if that is not pointwise."""
+        node = None if load.guard is not None else self.node_of.get(load.buffer)
+        lines = () if node is None else self.of(node)
+        if len(lines) != 1 or reductions(lines[0].expr):
+            return load
+        return lines[0].expr.substitute(dict(zip(lines[0].axes, load.indices, strict=True)))
+
+    def _assumed(self, node: fx.Node) -> Any:
+        """Return a node's value as an argument: a tensor is all of a buffer of its own."""
+        value = node.meta.get("val")
+        try:
+            if isinstance(value, torch.SymInt):
+                return self.lines.sizes.index(value)
+            if isinstance(value, torch.Tensor):
+                buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
+                self.node_of[buffer] = node
+                return whole(buffer)
+        except Unsupported:
+            pass
+        return Opaque(node)
+
+    def _defined(self, node: fx.Node) -> tuple[Def, ...]:
+        own, mark = self.env[node], len(self.lines.nodes)
+        called = node.op == "call_function" and node.target is not operator.getitem
+        if not called or not isinstance(own, Value) or own.buffer is None:
+            return ()
+        try:
+            made = self._call(node)
+        except Unsupported:
+            return ()
+        found: list[Def] = []
+        for line in self.lines.nodes[mark:]:
+            match line:
+                case Extern(decomposition=()):
+                    return ()
+                case Extern():
+                    found.extend(line.decomposition)
+                case Def():
+                    found.append(line)
+        if found and made.buffer is found[-1].buffer:
+            return (*found[:-1], replace(found[-1], buffer=own.buffer))
+        if not made.reads_memory:
+            self.env[node] = made
+        return (*found, Def(own.buffer, made.axes, made.expr))
 
 
 def _given(line: Line) -> set[Size]:

@@ -93,6 +93,11 @@ def reason_for(node: fx.Node) -> str:
     return f"the custom operation {op_name(target)}"
 
 
+def is_product(target: Any) -> bool:
+    """Return True for a product of matrices."""
+    return reason_for(target) is CONTRACTION
+
+
 def talks_to_ranks(target: Any) -> bool:
     """Return True for a collective: each call sends to other ranks, receives, or waits."""
     return getattr(target, "namespace", "") in _COLLECTIVES

@@ -34,15 +34,17 @@ def terms(root: Expr, varying: Collection[Expr]) -> Iterator[tuple[Expr, frozens
         match node:
             case Const(value=0):
                 continue
+            case Cast(arg=a) if a.dtype.is_float and node.dtype.is_float:
+                parts = (a,)
+            case Op(name="neg" | "round_f16" | "round_bf16", args=args):
+                parts = args
             case _ if node not in varying:
                 pass
-            case Op(name="add" | "sub" | "neg" | "round_f16" | "round_bf16", args=args):
+            case Op(name="add" | "sub", args=args):
                 parts = args
             case Op(name="mul", args=(a, b)) if (a in varying) is not (b in varying):
                 parts = (a,) if a in varying else (b,)
             case Op(name="div", args=(a, b)) if b not in varying:
-                parts = (a,)
-            case Cast(arg=a) if a.dtype.is_float and node.dtype.is_float:
                 parts = (a,)
             case Select(condition=c, then=a, other=b) if c not in varying:
                 parts = (a, b)

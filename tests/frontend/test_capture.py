@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.frontend.capture import capture
+from fusec.frontend.capture import NodeDefinitions, capture
 from fusec.frontend.fallbacks import reason_for
 from fusec.frontend.ops.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
@@ -374,3 +376,35 @@ def test_a_definition_knows_its_source_line() -> None:
     assert len(origin.source) == 1
     assert origin.source[0].startswith("test_capture.py:")
     assert origin.source[0].endswith(": graph = graph_of(lambda x: x.sin() + 1, torch.randn(3))")
+
+
+# Single nodes.
+
+
+def definitions(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> dict[str, str]:
+    """Return the elements that the nodes of a function compute, by the nodes' names."""
+    given = [torch.empty(shape) for shape in shapes]
+    with FakeTensorMode() as mode:
+        gm = make_fx(fn, tracing_mode="fake")(*map(mode.from_tensor, given))
+    nodes = NodeDefinitions(gm)
+    lines = {node.name: nodes.of(node) for node in reversed(gm.graph.nodes)}
+    return {name: repr(found[-1].expr) for name, found in lines.items() if found}
+
+
+def test_a_node_alone_loads_what_it_takes() -> None:
+    found = definitions(lambda x, w: (x @ w.permute(1, 0)).exp().view(-1), (4, 8), (3, 8))
+    assert found == {
+        "permute": "w_1[i1, i0]",
+        "mm": "sum(k: x_1[i0, k] * permute[k, i1])",
+        "exp": "exp(mm[i0, i1])",
+        "view": "exp[(i0)//(3), (i0)%(3)]",
+    }
+
+
+def test_a_node_alone_has_constants_inside() -> None:
+    found = definitions(lambda x: torch.where(x > 0, x, torch.full_like(x, 0.0)), (4,))
+    assert found["where"] == "where(gt[i0], x_1[i0], 0.0)"
+
+
+def test_a_node_without_a_lowering_is_opaque() -> None:
+    assert definitions(lambda x: torch.sort(x).values.neg(), (4,)) == {"neg": "neg(getitem[i0])"}

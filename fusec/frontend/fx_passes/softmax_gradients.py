@@ -8,7 +8,8 @@ an output of the forward, p is not in memory where scores are recomputed. A kern
 one loop over keys fewer: seven products of an attention's backward, not nine.
 
 Between both products and the softmax there may be views that keep the order of elements,
-conversions of floats, and factors that both have: a dropout's mask and scale.
+conversions of floats, and factors that both have: a dropout's mask and scale. Each is asked of a
+node's definition in index notation.
 
 Small scores may as well be saved, and then the sum costs nothing. Products in 16 bits are left
 alone: where the library computes dp, its rounding error is as large as ``dp - sum(n: dp * p)`` of a
@@ -19,44 +20,32 @@ that of eager's dq; in f32 2.3 to 3.9 times, 2026-11).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusec.frontend.capture import NodeDefinitions
 from fusec.frontend.fx_passes.fx_nodes import (
     call_like,
     cast_like,
     count_bytes,
+    count_elements,
     extent_of,
     hint_of,
-    is_view,
 )
+from fusec.frontend.ops.views import linearise
+from fusec.frontend.value import positions
+from fusec.ir.dtype import BOOL, F64
+from fusec.ir.expr import Cast, Const, Expr, Load, Op, Reduce, Select, reductions
+from fusec.ir.graph import Def
+from fusec.ir.monoid import SUM
 
 aten = torch.ops.aten
 
 
 _NARROW = (torch.float16, torch.bfloat16)
-_COPIES = (aten.clone.default, aten._to_copy.default)
-_RESHAPES = (
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.alias.default),
-    *(aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """A tensor, in its own order of elements, times masks and numbers.
-
-    Attributes:
-        factors: pairs of a mask of its shape and the number that scales the selected elements.
-    """
-
-    node: fx.Node
-    factors: Counter[tuple[fx.Node, float]]
 
 
 def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
@@ -65,9 +54,14 @@ def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
     Args:
         least: bytes of scores from which it pays: others may as well be saved.
     """
-    changed = False
-    for total in list(gm.graph.nodes):
-        if _is_row_sum(total) and (sides := _find_sides(total.args[0], least)) is not None:
+    products = gm.graph.find_nodes(op="call_function", target=aten.bmm.default)
+    known = {back: made for back in products if (made := list(_products_of(back, least)))}
+    sizes = {count_elements(back.meta["val"]) for back in known}
+    nodes, changed = NodeDefinitions(gm), False
+    for total in gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+        value = _source(total).meta["val"]
+        last = list(total.args[1] or ()) in ([-1], [value.dim() - 1])  # None: over all axes
+        if last and count_elements(value) in sizes and (sides := _find_sides(total, known, nodes)):
             with gm.graph.inserting_before(total):
                 total.replace_all_uses_with(_sum_of(*sides, total))
             gm.graph.erase_node(total)
@@ -77,38 +71,69 @@ def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
     return gm
 
 
-def _is_row_sum(node: fx.Node) -> bool:
-    if node.target is not aten.sum.dim_IntList:
-        return False
-    value = _source(node).meta["val"]
-    axes = list(node.args[1] or ())  # type: ignore[arg-type]  # None: over all of them
-    return axes in ([-1], [value.dim() - 1]) and value.is_floating_point()
-
-
 def _source(node: fx.Node) -> fx.Node:
     (first, *_) = node.args
     assert isinstance(first, fx.Node)
     return first
 
 
-def _find_sides(product: Any, least: int) -> tuple[fx.Node, fx.Node] | None:
-    """Return the nodes do and o whose product has the row sums of ``dp * p``, or None."""
-    product = _strip(product)
-    if product.target is not aten.mul.Tensor:
-        return None
-    a, b = product.args
-    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node) and _has_shape(a, b)):
-        return None
-    for gradient, weights in ((a, b), (b, a)):
-        back, plain = _trace(gradient), _trace(weights)
-        if back.node.target is aten.bmm.default and _ends_alike(product, back.node):
-            for forward in _products_of(back.node, least):
-                made = _trace(_source(forward))
-                same = made.node is plain.node and _ends_alike(product, _source(forward))
-                earlier = forward < product  # in the graph's order
-                if same and earlier and made.factors == back.factors + plain.factors:
-                    return _source(back.node), forward
+def _find_sides(
+    total: fx.Node, products: Mapping[fx.Node, list[fx.Node]], nodes: NodeDefinitions
+) -> tuple[fx.Node, fx.Node] | None:
+    """Return the nodes do and o whose product has the row sums of ``dp * p``, or None.
+
+    Args:
+        products: the product that gives dp -> those that may give o.
+    """
+    for line in nodes.of(total):
+        for row in reductions(line.expr):
+            found = _factors(row.body, nodes) if row.monoid is SUM else Counter()
+            for scores in [factor for factor in found if _is_row(factor, row, line)]:
+                back = nodes.node_of[scores.buffer]
+                for forward in products.get(back, ()):
+                    weights = nodes.element(_source(forward), scores.indices)
+                    same = _factors(weights, nodes) + Counter([scores]) == found
+                    if same and forward < total:  # in the graph's order
+                        return _source(back), forward
     return None
+
+
+def _factors(value: Expr, nodes: NodeDefinitions) -> Counter[Expr]:
+    """Return the factors of an element: tensors and masks at indices, and one number.
+
+    Conversions of floats are left out, but for those to 8 bits, which would change a sum.
+    """
+    found, number, waiting = Counter[Expr](), 1.0, [value]
+    while waiting:
+        match waiting.pop():
+            case Op(name="mul", args=(a, b)) | Select(condition=a, then=b, other=Const(value=0)):
+                waiting += (a, b)
+            case Cast(arg=a) as cast if a.dtype is BOOL or (_is_wide(a) and _is_wide(cast)):
+                waiting.append(a)
+            case Op(name="round_f16" | "round_bf16", args=(a,)):
+                waiting.append(a)
+            case Const(value=k):
+                number *= k
+            case Load() as load if (inner := nodes.inside(load)) is not load:
+                waiting.append(inner)
+            case factor:
+                found[factor] += 1
+    return found + Counter([Const(number, F64)])
+
+
+def _is_wide(value: Expr) -> bool:
+    return value.dtype.is_float and value.dtype.itemsize > 1
+
+
+def _is_row(factor: Expr, row: Reduce, line: Def) -> TypeGuard[Load]:
+    """Return True for a load of whole rows [b, m, n], in the order of their sums in a line."""
+    if not isinstance(factor, Load) or len(factor.indices) != 3:
+        return False
+    *places, key = factor.indices
+    *extents, keys = factor.buffer.shape
+    number = linearise(tuple(places), tuple(extents))
+    whole = (key,) == positions(row.over) and keys is row.over[0].extent
+    return whole and number is linearise(positions(line.axes), line.buffer.shape)
 
 
 def _products_of(back: fx.Node, least: int) -> Iterator[fx.Node]:
@@ -136,87 +161,3 @@ def _sum_of(gradient: fx.Node, output: fx.Node, total: fx.Node) -> fx.Node:
     kept = [1] * (value.dim() - len(shape))
     shaped = call_like(total, aten.view.default, rows, [*shape, *kept])
     return cast_like(total, shaped, value.dtype)
-
-
-def _trace(node: fx.Node) -> _Scaled:
-    """Return the tensor that views, conversions and factors lead back to, and the factors."""
-    factors: Counter[tuple[fx.Node, float]] = Counter()
-    while True:
-        node = _strip(node)
-        if node.target is not aten.mul.Tensor:
-            return _Scaled(node, factors)
-        for value, by in (node.args, node.args[::-1]):
-            factor = _factor(by)
-            if isinstance(value, fx.Node) and factor and _has_shape(factor[0], value):
-                factors[factor] += 1
-                node = value
-                break
-        else:
-            return _Scaled(node, factors)
-
-
-def _strip(node: fx.Node) -> fx.Node:
-    """Return the source of views that keep the order of elements, and of float conversions."""
-    while (node.target in _COPIES and _is_float(node) and _is_float(_source(node))) or (
-        (is_view(node) or node.target in _RESHAPES) and _keeps_order(node)
-    ):
-        node = _source(node)
-    return node
-
-
-def _is_float(node: fx.Node) -> bool:
-    """Return True for floats of 16 bits or more: 8 bits would change the sum."""
-    dtype: torch.dtype = node.meta["val"].dtype
-    return dtype.is_floating_point and dtype.itemsize > 1
-
-
-def _keeps_order(node: fx.Node) -> bool:
-    shape = _source(node).meta["val"].shape
-    if node.target is aten.permute.default:
-        dimensions: Any = node.args[1]
-        order = [d % len(shape) for d in dimensions]
-        moved = [d for d in order if not statically_known_true(shape[d] == 1)]
-        return moved == sorted(moved)
-    if node.target is aten.expand.default:
-        return _same_shape(shape, node.meta["val"].shape)
-    return node.target in _RESHAPES
-
-
-def _factor(node: Any) -> tuple[fx.Node, float] | None:
-    """Return mask and number of a node that is the number where the mask is true, else 0."""
-    match getattr(node, "target", None), getattr(node, "args", ()):
-        case aten.where.self, (mask, scale, zero) if _number(zero) == 0:
-            number = _number(scale)
-        case aten.mul.Tensor, (fx.Node() as cast, float() | int() as number):
-            mask = _mask_of(cast)
-        case aten._to_copy.default, _:
-            mask, number = _mask_of(node), 1.0
-        case _:
-            return None
-    return None if mask is None or number is None else (mask, float(number))
-
-
-def _mask_of(node: fx.Node) -> fx.Node | None:
-    if node.target is aten._to_copy.default and _source(node).meta["val"].dtype is torch.bool:
-        return _source(node)
-    return None
-
-
-def _number(node: Any) -> float | None:
-    if isinstance(node, fx.Node) and node.target is aten.full.default and node.args[0] == []:
-        return node.args[1]  # type: ignore[return-value]
-    return None
-
-
-def _has_shape(one: fx.Node, other: fx.Node) -> bool:
-    return _same_shape(one.meta["val"].shape, other.meta["val"].shape)
-
-
-def _same_shape(a: Any, b: Any) -> bool:
-    pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(statically_known_true(x == y) for x, y in pairs)
-
-
-def _ends_alike(a: fx.Node, b: fx.Node) -> bool:
-    """Return True if the rows of two tensors are known to have equal length."""
-    return statically_known_true(a.meta["val"].shape[-1] == b.meta["val"].shape[-1])

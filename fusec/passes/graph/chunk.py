@@ -93,9 +93,22 @@ def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buff
     return [
         made
         for made, rows in products
-        if made.shape[1].hint() >= tuning.chunk_ratio * rows.shape[1].hint()
-        and numel(made) * made.dtype.itemsize >= threshold
+        if is_expansion(
+            made.shape[1].hint(),
+            rows.shape[1].hint(),
+            numel(made) * made.dtype.itemsize,
+            threshold,
+            tuning,
+        )
     ]
+
+
+def is_expansion(
+    columns: int, terms: int, size: int, threshold: int, tuning: FusionTuning
+) -> bool:
+    """Return True for a product of ``size`` bytes, at least ``threshold``, with far more columns
+    than its rows have terms."""
+    return columns >= tuning.chunk_ratio * terms and size >= threshold
 
 
 def _next_seed(
