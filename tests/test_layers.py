@@ -396,6 +396,18 @@ def operation_violations(root: Path) -> list[str]:
     ]
 
 
+def table_violations(root: Path) -> list[str]:
+    """Tables of ATen's operations outside the frontend: what they do is asked of definitions."""
+    return [
+        f"{module.path}:{node.lineno}: {', '.join(sorted(names))}"
+        for module in modules_of(root)
+        if module.layer.split(".")[0] in CORE - {"frontend"}
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Set | ast.Tuple | ast.List | ast.Dict | ast.MatchOr)
+        and len(names := set(re.findall(r"\baten\.(\w+)", ast.unparse(node)))) > 1
+    ]
+
+
 def name_violations(root: Path) -> list[str]:
     """Classes and type aliases of the core that share their name with another one."""
     homes: dict[str, list[str]] = {}
@@ -434,6 +446,7 @@ CHECKS = (
     target_violations,
     step_violations,
     operation_violations,
+    table_violations,
     name_violations,
 )
 
@@ -498,6 +511,8 @@ LONG_FILE = "x = 1\n" * (FILE_CEILING + 1)
         (step_violations, {"passes/a.py": "isinstance(x, Def | Size)\n" * (STEP_QUESTIONS + 1)}),
         (step_violations, {"a.py": "isinstance(x, (str, Kernel))\n" * (STEP_QUESTIONS + 1)}),
         (operation_violations, {"passes/a.py": "def f(call): return call.target == 'aten.mm'"}),
+        (table_violations, {"driver/a.py": "SAME = {aten.view.default, aten.alias.default}"}),
+        (table_violations, {"runtime/a.py": "T = {torch.ops.aten.mm: 1, torch.ops.aten.bmm: 2}"}),
     ],
 )
 def test_a_planted_violation_is_found(
@@ -528,6 +543,8 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         "runtime/calls/cuda_graphs.py": "import torch._inductor.cudagraph_trees",
         "runtime/kernels/triton_interior.py": "import triton.backends",
         "torch_interior.py": "from torch._ops import OpOverload",
+        "frontend/tables.py": "T = (aten.mm.default, aten.bmm.default)",
+        "driver/partition.py": "T = (aten.mm.default, aten.mm.out)",
         "frontend/names.py": "import torch\ntorch.ops.aten._to_copy, torch.__version__",
         "codegen/targets.py": "def f(target): return target == 'cpu'",
         "tools/report/__init__.py": "import torch, fusec.driver.compiler",

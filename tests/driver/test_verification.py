@@ -167,9 +167,13 @@ def test_what_an_operation_of_the_users_wrote_in_place_is_read_by_what_is_compar
 
 def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     onednn = torch.ops.mkldnn._linear_pointwise.default
+
+    def off(operator: object) -> object:
+        return (lambda *args: onednn(*args) + 0.01) if operator is onednn else operator
+
     tune(monkeypatch, "races", product=1)
     inputs = values(8, 16), values(16, 4)
     decide_products(monkeypatch, tmp_path, "oneDNN", lambda: compiled(strict=True)(*inputs))
-    monkeypatch.setitem(executable._PYTHON, onednn, lambda *args: onednn(*args) + 0.01)
+    monkeypatch.setattr(executable, "_quickest", off)
     with pytest.raises(WrongKernel, match=r"kernel oneDNN .* is off in mm"):
         compiled(strict=True)(*inputs)

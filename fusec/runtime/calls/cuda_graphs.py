@@ -170,12 +170,15 @@ def _host_problem(node: fx.Node) -> str | None:
     return None
 
 
+_PLACES = "List[Optional[Tensor]]"
+
+
 def _has_boolean_index(node: fx.Node) -> bool:
-    if getattr(node.target, "overloadpacket", None) not in (
-        torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten._unsafe_index_put,
-    ):  # fmt: skip
-        return False
-    indices = [a for a in node.args[1] if isinstance(a, fx.Node)]  # type: ignore[union-attr]
+    schema = getattr(node.target, "_schema", None)
+    pairs = () if schema is None else zip(schema.arguments, node.args, strict=False)
+    # Places along each axis, or None: what index, index_put and their kin take.
+    lists: list[Any] = [given for argument, given in pairs if str(argument.type) == _PLACES]
+    indices = [a for given in lists for a in given if isinstance(a, fx.Node)]
     kinds = (torch.bool, torch.uint8)
     return any(getattr(index.meta.get("val"), "dtype", None) in kinds for index in indices)
 

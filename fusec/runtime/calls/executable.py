@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any, TypeAlias
 
 import torch
@@ -70,18 +70,20 @@ class _Operators:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._operators, name)
         if isinstance(found, OpOverload):
-            made: Any = _PYTHON.get(found, found._op)
+            made: Any = _quickest(found)
         else:
             made = _Operators(found)
         setattr(self, name, made)
         return made
 
 
-_PYTHON = {
-    torch.ops.aten.mm.default: torch.mm,
-    torch.ops.aten.bmm.default: torch.bmm,
-    torch.ops.aten.addmm.default: torch.addmm,
-}
+def _quickest(operator: OpOverload) -> Any:
+    """Return torch's function of an operator's name, if that takes tensors alone."""
+    schema = operator._schema
+    given = (str(argument.type) for argument in schema.arguments if not argument.kwarg_only)
+    named = getattr(torch, schema.name.removeprefix("aten::"), None)
+    same = operator._overloadname == "default" and isinstance(named, BuiltinFunctionType)
+    return named if same and {"Tensor"}.issuperset(given) else operator._op
 
 
 def bind(

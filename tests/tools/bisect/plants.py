@@ -99,7 +99,8 @@ def slow_library() -> None:
         _wait()
         return multiply(a, b, **more)
 
-    executable._PYTHON[torch.ops.aten.mm.default] = slow
+    quickest, product = executable._quickest, torch.ops.aten.mm.default
+    executable._quickest = lambda called: slow if called is product else quickest(called)
 
 
 def slow_layout() -> None:
