@@ -61,14 +61,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _firsts(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the tests, and of one function's cases that are marked ``first`` the first one."""
+    """Yield the tests, and of one function's cases that are marked ``first`` the first one.
+
+    A case that is compiled need not be captured, too: what is compiled was captured before.
+    """
     seen: set[tuple[object, str]] = set()
+    twins: set[tuple[object, str]] = set()
+    kept = []
     for item in items:
         key = item.parent, getattr(item, "originalname", item.name)
-        if "first" not in item.keywords or key not in seen:
-            yield item
-        if "first" in item.keywords:
+        if "first" not in item.keywords:
+            kept.append(item)
+        elif key not in seen:
             seen.add(key)
+            kept.append(item)
+            twins.add((item.parent, item.name.replace("compiled", "captured")))
+    return (one for one in kept if "first" in one.keywords or (one.parent, one.name) not in twins)
 
 
 def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -97,18 +105,31 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _torch_prepares_no_logs() -> Iterator[None]:
-    """Keep torch from what it does in each compile for logs that nobody reads: 5 % of the time.
+    """Keep torch from what it does in each compile and nobody reads: a tenth of the time.
 
-    Dynamo times guards with cold caches and collects garbage; AOTAutograd prints its graphs.
+    Dynamo times guards with cold caches, collects garbage and writes down its configuration.
+    AOTAutograd prints its graphs, and makes tensors for generators as arguments, which fusec has
+    none of.
     """
     graphs = "torch._functorch._aot_autograd.graph_compile"
     with (
+        mock.patch("torch._dynamo.utils._get_dynamo_config_for_logging", lambda: ""),
+        mock.patch("torch._dynamo.utils._scrubbed_inductor_config_for_logging", lambda: ""),
+        mock.patch("torch._dynamo.utils._compiler_config_for_logging", lambda: ""),
+        mock.patch("torch._dynamo.utils._functorch_config_for_logging", lambda: ""),
+        mock.patch("torch._decomp.decompositions_for_rng.PhiloxStateTracker.reset"),
         mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0),
         mock.patch(f"{graphs}._log_joint_graph", lambda *_: None),
         mock.patch(f"{graphs}._log_fw_bw_graphs", lambda *_: (None, None)),
         torch._dynamo.config.patch(run_gc_after_compile=False),
     ):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_earlier_modules_left_is_old() -> None:
+    """Spare a collection in a test what earlier modules left: late in a run, it is seconds."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -186,7 +207,9 @@ def _precompiled(folder: Path) -> tuple[str, Path]:
     header.write_text(text)
     compiler = cpp_kernel.find_compiler(None)
     if compiler is not None:
-        flags = [*cpp_kernel.FLAGS, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header"]
+        # A flag for the linker makes g++ link a library in the place of the precompiled header.
+        flags = [flag for flag in cpp_kernel.FLAGS if not flag.startswith("-Wl,")]
+        flags = [*flags, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header"]
         subprocess.run([compiler, *flags, str(header), "-o", f"{header}.gch"], check=True)
     return text, header
 
