@@ -167,12 +167,18 @@ def modules_of(root: Path) -> tuple[Module, ...]:
     return tuple(modules)
 
 
+@cache
+def nodes_of(module: Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module's tree, in which most checks look."""
+    return tuple(ast.walk(module.tree))
+
+
 def imports_of(module: Module, *, local: bool = True) -> Iterator[tuple[str, int]]:
     """Yield what `module` imports as dotted names with their lines, inside functions if `local`.
 
     `from a import b` yields "a.b", whether b is a module or a name in one.
     """
-    for node in ast.walk(module.tree) if local else import_time_nodes(module.tree):
+    for node in nodes_of(module) if local else import_time_nodes(module.tree):
         if isinstance(node, ast.Import):
             yield from ((name.name, node.lineno) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -275,8 +281,8 @@ def is_private(name: str) -> bool:
 
 def attributes_of(module: Module) -> Iterator[tuple[str, int]]:
     """Yield chains of attributes such as "torch.fx.Graph" with their lines, whole ones only."""
-    inner = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
-    for node in ast.walk(module.tree):
+    inner = {id(n.value) for n in nodes_of(module) if isinstance(n, ast.Attribute)}
+    for node in nodes_of(module):
         parts, first = [], node
         while isinstance(first, ast.Attribute):
             parts.append(first.attr)
@@ -309,7 +315,7 @@ def ceiling_violations(root: Path) -> list[str]:
     for module in modules_of(root):
         if module.lines > FILE_CEILING:
             found.append(f"{module.path}: {module.lines} lines")
-        for node in ast.walk(module.tree):
+        for node in nodes_of(module):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_CEILING:
@@ -326,7 +332,7 @@ def target_violations(root: Path) -> list[str]:
         f"{module.path}:{node.lineno}: {ast.unparse(node)[:60]}"
         for module in modules_of(root)
         if module.path != "fusec/codegen/targets.py"
-        for node in ast.walk(module.tree)
+        for node in nodes_of(module)
         if asks_for_target(node)
     ]
 
@@ -373,7 +379,7 @@ def step_violations(root: Path) -> list[str]:
         f"{module.path}:{node.lineno}"
         for module in modules_of(root)
         if module.layer != "ir"
-        for node in ast.walk(module.tree)
+        for node in nodes_of(module)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "isinstance"
@@ -388,7 +394,7 @@ def operation_violations(root: Path) -> list[str]:
         f"{module.path}:{node.lineno}: {node.value}"
         for module in modules_of(root)
         if module.layer == "passes"
-        for node in ast.walk(module.tree)
+        for node in nodes_of(module)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and "aten." in node.value
@@ -574,12 +580,13 @@ def tracked_files() -> list[Path]:
 
 
 def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    paths = re.compile(rf"(?<![\w.~-])({'|'.join(map(re.escape, MACHINE_PATHS))})")
     found = [
         f"{file.relative_to(ROOT)}:{number}"
         for file in tracked_files()
         if file.is_file() and file.suffix not in (".png", ".so")
         for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
-        if any(re.search(rf"(?<![\w.~-]){re.escape(path)}", line) for path in MACHINE_PATHS)
+        if paths.search(line)
     ]
     assert found == []
 
