@@ -24,9 +24,7 @@ DEFINITIONS = {
         "codegen/triton/gluon": {"INSTRUCTION"},
         "codegen/triton/warp_specialization": {"TENSOR_BYTES"},
         "driver/partition": {"LEAST_BUDGET"},
-        "ir/arena": {"ALIGNMENT"},
         "ir/dtype": {"INT32_MAX"},
-        "ir/monoid": {"_INTEGER_BITS"},
         "ir/program": {"MAX_SIZE", "MULTIPLE"},
         "frontend/aot/decompositions": {"_MEAN"},
         "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},
@@ -52,7 +50,6 @@ DEFINITIONS = {
         "ir/scalar": {"CHECKED"},
     },
     "the length of a text, or of what is told": {
-        "codegen/host/native": {"SHOWN"},
         "driver/summary": {"_SHOWN_EXTERNS"},
         "frontend/aot/recompiles": {"FEW"},
         "frontend/origin": {"_LINE_LIMIT"},

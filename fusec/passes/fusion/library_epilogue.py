@@ -172,8 +172,7 @@ def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
         instead: dict[Expr, Expr] = {
             ACTIVATIONS[name](cast(n, F32)): cast(Load(active, n.indices), F32) for n in found
         }
-        rule = partial(rewrite, rule=lambda node, instead=instead: instead.get(node, node))
-        new = {kernel: kernel.map(rule) for kernel in readers}
+        new = {kernel: kernel.map(partial(rewrite, rule=_given(instead))) for kernel in readers}
         if any(made in kernel.reads for kernel in new.values()):
             continue
         args = (*call.args[: -len(rest)], *rest)
@@ -181,6 +180,10 @@ def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
         applied = replace(_applied(call), args=args, outputs=(active,), origin=origin)
         return _without_copies(schedule, call, applied, new)
     return None
+
+
+def _given(instead: Mapping[Expr, Expr]) -> Callable[[Expr], Expr]:
+    return lambda node: instead.get(node, node)
 
 
 def _without_copies(

@@ -103,9 +103,7 @@ def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buff
     ]
 
 
-def is_expansion(
-    columns: int, terms: int, size: int, threshold: int, tuning: FusionTuning
-) -> bool:
+def is_expansion(columns: int, terms: int, size: int, threshold: int, tuning: FusionTuning) -> bool:
     """Return True for a product of ``size`` bytes, at least ``threshold``, with far more columns
     than its rows have terms."""
     return columns >= tuning.chunk_ratio * terms and size >= threshold
