@@ -40,13 +40,13 @@ from fusec.ir.definition import sizes_in
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Alias
 from fusec.ir.graph import (
+    CallStep,
     Constant,
     Extern,
     ForeachKernel,
     Graph,
     Kernel,
     RowLoop,
-    Schedule,
     SizeMinimum,
     Step,
 )
@@ -90,8 +90,9 @@ class HostLoop:
     body: HostProgram
 
 
-HostStatement: TypeAlias = "Allocation | FreeBuffers | NativeRun | HostLoop | Step"
-"""A ``RowLoop`` whose body is not scheduled is a statement for the interpreter alone."""
+HostStatement: TypeAlias = (
+    "Allocation | FreeBuffers | NativeRun | HostLoop | Kernel | ForeachKernel | CallStep"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,28 +139,6 @@ def steps_of(statement: HostStatement) -> tuple[Step, ...]:
             return (loop,)
         case _:
             return (statement,)
-
-
-def allocation(step: Step, buffer: Buffer, over: Buffer | None = None) -> Allocation:
-    """Return the allocation of a buffer that a step writes."""
-    zeroed = isinstance(step, RowLoop) and buffer in (*step.sums, *step.added)
-    return Allocation(buffer, over, zeroed)
-
-
-def trivial_program(schedule: Schedule) -> HostProgram:
-    """Return the program that gives each buffer memory of its own, and frees nothing."""
-    present = {item for item in schedule.graph.inputs if isinstance(item, Buffer)}
-    statements: list[HostStatement] = []
-    for step in schedule.steps:
-        new = [buffer for buffer in made_by(step) if buffer not in present]
-        present.update(new)
-        statements += [allocation(step, buffer) for buffer in new]
-        match step:
-            case RowLoop(body=Schedule() as body):
-                statements.append(HostLoop(step, trivial_program(body)))
-            case _:
-                statements.append(step)
-    return HostProgram(schedule.graph, tuple(statements))
 
 
 def overlaid(program: HostProgram) -> dict[str, frozenset[Buffer]]:

@@ -212,20 +212,14 @@ class _Wrapper:
 
     def _allocate(self, allocation: Allocation) -> None:
         buffer, over = allocation.buffer, allocation.over
-        name = self.names(buffer)
+        layout = f"{_tuple(buffer.shape, self.names)}, {_tuple(buffer.strides, self.names)}"
         if over is None:
-            shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
-            make = "zeros" if allocation.zeroed else "empty"
-            self.lines.append(f"{name} = {make}({shape}, {strides}, {buffer.dtype})")
+            made = f"{'zeros' if allocation.zeroed else 'empty'}({layout}, {buffer.dtype})"
+        elif (buffer.shape, buffer.strides) == (over.shape, over.strides):
+            made = f"{self.names(over)}  # memory reused"
         else:
-            self.lines.append(f"{name} = {self._placed(buffer, over)}  # memory reused")
-
-    def _placed(self, buffer: Buffer, over: Buffer) -> str:
-        """Return ``over``'s tensor, restrided if needed, as the memory of ``buffer``."""
-        if (buffer.shape, buffer.strides) == (over.shape, over.strides):
-            return self.names(over)
-        shape, strides = _tuple(buffer.shape, self.names), _tuple(buffer.strides, self.names)
-        return f"strided({self.names(over)}, {shape}, {strides}, 0)"
+            made = f"strided({self.names(over)}, {layout}, 0)  # memory reused"
+        self.lines.append(f"{self.names(buffer)} = {made}")
 
     def _extern(self, extern: Extern) -> None:
         reader = "window" if extern.may_alias or extern.written is not None else "strided"

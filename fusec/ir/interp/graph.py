@@ -39,6 +39,7 @@ from fusec.ir.graph import (
     Schedule,
     SizeMinimum,
     SizeValue,
+    Step,
     Store,
     View,
 )
@@ -47,9 +48,7 @@ from fusec.ir.host import (
     FreeBuffers,
     HostLoop,
     HostProgram,
-    NativeRun,
     steps_of,
-    trivial_program,
 )
 from fusec.ir.index import Size, index
 from fusec.ir.interp.expression import (
@@ -197,7 +196,34 @@ def run_schedule(
     Args:
         kernel: runs one kernel; it may run the kernel's program or machine code instead.
     """
-    return run_host(trivial_program(schedule), inputs, extern, kernel)
+    env = _bind_inputs(schedule.graph, inputs)
+    _run_steps(schedule, env, extern, kernel)
+    return _collect_outputs(schedule.graph, env)
+
+
+def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
+    for step in schedule.steps:
+        for buffer in made_by(step):
+            if buffer not in env.storage:
+                allocate(buffer, env)
+        _run_step(step, env, extern, kernel)
+
+
+def _run_step(step: Step, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
+    for buffer in made_by(step):
+        if buffer not in env.storage:
+            raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
+    match step:
+        case Kernel() | ForeachKernel():
+            for member in step.kernels:
+                kernel(member, env)
+        case RowLoop(body=Graph() as lines):
+            _run_row_loop(step, env, functools.partial(_run_lines, lines, extern=extern))
+        case RowLoop():
+            run = functools.partial(_run_steps, step.schedule, extern=extern, kernel=kernel)
+            _run_row_loop(step, env, run)
+        case _:
+            _run_call(step, env, extern)
 
 
 def run_host(
@@ -224,12 +250,7 @@ def run_host(
 def _run_statements(
     program: HostProgram, env: Env, extern: ExternCall | None, kernel: KernelCall
 ) -> None:
-    run_body = functools.partial(_run_statements, extern=extern, kernel=kernel)
     for statement in program.statements:
-        for step in steps_of(statement):
-            for buffer in made_by(step):
-                if buffer not in env.storage:
-                    raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
         match statement:
             case Allocation(buffer, None):
                 allocate(buffer, env)
@@ -238,16 +259,12 @@ def _run_statements(
             case FreeBuffers(buffers):
                 for buffer in buffers:
                     _free(buffer, env)
-            case NativeRun() | Kernel() | ForeachKernel():
-                for member in statement.kernels:
-                    kernel(member, env)
             case HostLoop(loop, body):
-                _run_row_loop(loop, env, functools.partial(run_body, body))
-            case RowLoop():
-                run = functools.partial(_run_lines, statement.graph, extern=extern)
-                _run_row_loop(statement, env, run)
+                run = functools.partial(_run_statements, body, extern=extern, kernel=kernel)
+                _run_row_loop(loop, env, run)
             case _:
-                _run_call(statement, env, extern)
+                for step in steps_of(statement):
+                    _run_step(step, env, extern, kernel)
 
 
 def _free(buffer: Buffer, env: Env) -> None:

@@ -19,18 +19,18 @@ the first and freed after the last, so a run may allocate few bytes only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule
+from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, Step
 from fusec.ir.host import (
+    Allocation,
     FreeBuffers,
     HostLoop,
     HostProgram,
     HostStatement,
     NativeRun,
-    allocation,
 )
 from fusec.ir.memory import bytes_of, footprint, kept_views, made_by, owned
 
@@ -51,28 +51,20 @@ def plan_host(
         run_bytes: most bytes that the kernels of a run may allocate; 0: no runs.
     """
     plan = _Plan(schedule, may_overwrite)
-    statements = list(_free(b for b in plan.inputs if b not in plan.last))
+    unread = tuple(b for b in plan.inputs if b not in plan.last)
+    statements: list[HostStatement] = [FreeBuffers(unread)] * bool(unread)
     for positions in _launches(schedule, plan, run_bytes):
-        new = [(schedule.steps[p], b) for p in positions for b in plan.new[p]]
-        statements += [allocation(step, b, plan.over.get(b)) for step, b in new]
-        statements.append(_statement(schedule, positions, may_overwrite))
-        dead = [plan.over[b] for _, b in new if b in plan.over]
-        dead += [b for p in positions for b in plan.dying[p] if b not in plan.taken]
-        statements += _free(dict.fromkeys(dead))
+        new = [allocation for position in positions for allocation in plan.new[position]]
+        dead = [a.over for a in new if a.over is not None]
+        dead += [b for position in positions for b in plan.dying[position] if b not in plan.taken]
+        launched = _launch([schedule.steps[position] for position in positions], may_overwrite)
+        freed = tuple(dict.fromkeys(dead))
+        statements += [*new, launched, *[FreeBuffers(freed)] * bool(freed)]
     return HostProgram(schedule.graph, tuple(statements))
 
 
-def _free(buffers: Iterable[Buffer]) -> Iterator[HostStatement]:
-    freed = tuple(buffers)
-    if freed:
-        yield FreeBuffers(freed)
-
-
-def _statement(
-    schedule: Schedule, positions: Sequence[int], may_overwrite: Overwritable
-) -> HostStatement:
+def _launch(steps: Sequence[Step], may_overwrite: Overwritable) -> HostStatement:
     """Return the statement that runs some consecutive steps."""
-    steps = [schedule.steps[position] for position in positions]
     match steps:
         case [RowLoop() as loop]:
             return HostLoop(loop, plan_host(loop.schedule, may_overwrite))
@@ -92,7 +84,7 @@ def _launches(schedule: Schedule, plan: _Plan, most: int) -> list[list[int]]:
     for position, step in enumerate(schedule.steps):
         match step:
             case Kernel() if most:
-                new = sum(bytes_of(b) for b in plan.new[position] if b not in plan.over)
+                new = sum(bytes_of(a.buffer) for a in plan.new[position] if a.over is None)
                 touched = {*step.reads, *step.writes}
                 if size + new > most or len(buffers | touched) > _MOST_BUFFERS:
                     found.append([])
@@ -111,18 +103,17 @@ class _Plan:
     Attributes:
         first: buffer that is no input -> the first step that accesses it.
         last: buffer -> the last step that accesses it; the number of steps if it is returned.
-        new: for each step, the buffers that it is the first to access, and writes.
         dying: for each step, the buffers that it is the last to access.
         over: buffer -> the buffer whose memory it reuses: one of ``taken`` was dead before the
             step, one of ``overwritten`` dies in it.
         bytes: for each step, bytes of live and kept buffers while it runs, without inputs.
+        new: for each step, the allocations of the buffers that it writes and is first to access.
     """
 
     def __init__(self, schedule: Schedule, may_overwrite: Overwritable) -> None:
         self.inputs = {i: None for i in schedule.graph.inputs if isinstance(i, Buffer)}
         self.first: dict[Buffer, int] = {}
         self.last: dict[Buffer, int] = {}
-        self.new: list[list[Buffer]] = []
         self.dying: list[list[Buffer]] = [[] for _ in schedule.steps]
         self.over: dict[Buffer, Buffer] = {}
         self.taken: set[Buffer] = set()
@@ -132,6 +123,7 @@ class _Plan:
         self.bytes = self._count_bytes(len(schedule.steps))
         self.peak = max(self.bytes)
         self._reuse(schedule)
+        self.new = [self._allocations(*each) for each in enumerate(schedule.steps)]
 
     def _find_lives(self, schedule: Schedule) -> None:
         for position, step in enumerate(schedule.steps):
@@ -139,7 +131,6 @@ class _Plan:
                 self.last[buffer] = position
                 if buffer not in self.inputs:
                     self.first.setdefault(buffer, position)
-            self.new.append([b for b in made_by(step) if self.first.get(b) == position])
         self.last.update(dict.fromkeys(schedule.graph.returned, len(schedule.steps)))
         for position, step in enumerate(schedule.steps):
             touched = dict.fromkeys((*step.reads, *step.writes))
@@ -196,3 +187,11 @@ class _Plan:
                 self.bytes[start:position] = [held + size for held in self.bytes[start:position]]
                 self.taken.add(dead[-1])
                 self.over[buffer] = dead.pop()
+
+    def _allocations(self, position: int, step: Step) -> list[Allocation]:
+        zeroed: tuple[Buffer, ...] = ()
+        match step:
+            case RowLoop(sums=sums, added=added):
+                zeroed = (*sums, *added)
+        new = [buffer for buffer in made_by(step) if self.first.get(buffer) == position]
+        return [Allocation(b, self.over.get(b), b in zeroed) for b in new]

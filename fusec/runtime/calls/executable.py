@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -158,28 +158,29 @@ def interpreted(
         hooks: put around each launch, in order.
     """
     functions: dict[str, BoxedCall] = {}
-    for name, (*rows, (result, *_)) in json.loads(statements).items():
-        steps = []
-        for text, launch, kernel, stored in rows:
-            run: Callable[..., Any] = exec
-            for hook in hooks if launch else ():
-                run = hook(launch, run)
-            steps.append((compile(text, _FILE, "exec"), run, kernel, stored))
-        returned = compile(result, _FILE, "eval")
-        functions[name] = partial(_interpret, steps, returned, {**namespace, **functions}, watch)
+    for name, rows in json.loads(statements).items():
+        functions[name] = _interpreted(rows, {**namespace, **functions}, watch, hooks)
     return functions["call"]
 
 
-def _interpret(
-    steps: Sequence[tuple[CodeType, Callable[..., Any], str | None, Mapping[str, list[Any]]]],
-    returned: CodeType,
-    namespace: Mapping[str, Any],
-    watch: Watch | None,
-    args: list[Any],
-) -> Any:
-    variables = {**namespace, "args": args}
-    for code, run, kernel, stored in steps:
-        run(code, variables)
-        if stored and watch:
-            watch(kernel, tuple(map(tuple, stored.values())), [variables[v] for v in stored])
-    return eval(returned, variables)
+def _interpreted(
+    rows: Sequence[Any], namespace: Mapping[str, Any], watch: Watch | None, hooks: Sequence[Hook]
+) -> BoxedCall:
+    steps = []
+    *statements, (result, *_) = rows
+    returned = compile(result, _FILE, "eval")
+    for text, launch, kernel, stored in statements:
+        run: Callable[..., Any] = exec
+        for hook in hooks if launch else ():
+            run = hook(launch, run)
+        steps.append((compile(text, _FILE, "exec"), run, kernel, stored))
+
+    def call(args: list[Any]) -> Any:
+        variables = {**namespace, "args": args}
+        for code, run, kernel, stored in steps:
+            run(code, variables)
+            if stored and watch:
+                watch(kernel, tuple(map(tuple, stored.values())), [variables[v] for v in stored])
+        return eval(returned, variables)
+
+    return call

@@ -27,7 +27,6 @@ from fusec.ir.host import (
     NativeRun,
     peak_bytes,
     print_host,
-    trivial_program,
     verify_host,
 )
 from fusec.ir.index import Axis, Size, index
@@ -89,7 +88,6 @@ def test_a_peak_counts_what_is_in_memory_at_once() -> None:
     four, over = chain_of(4), reading(lambda t, m, c: load(t, m, c))
     size = bytes_of(four.kernels[0].writes[0])
     assert peak_bytes(plan_host(four)) == 2 * size
-    assert peak_bytes(trivial_program(four)) == 4 * size
     assert peak_bytes(plan_host(over)) == 2 * 4 * 8 * 8
     assert peak_bytes(plan_host(over, overwritable)) == 4 * 8 * 8
 
