@@ -245,25 +245,18 @@ def find_target(
     return replace(row, machine=replace(row.machine, sm=replace(row.machine.sm, tf32=tf32)))
 
 
-def target_of_device(
-    name: str,
-    vector_width: int = 16,
-    *,
-    tiles: bool = False,
-    threads: int = 1,
-    tf32: bool = False,
-) -> Target:
+def target_of_device(name: str, vector_width: int = 16, **features: Any) -> Target:
     """Return the row for a device found at run time: its own, or the nearest older GPU's.
 
     Args:
-        vector_width, tiles, threads, tf32: as of ``find_target``.
+        vector_width, features: as of ``find_target``.
     Raises:
         UsageError: if there is no such row.
     """
     if name in TARGETS or not (name.startswith("sm_") and name[3:].isdigit()):
-        return find_target(name, vector_width, tiles=tiles, threads=threads, tf32=tf32)
+        return find_target(name, vector_width, **features)
     versions = {int(known[3:]): known for known in TARGETS if known.startswith("sm_")}
     older = [version for version in versions if version <= int(name[3:])]
     if not older:
         raise UsageError.unknown("target", name, tuple(TARGETS))
-    return replace(find_target(versions[max(older)], tf32=tf32), name=name)
+    return replace(find_target(versions[max(older)], vector_width, **features), name=name)

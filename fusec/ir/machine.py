@@ -42,9 +42,6 @@ class FusionTuning:
     two_programs: int = 4
     """Factor by which partial sums may exceed ``Machine.part_share`` to give each multiprocessor
     two programs: a single one waits at barriers for each row (RMSNorm of 4096, by analysis)."""
-    long_row: int = 4096
-    """Elements of a row that fill an iteration of a loop over rows; two programs with longer rows
-    take more registers than a multiprocessor has."""
     lost_parts: tuple[int, int] = (8, 64)
     """One of so many parts may be given up to make all equally long; the second is for long rows,
     where 128 programs leave four of 132 multiprocessors idle."""
@@ -60,8 +57,7 @@ class FusionTuning:
     inlined_nodes: int = 400
     """Most nodes of an inlined expression, for compile time and legibility."""
     wide: int = 3
-    """A product is wide, and recomputed, if it has at least so many times the elements of its
-    operands together."""
+    """A wide product has at least so many times its operands' elements: it is recomputed."""
     min_reused_input_bytes: int = 1 << 12
     """Bytes of a shared input from which fusing two consumers can pay."""
     siblings: int = 6
@@ -78,20 +74,18 @@ class FusionTuning:
     kernel_definitions: int = 64
     """Most definitions in one kernel, for compile time and legibility."""
     kernel_nodes: int = 4000
-    """Most operations and loads in one kernel: g++ takes 0.5 to 3 ms for each (2026-11), 10 s for
-    all."""
+    """Most operations and loads in one kernel: g++ takes 0.5 to 3 ms for each, 10 s for all."""
     foreach: int = 3
     """Least members of a foreach kernel: its table of arguments costs the host about a launch."""
     scores_bytes: int = 1 << 20
     """Bytes of an attention's scores from which they are not saved for the backward."""
     chunk_ratio: int = 6
-    """Columns of an expansion for each column of its operand. An MLP's hidden layer has 4 and
-    stays."""
+    """Least columns of an expansion for each of its operand's; an MLP's hidden layer has 4."""
     chunk_large: int = 4
     """A buffer with at least one of so many of the expansion's elements counts as equally large."""
     chunk_recomputed: int = 2
-    """Expansions of at least so many times ``chunk_bytes`` of the options are recomputed rather
-    than saved: that costs one product more beside three."""
+    """Expansions of so many times the options' ``chunk_bytes`` are recomputed rather than saved:
+    that costs one product more beside three."""
     chunk_bytes: int = 1 << 25
     """Bytes of an expansion in one chunk: few enough to bound memory, many enough for a GEMM whose
     other operand, read once a chunk, is as large (measured 2026-11: no difference between 16 and
@@ -128,16 +122,14 @@ class RaceTuning:
     saved_share: float = 0.03
     """Share of the timed convolutions' time that must be saved."""
     clear: float = 2.0
-    """Ratio of a group's modelled times from which a CPU does not race: a build takes half a
-    second."""
+    """Ratio of a group's modelled times from which a CPU does not race: builds take 0.5 s."""
     configurations: int = 4
     """Configurations of a kernel that a short race tries. A long one (``long_s``) tries all; a CPU
     without a time limit of the user's tries the first."""
     long_s: float = 120.0
     """Seconds that a user has to allow for a long race."""
     groups: int = 4
-    """Groups of a graph that a CPU without a time limit of the user's races: the first; others go
-    by the cost model."""
+    """The first groups of a graph, which a CPU without a time limit of the user's races."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +161,8 @@ class RowTuning:
     many_sums: int = 3
     """Column sums beside a row from which a thread gets half as many elements."""
     loop_elements: int = 4096
-    """Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor."""
+    """Elements of an iteration over rows beside column sums: 8 KB of each 16-bit tensor. Two
+    programs with longer rows take more registers than a multiprocessor has."""
     loop_warps: int = 4
     """Warps of a program that loops over a row: some ten programs share a multiprocessor."""
     alone: int = 8
@@ -196,8 +189,8 @@ class RowTuning:
     """Least width to which a pointwise tile is narrowed to fit rows better."""
     waste: float = 1.1
     """Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
-    column_tile: tuple[int, int] = (32, 128)
-    """Rows and columns of a column reduction's tile."""
+    column_rows: int = 32
+    """Rows of a column reduction's tile."""
     column_programs: int = 256
     """Programs that keep a GPU busy: tiles of few rows are widened only while so many remain."""
 
@@ -350,8 +343,7 @@ class LoopTuning:
     panel_sums: float = 1.75
     """The same for panels, where the rows' elements take no registers."""
     panel: int = 32
-    """Columns of a panel of weights: two vectors of AVX-512, so that the sums of 12 rows stay in
-    registers.
+    """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers.
 
     One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
     not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous
@@ -360,8 +352,7 @@ class LoopTuning:
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10
-    """Bytes up to which over ``always`` rows stay in the nearest cache and plain f32 weights
-    stream.
+    """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream.
 
     One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster
     of MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
@@ -409,8 +400,7 @@ class CodeTuning:
     stack_bytes: int = 1 << 17
     """Private arrays up to this size are on the stack of their thread."""
     family: int = 3
-    """Least programs that become one function: two save little compile time, and each C++ entry is
-    an extra call."""
+    """Least programs that become one function: each C++ entry is an extra call."""
     unit_text: int = 1 << 16
     """Characters of kernels that are worth a translation unit of their own: g++ takes half a second
     for them, and a tenth of one for a unit's prelude (2026-11)."""

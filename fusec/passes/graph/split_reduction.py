@@ -18,7 +18,7 @@ from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index, product
-from fusec.ir.machine import FusionTuning, Machine
+from fusec.ir.machine import Machine
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.squares import median_of_three
@@ -34,10 +34,11 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     lines = [line for line in graph.defs if line.buffer not in whole]
     found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
     parts = _count_parts(graph, found, machine)
+    losses, long = machine.fusion.lost_parts, machine.rows.loop_elements
     cuts = {
         line: cut
         for line, reduction in found.items()
-        if (cut := _cut(reduction, parts[line], count(line.axes), machine.fusion)) is not None
+        if (cut := _cut(reduction, parts[line], losses[count(line.axes) >= long])) is not None
     }
     return graph.map_defs(Splitter(cuts, median_of_three, fastest=False).split)
 
@@ -65,7 +66,7 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
-        wide = machine.rows.warp_row < count(lines[0].axes) <= tuning.long_row
+        wide = machine.rows.warp_row < count(lines[0].axes) <= machine.rows.loop_elements
         # Where the contiguous axis is summed as well, lanes share a part and its chains are short.
         wanted = max(machine.parts, rows // tuning.most_part_rows if columns else 1)
         if allowed >= machine.parts:
@@ -124,14 +125,12 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int, row: int, tuning: FusionTuning) -> AxisSplit | None:
+def _cut(reduction: Reduce, wanted: int, loss: int) -> AxisSplit | None:
     """Split the outermost reduced axes into about ``wanted`` parts, or return None.
 
     Args:
-        row: elements of a row; where one fills an iteration, the last part may end at any row.
+        loss: one of so many parts may be given up to make all equally long.
     """
-    long = row >= tuning.long_row
-    loss = tuning.lost_parts[long]
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
     for axis in reduction.over:
         extent = axis.extent.hint()

@@ -29,7 +29,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     if nest is None:
         raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
     *outer, last = nest
-    height, columns = machine.rows.column_tile
+    height, columns = machine.rows.column_rows, machine.tile
     rows = min(height, power_of_two(last.extent.hint()))
     width = min(columns, power_of_two(column.extent.hint()))
     while (
