@@ -95,8 +95,9 @@ def _fold(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
                 if step.target is aten.sub.Tensor and swapped:
                     w = add(aten.neg.default, w)
                     b = None if b is None else add(aten.neg.default, b)
+                shift = by_channel(other)
                 b = add(aten.new_zeros.default, w, [channels]) if b is None else b
-                b = add(aten.add.Tensor if swapped else step.target, b, by_channel(other))
+                b = add(aten.add.Tensor if swapped else step.target, b, shift)
             previous = step
         kind = value.dtype
         arguments = (

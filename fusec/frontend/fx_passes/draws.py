@@ -41,19 +41,17 @@ _BACKWARD = ("is_backward", "must_be_in_backward")
 def replace_draws(gm: fx.GraphModule) -> None:
     """Rewrite the draws of a graph of ATen operations in place; nodes carry ``meta["val"]``."""
     seeds: dict[torch.device, fx.Node] = {}
-    counts: dict[torch.device, int] = {}
     for node in list(gm.graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         if rule is None or not _is_replaceable(node):
             continue
-        line = _DrawSite(gm.graph, node, seeds, counts)
+        line = _DrawSite(node, seeds)
         with gm.graph.inserting_before(node):
             made = rule(line, *node.args, **{k: v for k, v in node.kwargs.items() if k in _NAMED})
         if made is not None:
             _replace(node, made)
-    for device, node in seeds.items():
-        node.args = (counts[device], device)
-        node.meta["val"] = node.meta["val"].new_empty((counts[device],))
+    for node in seeds.values():
+        node.meta["val"] = node.meta["val"].new_empty(node.args[:1])
     if seeds:
         gm.recompile()
 
@@ -90,19 +88,14 @@ def _replace(node: fx.Node, made: fx.Node | tuple[fx.Node, ...]) -> None:
 
 
 class _DrawSite:
-    """One draw of the graph, and methods that insert nodes in its place."""
+    """One draw of the graph, and methods that insert nodes in its place.
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        node: fx.Node,
-        seeds: dict[torch.device, fx.Node],
-        counts: dict[torch.device, int],
-    ) -> None:
-        self.graph = graph
-        self.node = node
-        self.seeds = seeds
-        self.counts = counts
+    Attributes:
+        seeds: the call that draws the seeds of a device's draws; its first argument counts them.
+    """
+
+    def __init__(self, node: fx.Node, seeds: dict[torch.device, fx.Node]) -> None:
+        self.node, self.seeds = node, seeds
         value = node.meta["val"]
         self.result: FakeTensor = value[0] if isinstance(value, tuple | list) else value
 
@@ -118,17 +111,17 @@ class _DrawSite:
     def draw(self, kind: str, dtype: torch.dtype, low: int = 0, high: int = 0) -> fx.Node:
         """Insert a draw of the result's shape."""
         device = self.result.device
-        which = self.counts.setdefault(device, 0)
-        self.counts[device] += 1
         if device not in self.seeds:
-            self.seeds[device] = self.call(torch.ops.fusec.random_seeds.default, 1, device)
+            self.seeds[device] = self.call(torch.ops.fusec.random_seeds.default, 0, device)
             self.seeds[device].meta.pop("recompute", None)
+        seeds = self.seeds[device]
+        which: Any = seeds.args[0]
+        seeds.args = (which + 1, device)
         strides = [hint_of(s) for s in self.result.stride()]
         order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
         size = [self.extent(d) for d in range(len(strides))]
         bounds = (low, high) if kind == "integer" else ()
         target = torch.ops.fusec.random.default
-        seeds = self.seeds[device]
         return self.again(self.call(target, size, order, seeds, which, kind, dtype, *bounds))
 
     def extent(self, dimension: int) -> Any:
@@ -136,7 +129,7 @@ class _DrawSite:
         extent: int | torch.SymInt = self.result.shape[dimension]
         if isinstance(extent, int):
             return extent
-        for node in self.graph.nodes:
+        for node in self.node.graph.nodes:
             value = node.meta.get("val")
             if node is self.node or node.op == "output":
                 break
