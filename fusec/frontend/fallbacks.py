@@ -71,11 +71,15 @@ _IMPURE_HIGHER_ORDER = frozenset(
 
 def reason_for(node: fx.Node) -> str:
     """Return why a call is not lowered, in a few words."""
-    target: Any = node.target
+    if node.target is torch.ops.higher_order.with_effects:
+        return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
+    return reason_of(node.target)
+
+
+def reason_of(target: Any) -> str:
+    """Return why calls of an operator are not lowered, in a few words."""
     if talks_to_ranks(target):
         return "talks to other ranks"
-    if target is torch.ops.higher_order.with_effects:
-        return f"{op_name(node.args[1])} acts beside its results: it runs once, in order"
     namespace = getattr(target, "namespace", "")
     packet = op_name(target).removeprefix("mkldnn.").partition(".")[0]
     if namespace in ("aten", "mkldnn") and packet in _REASON_OF:
@@ -95,7 +99,7 @@ def reason_for(node: fx.Node) -> str:
 
 def is_product(target: Any) -> bool:
     """Return True for a product of matrices."""
-    return reason_for(target) is CONTRACTION
+    return reason_of(target) is CONTRACTION
 
 
 def talks_to_ranks(target: Any) -> bool:
