@@ -35,6 +35,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.aliasing.snapshots import drop_snapshots, take_snapshots
 from fusec.frontend.capture import NodeDefinitions
-from fusec.frontend.fallbacks import draws_random_numbers, is_product, talks_to_ranks
+from fusec.frontend.fallbacks import draws_random_numbers, is_product, named_arguments
 from fusec.frontend.fx_passes.equal_calls import share_equal_calls
 from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
 from fusec.frontend.origin import name_by_forward
@@ -91,7 +92,7 @@ def partition(
     nodes = NodeDefinitions(joint)
     name_by_forward(set(joint.graph.nodes) - _tangent_users(joint.graph))
     if chunk_bytes and (found := find_expansions(nodes, tuning, chunk_bytes)):
-        large, size = _large(found), sum(map(_size, found))
+        large, size = set[fx.Node]().union(*found.values()), sum(map(_size, found))
         early = hoist_gradients(nodes, large, size)
         if early:
             extra.extend(early)
@@ -209,8 +210,8 @@ def _hide_attention(joint: fx.Graph) -> None:
     would store the generator's state, in calls that hide the operation from fusec.
     """
     for node in joint.nodes:
-        tagged = node.meta.get("recompute") in _AGAIN
-        if tagged and draws_random_numbers(node.target) and _argument(node, "dropout_p") == 0:
+        tagged = node.meta.get("recompute") in _AGAIN and draws_random_numbers(node.target)
+        if tagged and named_arguments(node).get("dropout_p") == 0:
             node.target = _without_tags(node.target)
 
 
@@ -236,59 +237,39 @@ def _without_tags(operation: Any) -> Callable[..., Any]:
     return plain
 
 
-def _argument(node: fx.Node, name: str) -> Any:
-    """Return an argument of an operation by its name, or its default; None if there is none."""
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == name:
-            given = node.args[position] if position < len(node.args) else argument.default_value
-            return node.kwargs.get(name, given)
-    return None
-
-
 # -- expansions ------------------------------------------------------------------------------------
 
 
 def find_expansions(
     nodes: NodeDefinitions, tuning: FusionTuning, threshold: int, *, scores: bool = False
-) -> set[fx.Node]:
+) -> dict[fx.Node, list[fx.Node]]:
     """Return the products of at least ``threshold`` bytes that expand their rows and are reduced.
 
-    Products that the graph returns are left out: they have to be in memory anyhow.
+    Each comes with the pointwise results that are as large. Products that the graph returns are
+    left out: they have to be in memory anyhow.
 
     Args:
         scores: products of batches, which attentions have, instead of products of two matrices.
     """
-    found: set[fx.Node] = set()
+    found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes.gm.graph.nodes:
         value = tensor_of(node)
         if value is not None and value.dim() == 2 + scores and is_product(node.target):
-            columns, terms, size = _columns(node), _columns(node.args[0]), _size(node)
-            wide = is_expansion(columns, terms, size, threshold, tuning)
-            if wide and _is_reduced(node, nodes):
-                found.add(node)
+            columns, terms = _columns(node), _columns(node.args[0])
+            if is_expansion(columns, terms, _size(node), threshold, tuning):
+                large = reach((node,), partial(_pointwise_users, nodes, _numel(node)))
+                pairs = [(user, source) for source in large for user in source.users]
+                returned = any(user.op == "output" for user, _ in pairs)
+                if not returned and any(_reduces(*pair, nodes, rows=not scores) for pair in pairs):
+                    found[node] = large
     return found
 
 
-def _is_reduced(product: fx.Node, nodes: NodeDefinitions) -> bool:
-    """Return True if rows of a product, or of pointwise results, are reduced and none returned.
-
-    Only scores, products of batches, are followed where their axes change places.
-    """
-    scores = product.meta["val"].dim() > 2
-
-    def followed(source: fx.Node) -> list[fx.Node]:
-        large = [n for n in source.users if _is_pointwise(n, nodes) and _numel(n) >= least]
-        return [n for n in large if scores or _columns(n) == _columns(product)]
-
-    least = _numel(product)
-    pairs = [(user, source) for source in reach((product,), followed) for user in source.users]
-    returned = any(user.op == "output" for user, _ in pairs)
-    return not returned and any(_reduces(*pair, nodes, rows=not scores) for pair in pairs)
-
-
-def _is_pointwise(node: fx.Node, nodes: NodeDefinitions) -> bool:
-    lines = () if is_product(node.target) else nodes.of(node)
-    return bool(lines) and not any(reductions(line.expr) for line in lines)
+def _pointwise_users(nodes: NodeDefinitions, least: int, source: fx.Node) -> list[fx.Node]:
+    """Return the pointwise users of a node, and its views, of at least so many elements."""
+    large = [n for n in source.users if _numel(n) >= least and not is_product(n.target)]
+    lines = {user: nodes.of(user) for user in large}
+    return [n for n in large if lines[n] and not any(reductions(d.expr) for d in lines[n])]
 
 
 def _reduces(user: fx.Node, source: fx.Node, nodes: NodeDefinitions, *, rows: bool) -> bool:
@@ -302,33 +283,18 @@ def _reduces(user: fx.Node, source: fx.Node, nodes: NodeDefinitions, *, rows: bo
     )
 
 
-def _large(expansions: set[fx.Node]) -> set[fx.Node]:
-    """Return the expansions, and the results computed from them that are as large."""
-    least = min(map(_numel, expansions))
-
-    def followed(source: fx.Node) -> list[fx.Node]:
-        called = [n for n in source.users if n.op == "call_function" and _numel(n) >= least]
-        # What is sent to ranks is sent once, never again.
-        return [n for n in called if not (is_product(n.target) or talks_to_ranks(n.target))]
-
-    return set(reach(expansions, followed))
-
-
 def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     """Tag the scores of attentions, and values of their size, for recomputation in the backward.
 
     For kernels that never store them (``passes/graph/recompute.py``). Element types that kernels
     would widen to f32 are left out.
     """
-    nodes, tuning = NodeDefinitions(joint), machine.fusion
     kept = [to_torch_dtype(kind) for kind in machine.widened]
-    found = {
-        n
-        for n in find_expansions(nodes, tuning, tuning.scores_bytes, scores=True)
-        if _columns(n.args[0]) <= machine.lanes and n.meta["val"].dtype not in kept
-    }
-    if found:
-        recompute(_large(found) - _tangent_users(joint.graph))
+    backward, tuning = _tangent_users(joint.graph), machine.fusion
+    found = find_expansions(NodeDefinitions(joint), tuning, tuning.scores_bytes, scores=True)
+    for node, large in found.items():
+        if _columns(node.args[0]) <= machine.lanes and node.meta["val"].dtype not in kept:
+            recompute(set(large) - backward)
     return joint
 
 
@@ -384,7 +350,8 @@ def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> l
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
     leaving = _leaving(joint, gradients, large)
-    if not leaving or any(tensor_of(n) is None or _is_f16(n) for n in leaving):
+    values = [tensor_of(node) for node in leaving]
+    if not values or any(value is None or value.dtype is torch.float16 for value in values):
         return None
     if sum(map(_size, leaving)) > most:
         return []
@@ -412,11 +379,6 @@ def _is_scalar(node: fx.Node) -> bool:
     return value is not None and value.dim() == 0 and value.dtype.is_floating_point
 
 
-def _is_f16(node: fx.Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype is torch.float16
-
-
 def _between(
     nodes: NodeDefinitions, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
 ) -> list[fx.Node] | None:
@@ -426,27 +388,19 @@ def _between(
         return [n for n in node.all_input_nodes if n in backward and n is not scalar]
 
     inside = sorted(reach(leaving, moving))  # in the graph's order
-    linear = {scalar}
-    for node in inside:
-        if not _is_linear(node, nodes, linear, backward):
-            return None
-        linear.add(node)
-    return inside
+    return inside if all(_is_linear(node, nodes, backward) for node in inside) else None
 
 
-def _is_linear(
-    node: fx.Node, nodes: NodeDefinitions, linear: set[fx.Node], backward: set[fx.Node]
-) -> bool:
-    """Return True if a node is a multiple of the scalar, given which of its inputs are."""
-    moving = backward.intersection(node.all_input_nodes)
+def _is_linear(node: fx.Node, nodes: NodeDefinitions, backward: set[fx.Node]) -> bool:
+    """Return True if a node is a multiple of the scalar where its inputs in the backward are."""
     lines = nodes.of(node)
-    sources = {b for line in lines for b in line.reads if nodes.node_of.get(b) in moving}
+    sources = {b for line in lines for b in line.reads if nodes.node_of.get(b) in backward}
     for line in lines:
         if line is lines[-1] or not sources.isdisjoint(line.reads):
             if not is_linear(line.expr, sources):
                 return False
             sources.add(line.buffer)
-    return bool(lines) and moving <= linear
+    return bool(lines)
 
 
 def _hoist(

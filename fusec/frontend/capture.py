@@ -469,11 +469,10 @@ class NodeDefinitions(_Capture):
                 self._known[one] = self._defined(one)
         return self._known[node]
 
-    def element(self, node: fx.Node, indices: tuple[Index, ...]) -> Expr:
-        """Return an element of a node's tensor: a load of its buffer, or a constant."""
+    def value(self, node: fx.Node) -> Any:
+        """Return a node's value as others take it: a tensor is all of a buffer, or constant."""
         self.of(node)
-        value: Value = self.env[node]
-        return value.at(indices)
+        return self.env[node]
 
     def inside(self, load: Load) -> Expr:
         """Return what a node computes an element from; the load of it if that is not pointwise."""

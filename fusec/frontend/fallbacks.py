@@ -112,14 +112,20 @@ def draws_random_numbers(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by name, those left out at their defaults."""
+    known = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: value for a, value in zip(known, node.args, strict=False)}
+    return {**{a.name: a.default_value for a in known}, **given, **node.kwargs}
+
+
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a call writes."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    named: dict[str, Any] = dict(node.kwargs)
-    named.update({a.name: v for a, v in zip(schema.arguments, node.args, strict=False)})
-    written = [named.get(a.name) for a in schema.arguments if a.is_write]
+    named = named_arguments(node)
+    written = [named[a.name] for a in schema.arguments if a.is_write]
     return [argument for argument in written if isinstance(argument, fx.Node)]
 
 

@@ -91,10 +91,11 @@ def _find_sides(
             for scores in [factor for factor in found if _is_row(factor, row, line)]:
                 back = nodes.node_of[scores.buffer]
                 for forward in products.get(back, ()):
-                    weights = nodes.element(_source(forward), scores.indices)
-                    same = _factors(weights, nodes) + Counter([scores]) == found
-                    if same and forward < total:  # in the graph's order
-                        return _source(back), forward
+                    weights = nodes.value(_source(forward))
+                    if weights.shape == scores.buffer.shape and forward < total:  # in order
+                        others = _factors(weights.at(scores.indices), nodes)
+                        if others + Counter([scores]) == found:
+                            return _source(back), forward
     return None
 
 

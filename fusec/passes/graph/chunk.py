@@ -94,19 +94,18 @@ def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buff
         made
         for made, rows in products
         if is_expansion(
-            made.shape[1].hint(),
-            rows.shape[1].hint(),
-            numel(made) * made.dtype.itemsize,
-            threshold,
-            tuning,
+            made.shape[1].hint(), rows.shape[1].hint(), _bytes(made), threshold, tuning
         )
     ]
 
 
 def is_expansion(columns: int, terms: int, size: int, threshold: int, tuning: FusionTuning) -> bool:
-    """Return True for a product of ``size`` bytes, at least ``threshold``, with far more columns
-    than its rows have terms."""
+    """Return True for a product of ``size`` bytes that is large, and far wider than its rows."""
     return columns >= tuning.chunk_ratio * terms and size >= threshold
+
+
+def _bytes(buffer: Buffer) -> int:
+    return numel(buffer) * buffer.dtype.itemsize
 
 
 def _next_seed(

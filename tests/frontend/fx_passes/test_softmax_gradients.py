@@ -148,6 +148,15 @@ def test_a_product_that_repeats_its_factor_is_no_row_sum_of_the_output():
     check(repeated, *(values(*s, seed=i) for i, s in enumerate(shapes)), train=True)
 
 
+def test_a_product_of_further_rows_is_no_output_of_these():
+    def some(rows: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.bmm(weights, v)
+        return out, (torch.bmm(rows, v.mT) * weights[:, :ROWS]).sum(-1)
+
+    shapes = ((2, ROWS, COLUMNS), (2, KEYS, COLUMNS), (2, 2 * ROWS, KEYS))
+    check(some, *(values(*s, seed=i) for i, s in enumerate(shapes)), train=True)
+
+
 def test_a_row_sum_before_the_output_stays():
     def early(rows: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (torch.bmm(rows, v.mT) * weights).sum(-1)
