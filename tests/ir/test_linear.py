@@ -26,7 +26,7 @@ def gathered(source: Expr) -> Expr:
     return load(X, index(Runtime(source, index(8))))
 
 
-LINEAR = {
+LINEAR: dict[str, Expr] = {
     "x": x,
     "multiples": op("add", op("mul", a, x), op("neg", op("div", x, a))),
     "a condition": Select(CONDITION, x, f32(0.0)),
@@ -37,7 +37,7 @@ LINEAR = {
     "guarded": load(X, AXIS, guard=CONDITION),
     "zero": f32(0.0),
 }
-OTHERS = {
+OTHERS: dict[str, Expr] = {
     "plus 1": op("add", x, f32(1.0)),
     "squared": op("mul", x, x),
     "divisor": op("div", a, x),

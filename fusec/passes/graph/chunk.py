@@ -34,6 +34,7 @@ from fusec.passes.dag import below, between, dependencies, find_uses
 from fusec.passes.fusion.contract import FuseGraph
 from fusec.passes.fusion.cost import count, numel
 from fusec.passes.graph.rows import NotByRows, RowBody
+from fusec.passes.traffic import buffer_bytes
 
 
 def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
@@ -94,7 +95,7 @@ def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buff
         made
         for made, rows in products
         if is_expansion(
-            made.shape[1].hint(), rows.shape[1].hint(), _bytes(made), threshold, tuning
+            made.shape[1].hint(), rows.shape[1].hint(), buffer_bytes(made), threshold, tuning
         )
     ]
 
@@ -102,10 +103,6 @@ def _expansions(graph: Graph, threshold: int, tuning: FusionTuning) -> list[Buff
 def is_expansion(columns: int, terms: int, size: int, threshold: int, tuning: FusionTuning) -> bool:
     """Return True for a product of ``size`` bytes that is large, and far wider than its rows."""
     return columns >= tuning.chunk_ratio * terms and size >= threshold
-
-
-def _bytes(buffer: Buffer) -> int:
-    return numel(buffer) * buffer.dtype.itemsize
 
 
 def _next_seed(
