@@ -23,10 +23,10 @@ pass can run it in chunks of rows (``passes/graph/chunk.py``). So:
 * Elsewhere (a loss of each row) the expansion is tagged as activation checkpointing's tensors are,
   and the backward recomputes it.
 
-Both are legal for any graph: the first by the linearity of each node's definition (``ir/linear``).
-What a node does is asked of its definitions in index notation; a node without any is not followed,
-and is not linear. Gradients in f16, which has five bits of exponent,
-are never computed in the forward: they may need the scale that a loss scaler puts into the scalar.
+Both are legal for any graph: the first by the linearity of each node's definition in index notation
+(``ir/linear.py``). A node without a definition is neither linear nor followed. Gradients in f16,
+which has five bits of exponent, are never computed in the forward: they may need the scale that a
+loss scaler puts into the scalar.
 """
 
 from __future__ import annotations

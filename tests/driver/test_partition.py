@@ -50,8 +50,9 @@ def test_a_mean_s_gradients_are_made_in_the_forward() -> None:
         lambda x, w, t: loss(x, w, t, "sum") * 3 + x.sum(),
         lambda x, w, t: (loss(x, w, t, "none") * t).sum() / 7,
         lambda x, w, t: loss(x, w, t) + F.cross_entropy(F.linear(x, w.flip(0)), t),
+        lambda x, w, t: F.mse_loss(F.linear(x, w), t[:, None].float().expand(ROWS, V)),
     ),
-    ids=("sum", "weighted", "two losses"),
+    ids=("sum", "weighted", "two losses", "squared error"),
 )
 def test_other_scalars_are_found(fn: Any) -> None:
     forward, backward = graphs(fn)
@@ -81,10 +82,11 @@ def test_two_scalars_are_computed_again() -> None:
     assert not saves_expansion(forward)
 
 
-def test_an_expansion_that_is_returned_is_saved() -> None:
+@pytest.mark.parametrize("result", (lambda x: x, torch.relu), ids=("itself", "its ReLU"))
+def test_an_expansion_that_is_returned_is_saved(result: Any) -> None:
     def both(x, w, t):
         logits = F.linear(x, w)
-        return F.cross_entropy(logits, t), logits
+        return F.cross_entropy(logits, t), result(logits)
 
     forward, backward = graphs(both)
     assert (products(forward), products(backward)) == (1, 2)
