@@ -65,13 +65,13 @@ def plan_host(
 
 def _launch(steps: Sequence[Step], may_overwrite: Overwritable) -> HostStatement:
     """Return the statement that runs some consecutive steps."""
-    match steps:
-        case [RowLoop() as loop]:
+    if len(steps) > 1:
+        return NativeRun(tuple(step for step in steps if isinstance(step, Kernel)))
+    match steps[0]:
+        case RowLoop() as loop:
             return HostLoop(loop, plan_host(loop.schedule, may_overwrite))
-        case [step]:
+        case step:
             return step
-        case _:
-            return NativeRun(tuple(step for step in steps if isinstance(step, Kernel)))
 
 
 def _launches(schedule: Schedule, plan: _Plan, most: int) -> list[list[int]]:
