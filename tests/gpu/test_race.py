@@ -91,7 +91,7 @@ RACES = [(mlp, MLP, 10.0), (mlp, MLP, 130.0), (attention, HEADS, 10.0), (attenti
 def test_no_configuration_computes_anything_wrong(
     fn: Callable[..., Tensor],
     shapes: tuple[tuple[int, ...], ...],
-    budget: float,  # above WIDE_S every configuration is tried
+    budget: float,  # above ``RaceTuning.long_s`` every configuration is tried
 ) -> None:
     torch._dynamo.reset()
     inputs = [torch.randn(s, device="cuda").bfloat16().requires_grad_() for s in shapes]

@@ -65,11 +65,11 @@ def find_axis_use(kernel: Kernel, machine: Machine) -> AxisUse | None:
     products = contractions(kernel, machine)
     nodes = postorder(s.expr for s in kernel.stores)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
-    nested, most = _nested(reductions, machine.lanes), machine.lanes
+    most = machine.lanes
+    nested = _nested(reductions, most)
     loops = {a for n in products if n not in nested for a in n.over}
-    loops |= {
-        a for n in reductions if n not in products for a in n.over if not _fits_lanes(a, most)
-    }
+    others = (n for n in reductions if n not in products)
+    loops |= {a for n in others for a in n.over if not _fits_lanes(a, most)}
     whole = tuple(a for a in kernel.inside if a not in loops)
     if any(not _fits_lanes(a, most) for a in whole):
         return None

@@ -73,10 +73,8 @@ def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
     size = tile * row.extent.hint() * sum(sizes)
     programs = math.prod(a.extent.hint() for a in kernel.grid) // tile
     turns = 1
-    while (
-        turns * size < tuning.program_bytes
-        and programs >= 2 * turns * tuning.waves * machine.sm.programs * machine.units
-    ):
+    enough = 2 * tuning.waves * machine.sm.programs * machine.units
+    while turns * size < tuning.program_bytes and programs >= turns * enough:
         turns *= 2
     return turns
 
@@ -196,10 +194,10 @@ def is_resident(row: Axis, tuning: RowTuning) -> bool:
 def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     """Return True if a row kernel's column sums fit the registers beside a row."""
     tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    fits = (
-        _row_fits(kernel, row, tuning) and _row_bytes(kernel, row) <= tuning.resident_bytes_beside
-    )
-    return fits and power_of_two(row.extent.const) * tiles <= tuning.resident_tiles
+    if not _row_fits(kernel, row, tuning):
+        return False
+    beside = _row_bytes(kernel, row) <= tuning.resident_bytes_beside
+    return beside and power_of_two(row.extent.const) * tiles <= tuning.resident_tiles
 
 
 def _row_fits(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:

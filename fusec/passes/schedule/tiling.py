@@ -92,9 +92,8 @@ class TileResources:
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
-        held += self.tuning.drawn * max(
-            (area(axes, tiling.lanes) for axes in self.drawn), default=0
-        )
+        drawn = max((area(axes, tiling.lanes) for axes in self.drawn), default=0)
+        held += self.tuning.drawn * drawn
         if self.wide:
             held += sum(area(axes, tiling.lanes) for axes in self.computed)
         factor = self.tuning.by_fmas[bool(between)]
