@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,9 +87,10 @@ class Verdict:
 
     def __str__(self) -> str:
         """Return one line, such as "fused 412 us, library 455 us: fused"."""
-        timed = sorted((lap for lap in self.laps if lap.us is not None), key=_median)
-        shown = [lap for i, lap in enumerate(timed) if i < SHOWN_LAPS or lap.name == self.winner]
-        parts = [f"{lap.name} {duration(_median(lap))}" for lap in shown]
+        times = self.times
+        timed = sorted(times, key=times.__getitem__)
+        shown = [name for i, name in enumerate(timed) if i < SHOWN_LAPS or name == self.winner]
+        parts = [f"{name} {duration(times[name])}" for name in shown]
         if slower := len(timed) - len(shown):
             parts.append(f"{slower} slower")
         untimed = [lap.dropped or "" for lap in self.laps if lap.us is None]
@@ -131,10 +131,6 @@ def duration(us: float) -> str:
     value, unit = (us, "us") if us < 9999.5 else (us / 1e3, "ms")
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
-
-
-def _median(lap: CandidateTime) -> float:
-    return math.inf if lap.us is None else lap.us
 
 
 # -- kept ------------------------------------------------------------------------------------------
