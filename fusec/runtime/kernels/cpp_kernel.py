@@ -70,7 +70,7 @@ def compiler_identity(preferred: str | None) -> str:
 @functools.cache
 def vector_width() -> int:
     """Return the f32 lanes of this machine's vector registers: 16, 8 or 4."""
-    flags = _flags()
+    flags = set(processor.cpu_features().split())
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
         return 16
     return 8 if {"avx2", "fma"} <= flags else 4
@@ -78,11 +78,7 @@ def vector_width() -> int:
 
 def has_tiles() -> bool:
     """Return whether this machine's CPU multiplies tiles of bf16 (AMX)."""
-    return vector_width() == 16 and "amx_bf16" in _flags()
-
-
-def _flags() -> set[str]:
-    return set(processor.cpu_features().replace(":", " ").replace(",", " ").split())
+    return vector_width() == 16 and "amx_bf16" in processor.cpu_features().split()
 
 
 def build(
