@@ -7,9 +7,10 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,10 +98,11 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_finish() -> None:
     # What has been imported stays: the collector need not look through it in each of its rounds,
-    # nor begin one for each 700 objects of a trace. What is old it leaves alone: caches of torch
-    # and fusec are some million objects, which a full round visits in seconds.
+    # nor begin one for each 700 objects of a trace: at each 10,000 it is a tenth of a compile.
+    # What is old it leaves alone: caches of torch and fusec are some million objects, which a full
+    # round visits in seconds.
     gc.freeze()
-    gc.set_threshold(10_000, 20, 1_000)
+    gc.set_threshold(200_000, 20, 1_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -157,7 +159,7 @@ def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
 def _kernels_are_built_for_their_values(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Take a third of g++'s time off the quick run: ``-Og``, and a prelude that was read before.
+    """Take most of g++'s time off the quick run: ``-Og``, and what is read once in place of often.
 
     With --slow, kernels are built as users build them.
     """
@@ -182,22 +184,23 @@ def _build(
     folder: Path,
     unit: str,
     options: Any,
-    processor: tuple[str, ...] = ("-march=native",),
-    *more: Any,
+    flags: Sequence[str] = ("-march=native",),
+    more: Sequence[str] = (),
 ) -> bytes:
     """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
-    prelude, header = _precompiled(folder)
+    prelude, header, libraries = _precompiled(folder)
     kernels = unit.removeprefix(prelude)
-    if kernels != unit and options.cxx is None:
-        unit = f'#include "{header}"\n{kernels}'
-    return plainly(unit, options, (*processor, QUICK), *more)
+    if kernels == unit or options.cxx is not None or more:
+        return plainly(unit, options, (*flags, QUICK), more)
+    return plainly(f'#include "{header}"\n{kernels}', options, (*flags, QUICK, *libraries))
 
 
 @functools.cache
-def _precompiled(folder: Path) -> tuple[str, Path]:
-    """Return the prelude, and a header of it beside which lies what g++ makes of it.
+def _precompiled(folder: Path) -> tuple[str, Path, Sequence[str]]:
+    """Return the prelude, a header of it beside which lies what g++ makes of it, and libraries.
 
-    A compiler that does not know such files reads the header.
+    A compiler that does not know such files reads the header. Of all libraries that g++ links with,
+    kernels need libgomp alone, and of that its name: reading them all is a third of g++'s time.
     """
     from fusec.codegen.cpp.printer import prelude
     from fusec.runtime.kernels import cpp_kernel
@@ -206,12 +209,18 @@ def _precompiled(folder: Path) -> tuple[str, Path]:
     text, header = prelude(width, products=False), folder / "prelude.h"
     header.write_text(text)
     compiler = cpp_kernel.find_compiler(None)
-    if compiler is not None:
-        # A flag for the linker makes g++ link a library in the place of the precompiled header.
-        flags = [flag for flag in cpp_kernel.FLAGS if not flag.startswith("-Wl,")]
-        flags = [*flags, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header"]
-        subprocess.run([compiler, *flags, str(header), "-o", f"{header}.gch"], check=True)
-    return text, header
+    if compiler is None:
+        return text, header, ()
+    # A flag for the linker makes g++ link a library in the place of the precompiled header.
+    flags = [flag for flag in cpp_kernel.FLAGS if not flag.startswith("-Wl,")]
+    command = [compiler, *flags, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header", str(header)]
+    subprocess.run([*command, "-o", f"{header}.gch"], check=True)
+    if Path(compiler).name != "g++" or sys.platform != "linux":
+        return text, header, ()
+    named = str(folder / "libgomp.so")
+    command = [compiler, "-shared", "-nostdlib", "-x", "c", os.devnull, "-Wl,-soname,libgomp.so.1"]
+    subprocess.run([*command, "-o", named], check=True)
+    return text, header, ("-nostdlib", "-Wl,--no-as-needed", named, "-Wl,--as-needed")
 
 
 @pytest.fixture

@@ -191,6 +191,7 @@ REARRANGED = {
 }
 
 
+@pytest.mark.sampled(2)  # a diagonal
 @pytest.mark.parametrize("write", ("add_", "zero_", "part"))
 @pytest.mark.parametrize("name", REARRANGED)
 def test_no_read_is_moved_behind_a_write(name: str, write: str) -> None:
