@@ -192,7 +192,8 @@ def _build(
     kernels = unit.removeprefix(prelude)
     if kernels == unit or options.cxx is not None or more:
         return plainly(unit, options, (*flags, QUICK), more)
-    return plainly(f'#include "{header}"\n{kernels}', options, (*flags, QUICK, *libraries))
+    named = () if options.native else libraries  # what runs without Python is linked as users do
+    return plainly(f'#include "{header}"\n{kernels}', options, (*flags, QUICK, *named))
 
 
 @functools.cache
