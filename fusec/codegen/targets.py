@@ -15,6 +15,7 @@ from fusec.codegen.cpp.form import CPP_FORM
 from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form
+from fusec.codegen.triton.rules import GUARDS
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
@@ -40,6 +41,7 @@ class Codegen:
         print_functions: the functions of a graph, their forms by name -> source text by the names
             of programs.
         form: the stages from a function to the form that is printed.
+        flat: the stages on a flat kernel before it is planned.
         overwritable: kernel -> result -> operands that it may overwrite in place. Empty on GPUs,
             where a thread may load what another thread has stored already.
         run_bytes: the most that the kernels of a run may allocate (``NativeRun``): below it,
@@ -55,6 +57,7 @@ class Codegen:
     split: Callable[[Kernel, Machine], tuple[Kernel, Kernel] | None]
     print_functions: Callable[[Functions, Mapping[str, Any]], Mapping[str, str]]
     form: tuple[Stage, ...] = ()
+    flat: tuple[Stage, ...] = ()
     overwritable: Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]] = lambda kernel: {}
     run_bytes: int = 0
     multiple: int = 1
@@ -81,7 +84,15 @@ def _print_each(functions: Functions, forms: Mapping[str, Form]) -> Mapping[str,
 
 
 TRITON = Codegen(
-    "triton", "cuda", gpu_plans, accepts_gpu, split_loop, _print_each, FORM, multiple=MULTIPLE
+    "triton",
+    "cuda",
+    gpu_plans,
+    accepts_gpu,
+    split_loop,
+    _print_each,
+    FORM,
+    GUARDS,
+    multiple=MULTIPLE,
 )
 
 

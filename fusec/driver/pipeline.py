@@ -95,7 +95,9 @@ def generate(
         held: the nodes whose values buffers hold; read under ``verify``.
     """
     launches = {launch.name: launch for launch in all_launches(schedule)}
-    planned = fold_each(LOWER[:1], flat_kernels(launches.values(), context), context)
+    codegen = context.target.codegen
+    flat = fold_each(codegen.flat, flat_kernels(launches.values(), context), context)
+    planned = fold_each(LOWER[:1], flat, context)
     programs = fold_each(LOWER[1:], planned, context)
     programs = {name: _titled(programs[name], launch) for name, launch in launches.items()}
     first: dict[object, str] = {}
@@ -104,7 +106,6 @@ def generate(
     verify(host)  # always: a wrapper that fails at run time has no fallback
     programs = _with_overlaid(programs, code, overlaid(host))
     distinct = {name: program for name, program in programs.items() if code[name] == name}
-    codegen = context.target.codegen
     functions = fold(FUNCTIONS, one_each(distinct), context)
     forms = fold_each(codegen.form, functions.functions, context)
     copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}

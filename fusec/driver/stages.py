@@ -23,6 +23,7 @@ from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
+from fusec.codegen.triton.rules import GUARDS
 from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, printed, verify
 from fusec.driver.trace import Trace
@@ -55,12 +56,11 @@ from fusec.passes.fusion.split_loop import split_loops
 from fusec.passes.fusion.store_parts import store_parts
 from fusec.passes.graph.chunk import chunk, cut_loops
 from fusec.passes.graph.dead_code import dead_code
-from fusec.passes.graph.eager_rounding import round_as_eager
 from fusec.passes.graph.inline import inline
 from fusec.passes.graph.recompute import recompute_wide
 from fusec.passes.graph.row_parts import sum_rows_by_parts
 from fusec.passes.graph.share import merge_equal
-from fusec.passes.graph.simplify import simplify
+from fusec.passes.graph.simplify import round_as_eager, simplify
 from fusec.passes.graph.split_reduction import split_reduction
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.masks import mask_by_infinity
@@ -562,7 +562,7 @@ LOWER = (
         _plan,
         "FlatKernel",
         "Plan",
-        needs=("coalesce",),
+        needs=("guard_gathers",),
     ),
     Stage(
         "lower",
@@ -583,7 +583,7 @@ def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
         form: the last ones, of a target's printer; by default those of all printers.
     """
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, *LOWER, *FUNCTIONS, *form)
+    programs = (*KERNEL, *GUARDS, *LOWER, *FUNCTIONS, *form)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner

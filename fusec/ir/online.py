@@ -24,7 +24,7 @@ from fusec.ir.expr import Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis
 from fusec.ir.linear import dependents, terms
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import Rules
 
 Scale: TypeAlias = tuple[str, float]
 """How scores are scaled: ("mul", k) or ("div", k), with k positive."""
@@ -93,28 +93,32 @@ def merged(total: Expr, scale: Scale, top: Expr, maximum: Expr) -> Expr:
     return Select(nothing, Const(0, total.dtype), whole)
 
 
-def scale_after_maximum(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with positive factors moved out of maxima and of masks by -inf.
+def scale_outside_mask(node: Select) -> Expr:
+    """``where(c, x * k, -inf)`` is ``where(c, x, -inf) * k``, for a positive k."""
+    match node:
+        case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
+            score, scale = unscaled(a)
+            return scaled(Select(c, score, node.other), scale)
+        case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
+            score, scale = unscaled(b)
+            return scaled(Select(c, node.then, score), scale)
+    return node
 
-    Values are equal to the last bit. The maximum is then scaled once per row instead of once per
-    score, and the scores' factor can be merged with that of the logarithm's base
-    (``codegen/triton/base_two.py``).
+
+def scale_outside_maximum(node: Reduce) -> Expr:
+    """``max(n: x * k)`` is ``max(n: x) * k``, to the last bit, for a positive k.
+
+    The maximum is then scaled once per row instead of once per score, and the scores' factor can be
+    merged with that of the logarithm's base (``codegen/triton/base_two.py``).
     """
-
-    def rule(node: Expr) -> Expr:
-        match node:
-            case Select(condition=c, then=a, other=Const(value=value)) if value == -math.inf:
-                score, scale = unscaled(a)
-                return scaled(Select(c, score, node.other), scale)
-            case Select(condition=c, then=Const(value=value), other=b) if value == -math.inf:
-                score, scale = unscaled(b)
-                return scaled(Select(c, node.then, score), scale)
-            case Reduce(monoid=monoid, body=body) if monoid is MAX and node.dtype.is_float:
-                score, scale = unscaled(body)
-                return scaled(Reduce(MAX, node.over, score), scale)
+    if node.monoid is not MAX or not node.dtype.is_float:
         return node
+    score, scale = unscaled(node.body)
+    return scaled(Reduce(MAX, node.over, score), scale)
 
-    return rewrite(roots, rule)
+
+SCALE_RULES = Rules((scale_outside_mask, Select), (scale_outside_maximum, Reduce))
+"""Rules that move positive factors out of maxima, and out of masks by minus infinity."""
 
 
 def unscaled(node: Expr) -> tuple[Expr, Scale]:
@@ -145,29 +149,29 @@ def _at_most(score: Expr, top: Expr, held: frozenset[Expr]) -> bool:
     return True
 
 
-def factor_out(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Return the expressions with loop-invariant divisors and factors moved out of their sums.
+def factor_outside_sum(node: Reduce) -> Expr:
+    """``sum(n: exp(s - m) / l * v)`` is ``sum(n: exp(s - m) * v) / l``, as l does not vary along n.
 
-    An invariant condition whose other branch is 0, for fully masked rows, is moved out as well.
-    Only sums that become linear in an ``exp(s - m)`` by it are changed: elsewhere a division rounds
-    where the user wrote it. A rounding to 16 bits moves to the value before the division.
+    Factors move likewise, and conditions whose other branch is 0, for fully masked rows. Only sums
+    that become linear in an ``exp(s - m)`` by it are changed: elsewhere a division rounds where the
+    user wrote it. A rounding to 16 bits moves to the value before the division.
     """
+    if node.monoid is not SUM or not node.dtype.is_float:
+        return node
+    body, outside = _split(node.body, frozenset(node.over))
+    if not outside:
+        return node
+    inner = Reduce(SUM, node.over, body)
+    if inner not in find_row_maxima((inner,)):
+        return node
+    result: Expr = inner
+    for around in outside:
+        result = around(result)
+    return result
 
-    def hoisted(node: Expr) -> Expr:
-        if not isinstance(node, Reduce) or node.monoid is not SUM or not node.dtype.is_float:
-            return node
-        body, outside = _split(node.body, frozenset(node.over))
-        if not outside:
-            return node
-        inner = Reduce(SUM, node.over, body)
-        if inner not in find_row_maxima((inner,)):
-            return node
-        result: Expr = inner
-        for around in outside:
-            result = around(result)
-        return result
 
-    return rewrite(roots, hoisted)
+ONLINE_RULES = Rules((factor_outside_sum, Reduce))
+"""Rules by which a sum can run in the loop of its maximum."""
 
 
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:

@@ -1,14 +1,17 @@
 """Rewriting expressions bottom-up, once per distinct node.
 
 ``rewrite(roots, rule)`` replaces each node, whose children are rewritten already, by the result of
-``rule``. Memoised on identity and iterative: deep chains are no problem.
+``rule``. ``Normalizer`` applies a list of ``Rules`` until none changes anything. Both are memoised
+on identity and iterative: deep chains are no problem.
+
+Worked example: with the rule that ``x * 1`` is x, ``(a * 1) * 1`` becomes a.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from fusec.ir.definition import NOWHERE, Def
 from fusec.ir.dtype import BOOL, I64
@@ -33,12 +36,57 @@ from fusec.ir.expr import (
 from fusec.ir.index import Axis, Index, Runtime, index, is_nonnegative
 from fusec.ir.scalar import CHECKED
 
-Rule = Callable[[Expr], Expr]
+Rule: TypeAlias = Callable[[Expr], Expr]
+"""Returns what replaces a node; the node itself where there is nothing to rewrite."""
 
 
-def rewrite(roots: tuple[Expr, ...], rule: Rule) -> tuple[Expr, ...]:
-    """Return the roots with ``rule`` applied to each node; the same objects if nothing changed."""
-    return Rewriter(rule)(roots)
+class Rules:
+    """An ordered list of rules, each with the kinds of nodes that it may rewrite.
+
+    Args:
+        rows: a rule, then classes of nodes or names of operations.
+    """
+
+    def __init__(self, *rows: tuple[Any, ...]) -> None:
+        self.rows = rows
+        self.of: dict[type | str, tuple[Rule, ...]] = {}
+        for rule, *kinds in rows:
+            for kind in kinds:
+                self.of[kind] = (*self.of.get(kind, ()), rule)
+
+    def __call__(self, node: Expr) -> Expr:
+        """Return the result of the first rule that rewrites a node; the node if none does."""
+        for rule in self.of.get(node.name if isinstance(node, Op) else type(node), ()):
+            found = rule(node)
+            if found is not node:
+                return found
+        return node
+
+
+def rewrite(
+    roots: tuple[Expr, ...], rule: Rule, known: dict[Expr, Expr] | None = None
+) -> tuple[Expr, ...]:
+    """Return the roots with ``rule`` applied to each node; the same objects if nothing changed.
+
+    Args:
+        known: node -> its result, of earlier calls; those of this call are added.
+    """
+    new = {} if known is None else known
+    stack: list[tuple[Expr, tuple[Expr, ...] | None]] = [(r, None) for r in reversed(roots)]
+    while stack:
+        node, below = stack.pop()
+        if node in new:
+            continue
+        if below is None:
+            below = children(node)
+            waiting = [(child, None) for child in below if child not in new]
+            if waiting:
+                stack.append((node, below))
+                stack += waiting
+                continue
+        changed = any(new[child] is not child for child in below)
+        new[node] = rule(rebuild(node, new, None) if changed else node)
+    return tuple(new[root] for root in roots)
 
 
 class Rewriter:
@@ -55,22 +103,29 @@ class Rewriter:
         self.new: dict[Expr, Expr] = {}
 
     def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        new = self.new
-        stack: list[tuple[Expr, tuple[Expr, ...] | None]] = [(r, None) for r in reversed(roots)]
-        while stack:
-            node, below = stack.pop()
-            if node in new:
-                continue
-            if below is None:
-                below = children(node)
-                waiting = [(child, None) for child in below if child not in new]
-                if waiting:
-                    stack.append((node, below))
-                    stack += waiting
-                    continue
-            changed = any(new[child] is not child for child in below)
-            new[node] = self.rule(rebuild(node, new, None) if changed else node)
-        return tuple(new[root] for root in roots)
+        return rewrite(roots, self.rule, self.new)
+
+
+class Normalizer(Rewriter):
+    """A memoising rewriter to a fixed point: what a rule returns is rewritten in its turn."""
+
+    __slots__ = ("rules",)
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self.rules = rules.of
+
+    def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return rewrite(roots, self._normal, self.new)
+
+    def _normal(self, node: Expr) -> Expr:
+        for rule in self.rules.get(node.name if isinstance(node, Op) else type(node), ()):
+            found = rule(node)
+            if found is not node:
+                self.new[node] = self((found,))[0]
+                return self.new[node]
+        self.new[node] = node
+        return node
 
 
 def reading(instead: Mapping[Buffer, Buffer]) -> Rule:

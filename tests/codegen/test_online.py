@@ -13,7 +13,8 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.online import factor_out, find_row_maxima, scale_after_maximum, scale_of
+from fusec.ir.online import ONLINE_RULES, SCALE_RULES, find_row_maxima, scale_of
+from fusec.ir.rewrite import rewrite
 from fusec.ir.strides import contiguous_strides
 from tests.support import check, tune, values
 
@@ -85,7 +86,7 @@ def test_a_positive_factor_leaves_the_maximum_and_the_mask():
     scaled = Op("mul", (row.score, Const(0.25, F32)))
     score = Select(row.keep, scaled, LOWEST)
     total = Reduce(SUM, (row.n,), _above(score, row.top(score)))
-    (after,) = scale_after_maximum((total,))
+    (after,) = rewrite((total,), SCALE_RULES)
     (top,) = find_row_maxima((after,)).values()
     assert top is row.top(row.masked)
     assert scale_of(after, top) == ("mul", 0.25)
@@ -102,7 +103,7 @@ def test_a_condition_of_the_row_leaves_its_sum(shown: bool):
     branches = (Op("div", (weight, total)), zero)
     chosen = Select(hidden, *(branches if shown else branches[::-1]))
     v = row.load("v")
-    (after,) = factor_out((Reduce(SUM, (row.n,), Op("mul", (chosen, v))),))
+    (after,) = rewrite((Reduce(SUM, (row.n,), Op("mul", (chosen, v))),), ONLINE_RULES)
     assert isinstance(after, Select)
     assert after.condition is hidden
     inner, other = (after.then, after.other) if shown else (after.other, after.then)
@@ -115,14 +116,14 @@ def test_a_condition_of_each_term_stays_in_its_sum():
     row = _Row()
     weight = Select(row.keep, _above(row.score, row.top(row.score)), Const(0.0, F32))
     total = Reduce(SUM, (row.n,), Op("mul", (weight, row.load("v"))))
-    assert factor_out((total,)) == (total,)
+    assert rewrite((total,), ONLINE_RULES) == (total,)
 
 
 @pytest.mark.parametrize("factor", (-0.25, 0.0, float("inf"), float("nan"), 1e-40))
 def test_a_factor_that_may_turn_or_lose_the_order_stays(factor: float):
     row = _Row()
     top = row.top(Op("mul", (row.score, Const(factor, F32))))
-    assert scale_after_maximum((top,)) == (top,)
+    assert rewrite((top,), SCALE_RULES) == (top,)
 
 
 def test_sums_of_two_temperatures_beside_one_maximum():

@@ -95,7 +95,7 @@ def check_pipeline(
 def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
     """Return the verified program of each kernel."""
     flat = flat_kernels(all_launches(schedule), context(target))
-    return dict(fold_each(LOWER, flat, context(target)))
+    return dict(fold_each((*target.codegen.flat, *LOWER), flat, context(target)))
 
 
 def run_programs(

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from fusec.codegen.lowering.layout import Layout, below
-from fusec.codegen.lowering.peephole import uniform_comparisons
 from fusec.errors import InternalError
 from fusec.ir.combine import State, folded, identities
 from fusec.ir.contraction import Factors, cut_factors
@@ -40,11 +40,35 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
 from fusec.ir.names import Names
-from fusec.ir.online import find_row_maxima, scale_after_maximum
+from fusec.ir.online import SCALE_RULES, find_row_maxima
 from fusec.ir.program import Let, Statement
-from fusec.ir.rewrite import checked_where, is_checked, rewrite
+from fusec.ir.rewrite import Rules, checked_where, is_checked, rewrite
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
+
+
+def uniform_comparison(node: Op, lanes: tuple[Axis, ...]) -> Expr:
+    """``co*16 + ci < 32`` is ``co < 2``: what all lanes of a tile agree on is a scalar.
+
+    The halves of a rotary embedding, a cat or a pad at a multiple of the tile then branch once a
+    tile, and their loads stay contiguous.
+    """
+    left, right = node.args
+    if not isinstance(left, IndexValue) or not isinstance(right, IndexValue):
+        return node
+    # a < b is a - b < 0; flooring the quotient by the tile's width keeps the sign.
+    before = difference = left.index - right.index
+    for lane in lanes:
+        if lane not in difference.axes:
+            continue
+        rest = difference - index(lane)
+        tiles = rest // lane.extent
+        if lane in rest.axes or tiles * lane.extent is not rest or lane in tiles.axes:
+            return node
+        difference = tiles
+    if difference is before:
+        return node
+    return Op(node.name, (IndexValue(difference, left.dtype), IndexValue(index(0), left.dtype)))
 
 
 @dataclass(slots=True, eq=False)
@@ -76,10 +100,9 @@ class Values:
         self.serial = 0
         self.running: dict[Reduce, tuple[Expr, ...]] = {}
         cut = self.layout.cut
-        cut_up = kernel.substitute(cut).map(
-            lambda exprs: uniform_comparisons(exprs, tuple(self.lanes))
-        )
-        cut_up = cut_up.map(scale_after_maximum) if plan.online else cut_up
+        uniform = Rules((partial(uniform_comparison, lanes=tuple(self.lanes)), "lt", "ge"))
+        cut_up = kernel.substitute(cut).map(lambda exprs: rewrite(exprs, uniform))
+        cut_up = cut_up.map(lambda exprs: rewrite(exprs, SCALE_RULES)) if plan.online else cut_up
         self.dots: dict[Reduce, tuple[Factors, ...]] = {}
         cut_up = cut_up.map(self._join_products) if plan.dots else cut_up
         self.stores, self.labels = cut_up.stores, dict(cut_up.labels)

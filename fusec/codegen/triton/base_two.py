@@ -13,7 +13,9 @@ exponent is rounded once instead of twice, and at another operation.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fusec.ir.dtype import F32
@@ -38,75 +40,48 @@ def base_two(program: Program, approximate: frozenset[Var]) -> Program:
 
     If the exponent is a tile minus a value with fewer lanes, both operands are scaled by L.
     """
-    rewriter = _Rewriter(program, approximate)
-    return replace(program, body=map_statements(program.body, rewriter.rewritten))
+    named = [s for s in statements(program.body) if isinstance(s, Let | Carry)]
+    names = Names(s.var.name for s in named)
+    serials = itertools.count(1 + max((s.var.serial for s in named), default=0))
+    values: dict[Expr, Expr] = {s.var: s.value for s in named if isinstance(s, Let)}
 
+    def rewritten(statement: Statement) -> list[Statement]:
+        lets: list[Statement] = []
 
-_NAMES = Let | Carry
+        def let(name: str, value: Expr) -> Var:
+            var = Var(names.new(f"v_{name}"), value.dtype, value.axes, next(serials))
+            lets.append(Let(var, value))
+            return var
 
-
-class _Rewriter:
-    def __init__(self, program: Program, approximate: frozenset[Var]) -> None:
-        lets = [s for s in statements(program.body) if isinstance(s, Let)]
-        self.approximate = approximate
-        self.values: dict[Expr, Expr] = {s.var: s.value for s in lets}
-        self.serial = max((s.var.serial for s in lets), default=0)
-        self.names = Names(s.var.name for s in statements(program.body) if isinstance(s, _NAMES))
-
-    def rewritten(self, statement: Statement) -> tuple[Statement, ...]:
-        """Return an approximate exponential as statements with ``exp2``; others unchanged."""
         match statement:
-            case Let(var=var, value=Op(name="exp", args=(Var() as power,))) if (
-                var in self.approximate
-            ):
-                lets = self.power(power)
-                return (*lets, Let(var, Op("exp2", (lets[-1].var,))))
-            case _:
-                return (statement,)
+            case Let(var=var, value=Op(name="exp", args=(Var() as power,))) if var in approximate:
+                value = Op("exp2", (_exponent(power, values, let),))
+                return [*lets, Let(var, value)]
+        return [statement]
 
-    def power(self, power: Var) -> tuple[Let, ...]:
-        """Return statements that compute an exponent of e times L; the last defines it."""
-        match self.values.get(power):
-            case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
-                return self.difference(score, base)
-            case _:
-                value, factor = self.unscaled(power)
-                return (self.let("power", Op("mul", (value, Const(factor * LOG2_E, F32))), value),)
+    return replace(program, body=map_statements(program.body, rewritten))
 
-    def difference(self, score: Var, base: Var) -> tuple[Let, ...]:
-        """Return statements that compute ``score*(k*L) - base*L``; the last defines it."""
-        value, factor = self.unscaled(score)
-        if isinstance(self.values.get(value), Dot):  # nothing is masked
-            steps: tuple[Let, ...] = ()
+
+def _exponent(power: Var, values: Mapping[Expr, Expr], let: Callable[[str, Expr], Var]) -> Var:
+    """Return an exponent of e times L; ``let`` names the values that it is computed from."""
+    match values.get(power):
+        case Op(name="sub", args=(Var() as score, Var() as base)) if base.axes < score.axes:
+            value, factor = _unscaled(score, values)
             by: Expr = Const(factor * LOG2_E, F32)
             logarithm: Expr = Const(LOG2_E, F32)
-        else:
-            steps = self.factors(base, factor)
-            by, logarithm = (s.var for s in steps[-2:])
-        left = self.let("score", Op("mul", (value, by)), value)
-        right = self.let("base", Op("mul", (base, logarithm)), base)
-        return (*steps, left, right, self.let("power", Op("sub", (left.var, right.var)), value))
+            if not isinstance(values.get(value), Dot):  # it may be masked
+                huge = let("huge", Op("gt", (let("size", Op("abs", (base,))), Const(HUGE, F32))))
+                by = let("factor", Select(huge, Const(factor, F32), by))
+                logarithm = let("log2_e", Select(huge, Const(1.0, F32), logarithm))
+            scaled = let("score", Op("mul", (value, by))), let("base", Op("mul", (base, logarithm)))
+            return let("power", Op("sub", scaled))
+    value, factor = _unscaled(power, values)
+    return let("power", Op("mul", (value, Const(factor * LOG2_E, F32))))
 
-    def factors(self, base: Var, factor: float) -> tuple[Let, ...]:
-        """Return statements whose last two define k*L and L, or k and 1 in rows above ``HUGE``."""
-        size = self.let("size", Op("abs", (base,)), base)
-        huge = self.let("huge", Op("gt", (size.var, Const(HUGE, F32))), base)
-        pair = (("factor", factor), ("log2_e", 1.0))
-        chosen = (
-            self.let(name, Select(huge.var, Const(k, F32), Const(k * LOG2_E, F32)), base)
-            for name, k in pair
-        )
-        return (size, huge, *chosen)
 
-    def unscaled(self, value: Var) -> tuple[Var, float]:
-        """Return x and k if a value is ``x*k`` with a constant k, else the value and 1."""
-        given = self.values.get(value)
-        if given is not None:
-            inner, (kind, k) = unscaled(given)
-            if isinstance(inner, Var) and inner.axes == value.axes:
-                return inner, k if kind == "mul" else 1 / k
-        return value, 1.0
-
-    def let(self, name: str, value: Expr, like: Var) -> Let:
-        self.serial += 1
-        return Let(Var(self.names.new(f"v_{name}"), value.dtype, like.axes, self.serial), value)
+def _unscaled(value: Var, values: Mapping[Expr, Expr]) -> tuple[Var, float]:
+    """Return x and k if a value is ``x*k`` with a constant k, else the value and 1."""
+    inner, (kind, k) = unscaled(values.get(value, value))
+    if isinstance(inner, Var) and inner.axes == value.axes:
+        return inner, k if kind == "mul" else 1 / k
+    return value, 1.0

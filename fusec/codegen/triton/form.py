@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen.lowering.gather_guards import guard_gathers
 from fusec.codegen.lowering.orient import has_dots, orient
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.codegen.triton.base_two import base_two
@@ -85,14 +84,6 @@ FORM = (
         "base_two",
         "turn exponentials into powers of two, with log2(e) in the scale",
         _base_two,
-        "Program",
-        "Program",
-        needs=("parametrize",),
-    ),
-    Stage(
-        "guard_gathers",
-        "mask loads whose index was read from memory where it is out of range",
-        lambda program, context: guard_gathers(program),
         "Program",
         "Program",
         needs=("parametrize",),

@@ -15,7 +15,7 @@ from fusec.ir.expr import Expr, IndexValue, Load, Reduce
 from fusec.ir.graph import FlatKernel, Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
-from fusec.passes.graph.simplify import repeated
+from fusec.passes.graph.simplify import repeated_body
 
 
 def coalesce(kernel: Kernel) -> FlatKernel:
@@ -42,7 +42,7 @@ def flatten(kernel: Kernel) -> FlatKernel:
         if isinstance(node, Load) and node.buffer.base is node.buffer:
             return Load(node.buffer.flat(), (node.buffer.offset(node.indices),), node.guard)
         # A flat offset with a stride of 0 does not vary along that axis: drop it from reductions.
-        return repeated(node) if isinstance(node, Reduce) else node
+        return repeated_body(node) if isinstance(node, Reduce) else node
 
     kernel = kernel.map(lambda exprs: rewrite(exprs, flat))
     stores = (Store(s.buffer.flat(), (s.buffer.offset(s.indices),), s.expr) for s in kernel.stores)

@@ -41,7 +41,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, index, is_in_range, is_nonnegative
 from fusec.ir.monoid import MAX
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import Rules, rewrite
 
 LOWEST = -1e38
 """Constants at or below this are masks. A matrix product that is as low has overflowed."""
@@ -52,23 +52,32 @@ _KEEPS_SCORES = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "round_f16
 def mask_by_infinity(kernel: Kernel) -> Kernel:
     """Return the kernel with its softmaxes masked by minus infinity where the result is equal."""
     return kernel.map(
-        lambda roots: rewrite(roots, _rule) if any(map(_is_mask, postorder(roots))) else roots
+        lambda roots: rewrite(roots, MASK_RULES) if any(map(_is_mask, postorder(roots))) else roots
     )
+
+
+def masked_maximum(node: Reduce) -> Expr:
+    """``max(n: where(n > m, -3.4e38, s))`` is ``max(n: where(n > m, -inf, s))``."""
+    if node.monoid is not MAX or not node.dtype.is_float:
+        return node
+    return Reduce(MAX, node.over, _masked(node.body, frozenset(node.over)))
+
+
+def masked_exponential(node: Op) -> Expr:
+    """``exp(where(n > m, -3.4e38, s) - top)`` is ``exp(where(n > m, -inf, s) - top)``."""
+    match node.args:
+        case (Op(name="sub", args=(scores, top)),) if scores.axes > top.axes and not any(
+            map(_is_mask, postorder((top,)))
+        ):
+            return Op("exp", (Op("sub", (_masked(scores, scores.axes - top.axes), top)),))
+    return node
+
+
+MASK_RULES = Rules((masked_maximum, Reduce), (masked_exponential, "exp"))
 
 
 def _is_mask(node: Expr) -> bool:
     return isinstance(node, Const) and node.dtype.is_float and -math.inf < node.value <= LOWEST
-
-
-def _rule(node: Expr) -> Expr:
-    match node:
-        case Reduce(monoid=monoid, over=over, body=body) if monoid is MAX and node.dtype.is_float:
-            return Reduce(MAX, over, _masked(body, frozenset(over)))
-        case Op(name="exp", args=(Op(name="sub", args=(scores, top)),)) if (
-            scores.axes > top.axes and not any(map(_is_mask, postorder((top,))))
-        ):
-            return Op("exp", (Op("sub", (_masked(scores, scores.axes - top.axes), top)),))
-    return node
 
 
 def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:

@@ -10,10 +10,11 @@ Worked example: ``sum(n: round(exp(s - m) / l) * v)`` becomes ``sum(n: round(exp
 from __future__ import annotations
 
 from fusec.ir.graph import Kernel
-from fusec.ir.online import factor_out
+from fusec.ir.online import ONLINE_RULES
+from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import rounding_dropper
 
 
 def online_softmax(kernel: Kernel) -> Kernel:
     """Return the kernel with divisors moved out of sums that can then be computed online."""
-    return kernel.map(lambda exprs: rounding_dropper()(factor_out(exprs)))
+    return kernel.map(lambda exprs: rounding_dropper()(rewrite(exprs, ONLINE_RULES)))

@@ -17,7 +17,7 @@ def test_a_gather_is_masked_in_a_triton_kernel() -> None:
     x, i = torch.randn(40, 64), torch.randint(40, (8,))
     (kernel,) = fusec.kernels(gathered, x, i, target="sm_90")
     (load,) = [line for line in kernel.source.splitlines() if "tl.load(arg0_1" in line]
-    assert "mask=v_inside" in load
+    assert "mask=v_" in load
     check(gathered, x, i, backend="triton_interpreter")
 
 
@@ -33,4 +33,5 @@ def test_a_position_needs_no_mask() -> None:
     (kernel,) = fusec.kernels(
         lambda x: x[torch.arange(32)] * 2, torch.randn(32, 64), target="sm_90"
     )
-    assert "v_inside" not in kernel.source
+    (load,) = [line for line in kernel.source.splitlines() if "tl.load(" in line]
+    assert "mask=" not in load
