@@ -36,6 +36,7 @@ DEFINITIONS = {
         "codegen/triton/base_two": {"HUGE"},
         "frontend/ops/activations": {"_TANH_CUBE"},
         "ir/online": {"LEAST", "ONE"},
+        "passes/graph/simplify": {"_NEUTRAL"},
         "passes/kernel/masks": {"LOWEST"},
     },
     "a name for a position, a count or a case": {
