@@ -30,10 +30,9 @@ import json
 import keyword
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusec.codegen.host.runs import RunCode, run_codes
 from fusec.errors import InternalError
@@ -79,9 +78,8 @@ _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedStatement:
-    """One statement as Python.
+class PrintedStatement(NamedTuple):
+    """One statement as Python, and as a row of JSON.
 
     Attributes:
         text: its lines; of the last statement, the expression that is returned.
@@ -91,9 +89,9 @@ class PrintedStatement:
     """
 
     text: str
-    launch: str = ""
-    kernel: str | None = None
-    stored: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    launch: str
+    kernel: str | None
+    stored: Mapping[str, tuple[str, int | None]]
 
 
 class _Wrapper:
@@ -114,7 +112,7 @@ class _Wrapper:
         self.lines: list[str] = []
         self.printed: list[PrintedStatement] = []
         self.read = {b for step in program.steps for b in step.reads} | set(program.graph.returned)
-        self.last_write = self._last_writes()
+        self.last_write = self._last_writes() if watched else {}
 
     def _last_writes(self) -> dict[Buffer, Step]:
         """Return buffer -> the last step that writes it, entirely or in part."""
@@ -474,6 +472,4 @@ def print_statements(
         programs, code: as of ``print_wrapper``.
         watched: buffer -> the node whose value it holds, for buffers that are to be compared.
     """
-    functions = _Wrapper(program, programs, code, {}, watched).functions()
-    rows = {name: [astuple(one) for one in printed] for name, printed in functions.items()}
-    return json.dumps(rows)
+    return json.dumps(_Wrapper(program, programs, code, {}, watched).functions())
