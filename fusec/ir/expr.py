@@ -572,13 +572,23 @@ def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
     return substitute_all((root,), mapping)[0]
 
 
-def substitute_all(roots: tuple[Expr, ...], mapping: Mapping[Axis, Index]) -> tuple[Expr, ...]:
-    """``substitute_axes`` for several expressions at once, so that shared nodes stay shared."""
+def substitute_all(
+    roots: tuple[Expr, ...],
+    mapping: Mapping[Axis, Index],
+    known: Mapping[Expr, Expr] | None = None,
+) -> tuple[Expr, ...]:
+    """``substitute_axes`` for several expressions at once, so that shared nodes stay shared.
+
+    Args:
+        known: node -> its result; nodes below it are not visited.
+    """
     if not mapping:
         return roots
-    new: dict[Expr, Expr] = {}
+    new = dict(known or {})
     moved = mapping.keys()
-    for node in postorder(roots):
-        stays = moved.isdisjoint(node.named) and all(new[c] is c for c in node.children)
-        new[node] = node if stays else rebuild(node, new, mapping)
+    nodes = reach(roots, lambda n: () if n in known else n.children) if known else postorder(roots)
+    for node in nodes:
+        if node not in new:
+            stays = moved.isdisjoint(node.named) and all(new[c] is c for c in node.children)
+            new[node] = node if stays else rebuild(node, new, mapping)
     return tuple(new[root] for root in roots)

@@ -189,12 +189,10 @@ def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:
         case Op(name="mul", args=(a, b)):
             left, outside = _split(a, over)
             right, more = _split(b, over)
-            if not outside and not more:
-                return root, []
             return Op("mul", (left, right)), [*outside, *more]
-        case Op(name="round_f16" | "round_bf16", args=(a,)):
+        case Op(name="round_f16" | "round_bf16" as name, args=(a,)):
             rest, outside = _split(a, over)
-            return (Op(root.name, (rest,)), outside) if outside else (root, [])
+            return Op(name, (rest,)), outside
         case _:
             return root, []
     rest, outside = _split(inner, over)

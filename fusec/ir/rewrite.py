@@ -23,7 +23,6 @@ from fusec.ir.expr import (
     Op,
     Reduce,
     Select,
-    Var,
     as_value,
     both,
     cast,
@@ -32,6 +31,8 @@ from fusec.ir.expr import (
     loads,
     postorder,
     rebuild,
+    reductions,
+    substitute_all,
 )
 from fusec.ir.index import Axis, Index, Runtime, index, is_nonnegative
 from fusec.ir.scalar import CHECKED
@@ -89,31 +90,18 @@ def rewrite(
     return tuple(new[root] for root in roots)
 
 
-class Rewriter:
-    """``rewrite`` by one rule, memoised across calls.
+class Normalizer:
+    """Rewrite by a list of rules until none applies: what a rule returns is rewritten in its turn.
 
-    The rule must depend on the node alone. A chain that grows by one operation per call then costs
-    one visit per call, not one for each operation in it.
+    Memoised across calls: a chain that grows by one operation per call costs one visit per call,
+    not one for each operation in it.
     """
 
-    __slots__ = ("new", "rule")
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.new: dict[Expr, Expr] = {}
-
-    def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return rewrite(roots, self.rule, self.new)
-
-
-class Normalizer(Rewriter):
-    """A memoising rewriter to a fixed point: what a rule returns is rewritten in its turn."""
-
-    __slots__ = ("rules",)
+    __slots__ = ("new", "rules")
 
     def __init__(self, rules: Rules) -> None:
-        super().__init__(rules)
         self.rules = rules.of
+        self.new: dict[Expr, Expr] = {}
 
     def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return rewrite(roots, self._normal, self.new)
@@ -142,30 +130,6 @@ def reading(instead: Mapping[Buffer, Buffer]) -> Rule:
     return rule
 
 
-def around_reductions(
-    body: Expr, held: Callable[[Reduce], bool], change: Callable[[Expr], Expr]
-) -> Expr:
-    """Return ``change(body)`` with the outermost reductions for which ``held`` is true left alone.
-
-    After unification the bound axis of a row's sum is the axis of the row's elements: a plain
-    substitution, or a guard along that axis, would be captured by the sum.
-    """
-    names: dict[Expr, Expr] = {}
-
-    def hold(node: Expr) -> Expr:
-        if isinstance(node, Reduce) and held(node):
-            name = Var("held", node.dtype, node.axes, -1 - len(names))
-            names[name] = node
-            return name
-        return node
-
-    (open_body,) = rewrite((body,), hold)
-    changed = change(open_body)
-    while not names.keys().isdisjoint(postorder((changed,))):
-        (changed,) = rewrite((changed,), lambda node: names.get(node, node))
-    return changed
-
-
 def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     """Return the value of ``expr`` where ``guard`` holds and 0 elsewhere, its loads guarded too.
 
@@ -174,18 +138,14 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     if guard is None:
         return expr
     condition = guard
-    if any(
-        isinstance(n, Reduce) and not condition.axes.isdisjoint(n.over) for n in postorder((expr,))
-    ):
+    kept: dict[Expr, Expr] = {}
+    if any(not condition.axes.isdisjoint(n.over) for n in reductions(expr)):
         # A reduction that does not vary along the guarded axes does not need the guard; one that
         # does gets fresh bound axes, or it would capture the guard's. So does a reduction that
         # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
-        return around_reductions(
-            expr,
-            lambda n: n.axes.isdisjoint(varying),
-            lambda body: with_guard(_fresh_bound_axes(body), condition),
-        )
+        kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
+        expr = _fresh_bound_axes(expr, kept)
 
     # The condition itself is computed everywhere, so that its nodes stay as they are.
     checks = any(map(is_checked, postorder((expr,))))
@@ -198,7 +158,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
             return Load(node.buffer, node.indices, both(node.guard, condition))
         return checked_where(condition, node) if is_checked(node) else node
 
-    (body,) = rewrite((expr,), guarded)
+    (body,) = rewrite((expr,), guarded, kept)
     if body.dtype is BOOL:
         return Op("and", (condition, body))
     return Select(condition, body, Const(0, body.dtype))
@@ -254,25 +214,25 @@ def _checked_by_loads(expr: Expr) -> Iterator[Runtime]:
 
 def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
     """Return the axes bound by those reductions that vary along ``axes``."""
-    reductions = (n for n in postorder((expr,)) if isinstance(n, Reduce))
-    return frozenset(a for n in reductions if not n.axes.isdisjoint(axes) for a in n.over)
+    varying = (n for n in reductions(expr) if not n.axes.isdisjoint(axes))
+    return frozenset(a for n in varying for a in n.over)
 
 
-def _fresh_bound_axes(expr: Expr) -> Expr:
-    """Return the expression with every reduction over fresh axes."""
+def _fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
+    """Return the expression with every reduction but those in ``kept`` over fresh axes."""
 
     def renamed(node: Expr) -> Expr:
         if not isinstance(node, Reduce):
             return node
         fresh = {a: Axis(a.name, a.extent, a.limit) for a in node.over}
         mapping = {a: index(b) for a, b in fresh.items()}
-        bodies = (body.substitute(mapping) for body in node.bodies)
+        bodies = substitute_all(node.bodies, mapping, kept)
         return Reduce(node.monoid, tuple(fresh.values()), *bodies)
 
-    return rewrite((expr,), renamed)[0]
+    return rewrite((expr,), renamed, dict(kept))[0]
 
 
-def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Rewriter) -> Def:
+def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Normalizer) -> Def:
     """Return a line with definitions inlined for its loads, at the loaded indices, simplified.
 
     Its origin includes those of the definitions.

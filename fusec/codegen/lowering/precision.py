@@ -28,144 +28,124 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fusec.ir.dtype import BF16, F16, F32
-from fusec.ir.expr import (
-    Cast,
-    Const,
-    Dot,
-    Expr,
-    Op,
-    Reduce,
-    Select,
-    Var,
-    children,
-    index_exprs,
-    reach,
-)
+from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, reach
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.program import Let, Program, Put, Statement, Update, reads, statements
+
+_Values = Mapping[Expr, Expr]
+_Uses = Mapping[Expr, list[Statement]]
 
 
 def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     """Return the f32 values whose every use ends in a conversion to a 16-bit float."""
-    values: set[Var] = set()
     exact: set[Expr] = set()
     feeds: dict[Expr, list[Expr]] = {}
+    uses: dict[Expr, list[Statement]] = {}
     body = list(statements(program.body))
+    named = [s for s in body if isinstance(s, Let | Update)]
     for statement in body:
         match statement:
-            case Let() | Update():
-                values.add(statement.var)
-                if _passes_on(statement.value):
-                    feeds.setdefault(statement.var, []).extend(children(statement.value))
-                elif not _rounds(statement.value):
-                    exact.update(children(statement.value))
+            case Let(value=value) | Update(value=value):
+                below = children(value)
+                if _passes_on(value):
+                    feeds.setdefault(statement.var, []).extend(below)
+                elif not _rounds(value):
+                    exact.update(below)
             case Put():
-                exact.add(statement.value)
-                exact.update(index_exprs(statement.offset))
-    seen = _sources(exact, feeds)
-    picked = (
-        child
-        for s in body
-        if isinstance(s, Let | Update) and s.var in seen and _is_extremum(s.value)
-        for child in children(s.value)
+                below = reads(statement)
+                exact.update(below)
+            case _:
+                continue
+        for value in below:
+            uses.setdefault(value, []).append(statement)
+
+    def sources(values: Iterable[Expr]) -> set[Expr]:
+        return set(reach(values, lambda value: feeds.get(value, ())))
+
+    seen = sources(exact)
+    picked = sources(
+        c for s in named if s.var in seen and _is_extremum(s.value) for c in children(s.value)
     )
-    weights = _weights(body) - exact - _sources(picked, feeds)
-    found = (v for v in values if v.dtype is F32 and (v not in seen or v in weights))
-    return frozenset(found) - _erf_near_zero(body)
+    values: dict[Expr, Expr] = {s.var: s.value for s in named}
+    weights = {s.var for s in named if _is_weight(s.var, values, uses)}
+    if weights:
+        weights |= {s.var for s in named if _rescales_sums(s.var, values, uses)}
+    cheap = {s.var for s in named if s.var not in seen} | weights - exact - picked
+    return frozenset(v for v in cheap if v.dtype is F32 and not _is_small_erf(v, values, uses))
 
 
-def _erf_near_zero(body: list[Statement]) -> frozenset[Var]:
-    """Return erf values used other than in a sum with a constant: near 0 they must be exact."""
-    named = [s for s in body if isinstance(s, Let | Update)]
-    erfs = {s.var for s in named if isinstance(s.value, Op) and s.value.name == "erf"}
-    return frozenset(v for s in named if not _adds_constant(s.value) for v in erfs if v in reads(s))
+def _is_small_erf(var: Var, values: _Values, uses: _Uses) -> bool:
+    """Return True for an erf used other than in a sum with a constant: it is exact near 0."""
+    others = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
+    return _is_op(values[var], "erf") and not all(_adds_constant(s.value) for s in others)
 
 
 def _adds_constant(value: Expr) -> bool:
-    sums = isinstance(value, Op) and value.name in ("add", "sub")
-    return sums and any(isinstance(arg, Const) for arg in children(value))
-
-
-def _sources(values: Iterable[Expr], feeds: Mapping[Expr, list[Expr]]) -> set[Expr]:
-    """Return values and their transitive operands in ``feeds``."""
-    return set(reach(values, lambda value: feeds.get(value, ())))
+    return _is_op(value, "add", "sub") and any(isinstance(arg, Const) for arg in children(value))
 
 
 def _is_extremum(value: Expr) -> bool:
     """Return True for a maximum or minimum: its result may be compared for exact equality."""
-    if isinstance(value, Reduce):
-        return value.monoid in (MAX, MIN)
-    return isinstance(value, Op) and value.name in ("maximum", "minimum")
+    picks = isinstance(value, Reduce) and value.monoid in (MAX, MIN)
+    return picks or _is_op(value, "maximum", "minimum")
 
 
-def _weights(body: list[Statement]) -> set[Expr]:
-    """Return each approximable ``exp(s - m)``, and the factors that rescale their sums."""
-    named: dict[Expr, Expr] = {}
-    readers: dict[Expr, list[Statement]] = {}
-    weights: set[Expr] = set()
-    rounded: set[Expr] = set()
-    factors: set[Expr] = set()
-    others: set[Expr] = set()
-    for statement in body:
-        if isinstance(statement, Let | Update | Put):
-            read = statement.value
-            for value in (read,) if isinstance(statement, Put) else children(read):
-                readers.setdefault(value, []).append(statement)
-        match statement:
-            case Update(var=sum_, value=Op(name="mul", args=(old, factor))) if old is sum_:
-                factors.add(factor)
-            case Let() | Update():
-                named[statement.var] = statement.value
-                (rounded if _rounds(statement.value) else others).update(children(statement.value))
-                if _is_weight(statement.value, named):
-                    weights.add(statement.var)
-    weights = {
-        w for w in weights if w in rounded or (_is_narrow(w, named) and _is_summed(w, readers))
-    }
-    grown = {f for f in factors - others if isinstance(v := named.get(f), Op) and v.name == "exp"}
-    return weights | grown if weights else set()
+def _is_weight(var: Var, values: _Values, uses: _Uses) -> bool:
+    """Return True for an ``exp(s - m)``, where m has fewer lanes than s, that may be approximate.
 
-
-def _is_weight(value: Expr, named: Mapping[Expr, Expr]) -> bool:
-    """Return True for ``exp(s - m)`` where m has fewer lanes than s."""
-    match value:
+    It is rounded, or it is only summed and its s had 16 bits.
+    """
+    match values[var]:
         case Op(name="exp", args=(power,)):
-            match named.get(power):
-                case Op(name="sub", args=(score, base)):
-                    return base.axes < score.axes
+            match values.get(power):
+                case Op(name="sub", args=(score, base)) if base.axes < score.axes:
+                    named = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
+                    rounded = any(_rounds(s.value) for s in named)
+                    return rounded or (_is_narrow(score, values) and _is_summed(var, uses))
     return False
 
 
-def _is_narrow(weight: Expr, named: Mapping[Expr, Expr]) -> bool:
-    """Return True for ``exp(s - m)`` whose s, possibly below selections, had 16 bits."""
-    power = named[weight]
-    assert isinstance(power, Op)
-    (score, _) = children(named[power.args[0]])
-    while isinstance(value := named.get(score), Select):
+def _rescales_sums(var: Var, values: _Values, uses: _Uses) -> bool:
+    """Return True for the exponential by which sums are rescaled when their maximum grows."""
+    if not _is_op(values[var], "exp"):
+        return False
+    for statement in uses.get(var, ()):
+        match statement:
+            case Update(var=total, value=Op(name="mul", args=(old, _))) if old is total:
+                continue
+        return False
+    return var in uses
+
+
+def _is_narrow(score: Expr, values: _Values) -> bool:
+    """Return True for a value that, possibly below selections, had 16 bits."""
+    while isinstance(value := values.get(score), Select):
         score = value.then
     return isinstance(value, Cast) and value.arg.dtype in (F16, BF16)
 
 
-def _is_summed(value: Expr, readers: Mapping[Expr, list[Statement]]) -> bool:
+def _is_summed(value: Expr, uses: _Uses) -> bool:
     """Return True if every use of a value, masked or not, is a term of a sum."""
-    for statement in readers.get(value, ()):
+    for statement in uses.get(value, ()):
         match statement:
             case Update(var=total, value=Op(name="add", args=(old, _))) if old is total:
                 continue
             case Let(value=Reduce(monoid=monoid)) if monoid is SUM:
                 continue
             case Let(var=masked, value=Select(condition=c)) if c is not value:
-                if not _is_summed(masked, readers):
-                    return False
-            case _:
-                return False
+                if _is_summed(masked, uses):
+                    continue
+        return False
     return True
 
 
+def _is_op(value: Expr, *names: str) -> bool:
+    return isinstance(value, Op) and value.name in names
+
+
 def _rounds(value: Expr) -> bool:
-    if isinstance(value, Op):
-        return value.name in ("round_f16", "round_bf16")
-    return isinstance(value, Cast) and value.dtype in (F16, BF16)
+    narrows = isinstance(value, Cast) and value.dtype in (F16, BF16)
+    return narrows or _is_op(value, "round_f16", "round_bf16")
 
 
 def _passes_on(value: Expr) -> bool:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, Reduce, loads, reductions
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, loads, reductions, substitute_all
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, mod
-from fusec.ir.rewrite import Rewriter, around_reductions, read_at, with_guard
+from fusec.ir.rewrite import Normalizer, read_at, rewrite, with_guard
 from fusec.ir.scalar import ROUND
 from fusec.passes.graph.simplify import rounding_dropper, simplifier
 
@@ -68,7 +68,7 @@ class Learned:
     cuts: dict[tuple[Axis, Index], tuple[Axis, Axis]] = field(default_factory=dict)
     values: dict[tuple[object, ...], tuple[Expr, Expr]] = field(default_factory=dict)
     inlined: dict[tuple[Load, Expr, _Places], Expr] = field(default_factory=dict)
-    simplify: Rewriter = field(default_factory=simplifier)
+    simplify: Normalizer = field(default_factory=simplifier)
     drop_rounding: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] = field(
         default_factory=rounding_dropper
     )
@@ -159,7 +159,7 @@ def _inlined(expr: Expr, seen: Mapping[Buffer, _Seen], learned: Learned) -> Expr
             value = learned.inlined[key] = with_guard(body, node.guard)
         return value
 
-    return Rewriter(inlined)((expr,))[0]
+    return rewrite((expr,), inlined)[0]
 
 
 def _recompute(body: Expr, own: _Places, wanted: _Places, buffer: Buffer) -> Expr:
@@ -178,12 +178,10 @@ def _recompute(body: Expr, own: _Places, wanted: _Places, buffer: Buffer) -> Exp
                 mapping[axis] = value
             rest = floordiv(rest, axis.extent)
 
-    def fixed(node: Reduce) -> bool:
-        if node.axes.isdisjoint(mapping):
-            return True
+    fixed: dict[Expr, Expr] = {node: node for node in reductions(body)}
+    if any(not node.axes.isdisjoint(mapping) for node in fixed):
         raise Rejection(buffer, " would be reduced again at another index")
-
-    return around_reductions(body, fixed, lambda opened: opened.substitute(mapping))
+    return substitute_all((body,), mapping, fixed)[0]
 
 
 def _rounded(expr: Expr) -> Expr:

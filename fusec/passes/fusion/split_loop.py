@@ -26,7 +26,7 @@ from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.online import find_row_maxima, merged, scale_of
-from fusec.ir.rewrite import Rewriter, rewrite
+from fusec.ir.rewrite import rewrite
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.graph.rfactor import cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
@@ -134,9 +134,8 @@ def _final(
             (found,), (top,) = bodies, states[row_max]
             bodies = [merged(found, scale_of(node, row_max), loaded[top], total[row_max])]
         total[node] = Reduce(node.monoid, (part,), *bodies)
-    outermost = Rewriter(lambda node: node)
-    outermost.new.update(total)  # the rewriter does not descend into memoised nodes
-    final = kernel.map(outermost)
+    # Known nodes are not descended into: the outermost reductions are replaced.
+    final = kernel.map(lambda roots: rewrite(roots, lambda node: node, dict(total)))
     used = axes_of(final.stores)
     inside = {a for s in final.stores for n in reductions(s.expr) for a in n.over}
     inside |= {a for a in kernel.inside if not all(a in axes_in(s.indices) for s in final.stores)}

@@ -25,6 +25,7 @@ from fusec.ir.expr import (
     Op,
     Reduce,
     Select,
+    as_value,
     axes_in,
     both,
     cast,
@@ -45,8 +46,8 @@ from fusec.ir.index import (
     least,
     most,
 )
-from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
-from fusec.ir.rewrite import Normalizer, Rewriter, Rules, is_checked, rewrite
+from fusec.ir.monoid import ALL, MAX, MIN, PROD, SUM, Monoid
+from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
 
@@ -55,7 +56,7 @@ def simplify(graph: Graph) -> Graph:
     return graph.map(simplifier())
 
 
-def simplifier() -> Rewriter:
+def simplifier() -> Normalizer:
     """Return a memoising simplifier: subexpressions that its arguments share stay shared."""
     return Normalizer(VALUE_RULES)
 
@@ -76,7 +77,7 @@ def round_as_eager(graph: Graph) -> Graph:
     It runs once, after capture, for ``precision="eager"``. ``simplify`` keeps ``round_*`` when the
     producer is substituted; in kernels, the roundings of loaded values are dropped again.
     """
-    return graph.map(Rewriter(EAGER_RULES))
+    return graph.map(lambda exprs: rewrite(exprs, EAGER_RULES))
 
 
 def _unrounded(root: Expr) -> Expr:
@@ -391,13 +392,10 @@ def repeated_body(node: Reduce) -> Expr:
 
 def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
     """Return the reduction of a constant along an axis, which is empty if its limit is below 1."""
-    times = cast(IndexValue(axis.extent), value.dtype)
+    runs = as_value(axis.extent)
     if axis.limit is not None:
-        runs = (IndexValue(axis.limit), IndexValue(axis.extent))
-        times = cast(Op("minimum", runs), value.dtype)
-    elif axis.extent.is_constant:
-        times = Const(axis.extent.const, value.dtype)
-    result = Op("mul", (value, times)) if monoid is SUM else value
+        runs = Op("minimum", (IndexValue(axis.limit), IndexValue(axis.extent)))
+    result = Op("mul", (value, cast(runs, value.dtype))) if monoid is SUM else value
     if axis.limit is None or is_nonnegative(axis.limit - 1):
         return result
     some = Op("gt", (IndexValue(axis.limit), Const(0, I64)))
@@ -413,17 +411,15 @@ def one_hot_sum(node: Reduce) -> Expr:
         return node
     (axis,), body, factor = node.over, node.body, None
     if _is_op(body, "mul"):
-        left, right = body.args
-        body, factor = (left, right) if isinstance(left, Select) else (right, left)
+        body, factor = body.args if isinstance(body.args[0], Select) else body.args[::-1]
     match body:
-        case Select(condition=Op(name="eq", args=(here, wanted)), then=value, other=zero):
-            here, wanted = (here, wanted) if isinstance(here, IndexValue) else (wanted, here)
+        case Select(condition=Op(name="eq", args=(a, b)), then=value, other=Const(value=0)):
+            here, wanted = (a, b) if isinstance(a, IndexValue) else (b, a)
         case _:
             return node
     value = value if factor is None else Op("mul", (value, factor))
-    if not _is_number(zero, 0) or axis in value.axes | wanted.axes:
-        return node
-    if not isinstance(here, IndexValue) or here.index is not index(axis):
+    varies = axis in value.axes | wanted.axes
+    if varies or not isinstance(here, IndexValue) or here.index is not index(axis):
         return node
     low = Op("ge", (wanted, Const(0, wanted.dtype)))
     high = Op("lt", (wanted, IndexValue(axis.extent, wanted.dtype)))
@@ -431,19 +427,16 @@ def one_hot_sum(node: Reduce) -> Expr:
 
 
 def steady_and_one_hot_sum(node: Reduce) -> Expr:
-    """``sum(r: a + one-hot)`` is ``a * n`` plus the one-hot sum, if a does not vary along r.
+    """``sum(r: a + one-hot)`` is the sum of a and the one-hot sum, if a does not vary along r.
 
     The gradient of a cross-entropy with label smoothing has this form.
     """
     if node.monoid is not SUM or len(node.over) != 1 or not _is_op(node.body, "add"):
         return node
-    (axis,), terms = node.over, node.body.args
-    for steady, varying in (terms, terms[::-1]):
-        rest = Reduce(SUM, (axis,), varying)
-        found = one_hot_sum(rest)
-        if axis.limit is None and axis not in steady.axes and found is not rest:
-            times = cast(IndexValue(axis.extent, I64), node.dtype)
-            return Op("add", (Op("mul", (steady, times)), found))
+    a, b = (Reduce(SUM, node.over, term) for term in node.body.args)
+    for steady, varying in ((a, b), (b, a)):
+        if node.over[0] not in steady.inner and one_hot_sum(varying) is not varying:
+            return Op("add", (steady, varying))
     return node
 
 
@@ -454,21 +447,16 @@ def question_of_extreme(node: Reduce) -> Expr:
     the result is the same; over no elements, the extreme is that infinity. A softmax that tests
     whether a row is fully masked computes the maximum of the row anyway.
     """
-    if node.monoid not in (ANY, ALL):
-        return node
-    body, opposite = node.body, node.monoid is ANY
-    if opposite and _is_op(body, "not"):
-        body, name = body.args[0], "eq"
-    else:
-        name = "ne" if opposite else "eq"
-    if not _is_op(body, name):
-        return node
-    value, bound = body.args
-    if not isinstance(bound, Const) or not bound.dtype.is_float or not math.isinf(bound.value):
-        return node
-    extreme = Reduce(MAX if bound.value < 0 else MIN, node.over, value)
-    equal = Op("eq", (extreme, bound))
-    return Op("not", (equal,)) if opposite else equal
+    match node.monoid.name, node.bodies[-1]:
+        case ("all", Op(name="eq", args=(value, Const(value=bound, dtype=kind)))) | (
+            "any",
+            Op(name="ne", args=(value, Const(value=bound, dtype=kind)))
+            | Op(name="not", args=(Op(name="eq", args=(value, Const(value=bound, dtype=kind))),)),
+        ) if kind.is_float and math.isinf(bound):
+            extreme = Reduce(MAX if bound < 0 else MIN, node.over, value)
+            equal = Op("eq", (extreme, Const(bound, kind)))
+            return equal if node.monoid is ALL else Op("not", (equal,))
+    return node
 
 
 # -- the lists -------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, index, is_in_range, is_nonnegative
 from fusec.ir.monoid import MAX
-from fusec.ir.rewrite import Rules, rewrite
+from fusec.ir.rewrite import Rules, is_index_only, rewrite
 
 LOWEST = -1e38
 """Constants at or below this are masks. A matrix product that is as low has overflowed."""
@@ -120,7 +120,7 @@ def _are_scores(node: Expr) -> bool:
             return factors(node) is not None
         case Op(name="mul", args=(a, b)) if Load in map(type, map(_uncast, (a, b))):
             position = b if isinstance(_uncast(a), Load) else a
-            return bool(position.axes) and not _has_loads(position) and _are_scores(position)
+            return bool(position.axes) and is_index_only(position) and _are_scores(position)
         case Const(value=value):
             return abs(value) < -LOWEST
         case Op(name=name):
@@ -134,10 +134,6 @@ def _uncast(node: Expr) -> Expr:
     while isinstance(node, Cast):
         node = node.arg
     return node
-
-
-def _has_loads(node: Expr) -> bool:
-    return any(isinstance(n, Load) for n in postorder((node,)))
 
 
 def _points(edges: Iterable[Edge], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:

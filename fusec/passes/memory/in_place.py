@@ -29,7 +29,7 @@ from fusec.ir.expr import Buffer
 from fusec.ir.extern import CopyInto, Scatter, WindowUpdate, WriteInto
 from fusec.ir.graph import Extern, Kernel, RowLoop, Schedule, Step, View
 from fusec.ir.index import index
-from fusec.ir.rewrite import Rewriter, reading
+from fusec.ir.rewrite import reading, rewrite
 from fusec.passes.dag import below, dependencies, sorted_steps
 from fusec.passes.memory.destination import Destination, in_reading_order, redirected
 
@@ -76,9 +76,8 @@ class _InPlace:
             self._write_whole(*copy)
         if not self.renamed:
             return self.schedule
-        rewriter = Rewriter(reading(self.renamed))
         steps = (self.steps[k] for k in sorted_steps(self.dag) if k in self.steps)
-        return replace(self.schedule, steps=tuple(self._reading(s, rewriter) for s in steps))
+        return replace(self.schedule, steps=tuple(map(self._reading, steps)))
 
     def _write_whole(self, copy: int, x: Buffer, new: Buffer) -> None:
         """Redirect the kernel that produces the source of a copy to the input, if legal."""
@@ -164,11 +163,12 @@ class _InPlace:
         for buffer in self.steps.pop(position).reads:
             self.readers[buffer].discard(position)
 
-    def _reading(self, step: Step, rewriter: Rewriter) -> Step:
+    def _reading(self, step: Step) -> Step:
         """Return a step that loads the inputs instead of the buffers renamed to them."""
         match step:
             case Kernel():
-                return (in_reading_order(step) or step).map(rewriter)
+                kernel = in_reading_order(step) or step
+                return kernel.map(lambda exprs: rewrite(exprs, reading(self.renamed)))
             case Extern() | RowLoop():
                 return step.reading(self.renamed)
             case _:
