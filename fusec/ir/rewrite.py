@@ -90,6 +90,11 @@ def rewrite(
     return tuple(new[root] for root in roots)
 
 
+def replace_nodes(roots: tuple[Expr, ...], new: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
+    """Return the roots with the outermost nodes that are keys of ``new`` replaced."""
+    return rewrite(roots, lambda node: node, dict(new))
+
+
 class Normalizer:
     """Rewrite by a list of rules until none applies: what a rule returns is rewritten in its turn.
 

@@ -29,7 +29,7 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, Load, Op, cast, index_exprs
 from fusec.ir.extern import BiasedProduct, Convolution, Fresh, Product
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.index import Index, index
-from fusec.ir.rewrite import reading, rewrite
+from fusec.ir.rewrite import reading, replace_nodes, rewrite
 from fusec.passes.dag import count_readers
 
 
@@ -172,7 +172,8 @@ def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
         instead: dict[Expr, Expr] = {
             ACTIVATIONS[name](cast(n, F32)): cast(Load(active, n.indices), F32) for n in found
         }
-        new = {kernel: kernel.map(partial(rewrite, rule=_given(instead))) for kernel in readers}
+        rule = partial(replace_nodes, new=instead)
+        new = {kernel: kernel.map(rule) for kernel in readers}
         if any(made in kernel.reads for kernel in new.values()):
             continue
         args = (*call.args[: -len(rest)], *rest)
@@ -180,10 +181,6 @@ def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
         applied = replace(_applied(call), args=args, outputs=(active,), origin=origin)
         return _without_copies(schedule, call, applied, new)
     return None
-
-
-def _given(instead: Mapping[Expr, Expr]) -> Callable[[Expr], Expr]:
-    return lambda node: instead.get(node, node)
 
 
 def _without_copies(

@@ -26,7 +26,7 @@ from fusec.ir.graph import Kernel, Schedule, Store, axes_of
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.online import find_row_maxima, merged, scale_of
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import replace_nodes
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.graph.rfactor import cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
@@ -110,7 +110,7 @@ def _names(kernel: Kernel, states: States) -> dict[Reduce, str]:
 
 def _relative_to(node: Reduce, row_max: Reduce, top: Reduce) -> Reduce:
     """Return a sum relative to another maximum: that of a part."""
-    (body,) = rewrite((node.body,), lambda n: top if n is row_max else n)
+    (body,) = replace_nodes((node.body,), {row_max: top})
     return Reduce(node.monoid, node.over, body)
 
 
@@ -134,8 +134,7 @@ def _final(
             (found,), (top,) = bodies, states[row_max]
             bodies = [merged(found, scale_of(node, row_max), loaded[top], total[row_max])]
         total[node] = Reduce(node.monoid, (part,), *bodies)
-    # Known nodes are not descended into: the outermost reductions are replaced.
-    final = kernel.map(lambda roots: rewrite(roots, lambda node: node, dict(total)))
+    final = kernel.map(lambda roots: replace_nodes(roots, total))
     used = axes_of(final.stores)
     inside = {a for s in final.stores for n in reductions(s.expr) for a in n.over}
     inside |= {a for a in kernel.inside if not all(a in axes_in(s.indices) for s in final.stores)}

@@ -24,7 +24,7 @@ from fusec.ir.combine import AxisSplit, rfactor
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, reductions
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, product
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import replace_nodes
 from fusec.passes.graph.squares import Shift, count_rows, find_squares, merged, squares, total
 
 _T = TypeVar("_T")
@@ -100,8 +100,7 @@ class Splitter:
         self.partial[line] = tuple(part.buffer for part in partial)
         last = Axis(cut.part.name, cut.part.extent)
         final = Reduce(reduction.monoid, (last,), *self._terms(line, last))
-        replaced: dict[Expr, Expr] = {reduction: final}
-        return *partial, line.map(lambda exprs: rewrite(exprs, lambda node: node, replaced))
+        return *partial, line.map(lambda exprs: replace_nodes(exprs, {reduction: final}))
 
     def _found(self, line: Def, cut: AxisSplit) -> tuple[Expr, ...]:
         """Return the state of each part of a line's reduction."""
