@@ -107,8 +107,8 @@ def _has_one_place(image: Any) -> bool:
 def _product(node: fx.Node) -> fx.Node:
     """Insert the product that computes a convolution's result, and return it."""
     x, weight, bias = node.args[:3]
-    turned = _turned(node, _rows(node, weight))
-    made = call_like(node, aten.mm.default, _rows(node, x), turned)
+    rows, columns = _rows(node, x), _turned(node, _rows(node, weight))
+    made = call_like(node, aten.mm.default, rows, columns)
     if bias is not None:
         made = call_like(node, aten.add.Tensor, made, bias)
     return _image(node, made, node.meta["val"], x)
