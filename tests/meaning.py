@@ -1,11 +1,11 @@
-"""What a structure of any stage computes: ``fusec/tools/bisect/meaning.py``, as an assertion."""
+"""What a structure of any stage computes: ``fusec/tools/bisect/interpret.py``, as an assertion."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fusec.driver.structures import verify
-from fusec.tools.bisect.meaning import differs
+from fusec.tools.bisect.interpret import differs
 from fusec.tools.bisect.steps import Step
 
 

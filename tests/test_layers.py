@@ -122,7 +122,7 @@ A part of `driver` or `tools` that has no row of its own has its folder's.
 
 PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
-    "numpy": re.compile(r"fusec/(ir/interp/\w+|tools/bisect/meaning)\.py"),
+    "numpy": re.compile(r"fusec/(ir/interp/\w+|tools/bisect/interpret)\.py"),
     "networkx": re.compile(r"fusec/(passes/(dag|fusion/fuse)|tools/report/html/layout)\.py"),
     "triton": re.compile(r"fusec/runtime/kernels/triton_interior\.py"),
 }

@@ -40,7 +40,7 @@ ELSEWHERE = {
     "frontend/linears": "docs/test_add_a_candidate",
     "ir/choice": "driver/test_race",
     "ir/machine": "codegen/test_targets",
-    "tools/bisect/meaning": "test_planted",
+    "tools/bisect/interpret": "test_planted",
     "tools/bisect/paces": "tools/bisect/test_bisect",
     "tools/bisect/questions": "tools/bisect/test_bisect",
     "tools/bisect/recorder": "tools/bisect/test_bisect",

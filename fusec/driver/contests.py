@@ -128,7 +128,9 @@ class GroupContests:
             run = functools.partial(self._prepare, replace(fused, steps=steps))
             candidates.append(Candidate(f"{FUSED}{number}", run))
         calls = [call for call in group.graph.externs if call.node in group.decomposed]
-        unpacked = [{name for name in call.others if not call.packed_for(name)} for call in calls]
+        unpacked = [
+            {name for name in call.alternatives if not call.packed_for(name)} for call in calls
+        ]
         shared = sorted(set.intersection(*unpacked)) if unpacked else []
         for library in shared if self.context.target.libraries else ():
             every = replace(self.tuning, product=0)
@@ -188,7 +190,7 @@ def product_contest(device: torch.device, tuning: RaceTuning, choice: Choice) ->
     call: Extern = choice.subject
     timed = _fewer(call, tuning.timed_product)
     given = tuple(timed.views)
-    calls = {ATEN: timed, **timed.others}
+    calls = {ATEN: timed, **timed.alternatives}
 
     def inputs() -> list[Any]:
         made: dict[View, Tensor] = {}

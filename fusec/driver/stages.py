@@ -28,7 +28,7 @@ from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
-from fusec.frontend.call import Lines
+from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture_with_values
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
@@ -325,7 +325,7 @@ CAPTURE = Stage(
     lambda gm, context: capture_with_values(
         gm,
         context.trace.name,
-        Lines(context.options.native, context.target.device, context.machine.fusion),
+        GraphBuilder(context.options.native, context.target.device, context.machine.fusion),
     ),
     "FX graph",
     "Graph",

@@ -33,7 +33,7 @@ Scalar: TypeAlias = "Value | Number | Index | int | float | bool"
 
 
 @dataclass(slots=True)
-class Lines:
+class GraphBuilder:
     """The graph that is being captured: its definitions and externs, and the names in use.
 
     Attributes:
@@ -71,7 +71,7 @@ class AtenCall:
         outputs: the buffers to define, if the lowering is the decomposition of an ``Extern``.
     """
 
-    lines: Lines
+    lines: GraphBuilder
     name: str
     results: tuple[TensorType, ...]
     origin: Origin

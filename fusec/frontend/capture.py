@@ -29,7 +29,7 @@ from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend.aliasing.results import results_of
 from fusec.frontend.aliasing.written_parts import parts_of_inputs
 from fusec.frontend.aot.refusals import may_refuse
-from fusec.frontend.call import AtenCall, Lines
+from fusec.frontend.call import AtenCall, GraphBuilder
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import is_impure, reason_for, written_arguments
 from fusec.frontend.fx_passes.memory_formats import DECISION
@@ -85,10 +85,12 @@ def capture(gm: fx.GraphModule, name: str) -> Graph:
         Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
             the caller runs it eagerly.
     """
-    return capture_with_values(gm, name, Lines())[0]
+    return capture_with_values(gm, name, GraphBuilder())[0]
 
 
-def capture_with_values(gm: fx.GraphModule, name: str, lines: Lines) -> tuple[Graph, NodeOfBuffer]:
+def capture_with_values(
+    gm: fx.GraphModule, name: str, lines: GraphBuilder
+) -> tuple[Graph, NodeOfBuffer]:
     """Return the graph of ``gm`` as ``capture`` does, and the node whose value each buffer holds.
 
     Args:
@@ -101,7 +103,7 @@ def capture_with_values(gm: fx.GraphModule, name: str, lines: Lines) -> tuple[Gr
 class _Capture:
     """The state of one capture: the value that each FX node was lowered to."""
 
-    def __init__(self, gm: fx.GraphModule, lines: Lines) -> None:
+    def __init__(self, gm: fx.GraphModule, lines: GraphBuilder) -> None:
         self.gm = gm
         self.lines = lines
         self.env: dict[fx.Node, Any] = {}
@@ -452,7 +454,7 @@ class NodeDefinitions(_Capture):
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm, Lines(alone=True))
+        super().__init__(gm, GraphBuilder(alone=True))
         self.node_of: dict[Buffer, fx.Node] = {}
         self._known: dict[fx.Node, tuple[Def, ...]] = {}
 
@@ -522,7 +524,7 @@ class NodeDefinitions(_Capture):
 
 
 def _given(line: Line) -> set[Size]:
-    return {bound.size for bound in line.gives} if isinstance(line, Extern) else set()
+    return {bound.size for bound in line.bound_sizes} if isinstance(line, Extern) else set()
 
 
 def main_device(gm: fx.GraphModule) -> torch.device:

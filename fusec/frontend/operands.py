@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import Lines
+from fusec.frontend.call import GraphBuilder
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Number, Value, broadcast, make_axes, positions
@@ -53,7 +53,7 @@ class Operands:
 
     def __init__(
         self,
-        lines: Lines,
+        lines: GraphBuilder,
         env: dict[fx.Node, Any],
         device: torch.device,
         run_eagerly: Callable[[fx.Node], Any],

@@ -238,7 +238,7 @@ class Extern:
         many: the call returns a sequence.
         decomposition: definitions that compute the same outputs, where index notation can express
             them; they replace the call where a kernel of fusec's own is the better choice.
-        gives: the sizes that it defines.
+        bound_sizes: the sizes that it defines.
         library: the library that computes it, if that is not the one that the FX node names.
     """
 
@@ -253,7 +253,7 @@ class Extern:
     impure: bool = False
     many: bool = False
     decomposition: tuple[Def, ...] = ()
-    gives: tuple[BoundSize, ...] = ()
+    bound_sizes: tuple[BoundSize, ...] = ()
     library: str | None = None
 
     @property
@@ -281,14 +281,14 @@ class Extern:
         """The symbolic sizes that it needs, by name."""
         needed = sizes_in(i for arg in self.arguments for i in argument_indices(arg))
         needed |= sizes_in(stride for buffer in self.writes for stride in buffer.strides)
-        return by_name(needed - {bound.size for bound in self.gives})
+        return by_name(needed - {bound.size for bound in self.bound_sizes})
 
     @property
     def defines_sizes(self) -> tuple[Size, ...]:
         """The sizes that it defines, or about which it asserts conditions that others rely on."""
         conditions = [arg for arg in self.args if isinstance(arg, Comparison | Junction)]
         asserted = sizes_in(i for condition in conditions for i in argument_indices(condition))
-        return by_name(asserted.union(bound.size for bound in self.gives))
+        return by_name(asserted.union(bound.size for bound in self.bound_sizes))
 
     @property
     def is_launch(self) -> bool:
@@ -325,7 +325,7 @@ class Extern:
         return self.effect if isinstance(self.effect, Product) else None
 
     @property
-    def others(self) -> Mapping[str, Extern]:
+    def alternatives(self) -> Mapping[str, Extern]:
         """The equivalent calls of other libraries, by the library's name."""
         match self.effect, self.args:
             case Product(linear=linear), (View() as a, View() as b):

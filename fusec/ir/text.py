@@ -186,7 +186,7 @@ def print_call(line: CallStep) -> str:
             args = [print_argument(a) for a in line.args]
             args += [f"{k}={print_argument(v)}" for k, v in line.kwargs]
             names = ["_" if b is None else b.name for b in line.outputs]
-            for bound in (b for b in line.gives if b.axis is None):
+            for bound in (b for b in line.bound_sizes if b.axis is None):
                 names[bound.result] = bound.size.name
     return f"{', '.join(names)} = extern {line.target}({', '.join(args)})    # {line.reason}"
 

@@ -31,7 +31,7 @@ from fusec.runtime.calls import executable
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.kernels import cpp_kernel
-from fusec.tools.bisect.meaning import fill
+from fusec.tools.bisect.interpret import fill
 from fusec.tools.report.observe import observe
 from tests.fuzz.kernels import launch_on
 from tests.stages import step_of

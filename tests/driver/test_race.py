@@ -392,7 +392,7 @@ def test_a_race_of_libraries_times_a_part_of_a_long_product(
     assert (a.shape[1], b.shape[0]) == (call.views[-2].shape[1], call.views[-1].shape[0])
     assert a.is_dense and b.is_dense
     verdict = race_libraries(call, 1 << 19)
-    assert {lap.name for lap in verdict.laps} == {ATEN, *call.others}
+    assert {lap.name for lap in verdict.laps} == {ATEN, *call.alternatives}
     assert not any(lap.dropped and "wrong" in lap.dropped for lap in verdict.laps)
     assert all(lap.us is not None for lap in verdict.laps), verdict
 

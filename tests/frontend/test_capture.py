@@ -286,9 +286,9 @@ def test_what_acts_beside_its_results_is_named() -> None:
 
 def test_a_shape_that_depends_on_data_is_given_by_the_call_that_makes_it() -> None:
     gm = traced(lambda x: x.nonzero() + 1, torch.randn(4))
-    call, line = (n for n in capture(gm, "g").nodes if not isinstance(n, Extern) or n.gives)
+    call, line = (n for n in capture(gm, "g").nodes if not isinstance(n, Extern) or n.bound_sizes)
     assert isinstance(call, Extern) and isinstance(line, Def)
-    (bound,) = call.gives
+    (bound,) = call.bound_sizes
     assert (bound.result, bound.axis, bound.size.least) == (0, 0, 0)
     assert line.axes[0].extent is index(bound.size)
 

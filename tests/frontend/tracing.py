@@ -223,7 +223,7 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
         results = made if extern.many else [made]
         return [
             to_array(r) if isinstance(r, torch.Tensor) else r
-            for r in (results if extern.outputs or extern.gives else [])
+            for r in (results if extern.outputs or extern.bound_sizes else [])
         ]
 
     inputs = [

@@ -227,7 +227,7 @@ class _Wrapper:
         args += [f"{k}={self._argument(v, reader)}" for k, v in extern.kwargs]
         made = extern.outputs
         call = f"{callee(extern)}({', '.join(args)})"
-        if extern.gives:
+        if extern.bound_sizes:
             self._sized(extern, call)
             return
         used = [b for b in extern.writes if b in self.read]
@@ -251,11 +251,11 @@ class _Wrapper:
     def _sized(self, extern: Extern, call: str) -> None:
         """Print a call with data-dependent result sizes, and bind these sizes."""
         results = [f"{self.names(b)}" if b is not None else "_" for b in extern.outputs] or ["_"]
-        for bound in extern.gives:
+        for bound in extern.bound_sizes:
             if bound.axis is None:
                 results[bound.result] = self.names(bound.size)
         self.lines.append(f"{', '.join(results)}{',' if extern.many else ''} = {call}")
-        for bound in extern.gives:
+        for bound in extern.bound_sizes:
             if bound.axis is not None:
                 name = self.names(bound.size)
                 self.lines.append(f"{name} = {results[bound.result]}.shape[{bound.axis}]")

@@ -49,7 +49,7 @@ from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
 from fusec.codegen.triton.loops import is_product, longer_towards_the_end, shares_operands
-from fusec.codegen.triton.masks_beside import mask_lanes
+from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, template
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type

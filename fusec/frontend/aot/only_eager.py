@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fusec.frontend.aliasing.made_again import hooks_what_it_writes, loses_gradients
 from fusec.frontend.aliasing.overlap import reaches_beyond_memory
+from fusec.frontend.aliasing.regenerated_views import hooks_what_it_writes, loses_gradients
 from fusec.frontend.aliasing.saved_changes import (
     modifies_function_saved_tensor,
     modifies_saved_tensor,

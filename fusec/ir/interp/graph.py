@@ -350,7 +350,7 @@ def _run_extern(node: Extern, env: Env, extern: ExternCall | None) -> None:
     args = tuple(_resolve(argument, env) for argument in node.args)
     kwargs = {name: _resolve(argument, env) for name, argument in node.kwargs}
     results = _call(extern, node, args, kwargs)
-    for bound in node.gives:
+    for bound in node.bound_sizes:
         value = np.asarray(results[bound.result])
         number = int(value) if bound.axis is None else value.shape[bound.axis]
         env.sizes = {**env.sizes, bound.size: number}

@@ -1,11 +1,12 @@
 """Call each product in the library that computes it fastest.
 
 Spec: ``schedule -> schedule``. A product that is kept as a call may be computed by other libraries
-as well (``Extern.others``). Which is fastest depends on the processor: a choice (``ir/choice.py``),
-one for all calls of equal types, shapes and strides. Those with the most multiply-adds in all come
-first: the time for races is spent where it gains most. Products below ``RaceTuning.product``, and
-those that have less than ``product_share`` of the graph's multiply-adds, go by rule to the library
-that they name. So the products that are raced do not depend on how long races take.
+as well (``Extern.alternatives``). Which is fastest depends on the processor: a choice
+(``ir/choice.py``), one for all calls of equal types, shapes and strides. Those with the most
+multiply-adds in all come first: the time for races is spent where it gains most. Products below
+``RaceTuning.product``, and those that have less than ``product_share`` of the graph's
+multiply-adds, go by rule to the library that they name. So the products that are raced do not
+depend on how long races take.
 
 Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` of 512 x 768 by
 768 x 3072 becomes ``mkldnn._linear_pointwise(x, w, None, "none", [], "")``: 12.8 ms, not 20.6.
@@ -34,7 +35,7 @@ def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Sc
     """Return the schedule with each product called in the library that the judge decides for."""
     equal: dict[str, list[Extern]] = {}
     for call in _calls(schedule):
-        if call.others:
+        if call.alternatives:
             equal.setdefault(describe_call(call), []).append(call)
     decided: dict[str, Decided] = {}
     least = tuning.product_share * sum(map(_work, equal.values()))
@@ -48,7 +49,7 @@ def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Sc
     log = tuple(
         Decision(
             call.title,
-            " or ".join(call.others) if made.candidate == ATEN else made.candidate,
+            " or ".join(call.alternatives) if made.candidate == ATEN else made.candidate,
             made.candidate != ATEN,
             made.reason,
             made.saved_us,
@@ -65,7 +66,7 @@ def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Sc
 def library_choice(call: Extern) -> Choice:
     """Return the choice between the libraries that have a product."""
     by_rule = partial(_by_rule, "the library that it names")
-    return Choice("product", partial(_label, call), call, (ATEN, *call.others), by_rule)
+    return Choice("product", partial(_label, call), call, (ATEN, *call.alternatives), by_rule)
 
 
 def _by_rule(why: str) -> Decided:
@@ -81,13 +82,13 @@ def _take(schedule: Schedule, chosen: dict[str, str]) -> Schedule:
     packed = set[Buffer]()
     for step in schedule.steps:
         match step:
-            case Extern() if step.others:
+            case Extern() if step.alternatives:
                 library = chosen.get(describe_call(step), "")
                 weight = step.packed_for(library)
                 if weight is not None and weight.buffer not in packed:
                     packed.add(weight.buffer)
                     steps.append(weight)
-                steps.append(step.others.get(library, step))
+                steps.append(step.alternatives.get(library, step))
             case RowLoop():
                 steps.append(replace(step, body=_take(step.schedule, chosen)))
             case _:
@@ -124,7 +125,7 @@ def describe_call(call: Extern) -> str:
 
     A symbolic size is given by the class of its hint.
     """
-    offered = [library for library in call.others if call.packed_for(library)]
+    offered = [library for library in call.alternatives if call.packed_for(library)]
     return " ".join((call.title, *map(_describe_view, call.views), *offered))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.codegen.lowering.orient import has_dots
-from fusec.codegen.triton.masks_beside import mask_lanes
+from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
 from fusec.ir.index import Axis, Index, Size, product

@@ -223,16 +223,16 @@ def test_the_race_times_each_library_with_its_own_packed_weight(
     cpu = torch.device("cpu")
     contest = product_contest(cpu, RaceTuning(), library_choice(call))
     verdict = RaceJudge(Races(cpu, 20.0, "salt", None), {}).race(contest, ATEN, 20.0)
-    assert set(verdict.times) == {ATEN, *call.others} and PACKED_ONEDNN in verdict.times
+    assert set(verdict.times) == {ATEN, *call.alternatives} and PACKED_ONEDNN in verdict.times
 
 
 def test_mkl_packs_f32_for_one_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     (call,) = asked(monkeypatch)
-    assert (PACKED_MKL in call.others) is torch.backends.mkl.is_available()
+    assert (PACKED_MKL in call.alternatives) is torch.backends.mkl.is_available()
     (half,) = asked(monkeypatch, dtype=torch.bfloat16)
     (dynamic,) = asked(monkeypatch, dynamic=True)
-    assert PACKED_MKL not in {**half.others, **dynamic.others}
-    assert PACKED_ONEDNN in dynamic.others
+    assert PACKED_MKL not in {**half.alternatives, **dynamic.alternatives}
+    assert PACKED_ONEDNN in dynamic.alternatives
 
 
 class Residual(nn.Module):

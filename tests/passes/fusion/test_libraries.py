@@ -78,7 +78,7 @@ def test_a_bias_goes_along() -> None:
     call = product("p", 4, 3, 6)
     bias = whole(buffer("bias", 6))
     biased = replace(call, args=(bias, *call.args), effect=BiasedProduct((ONEDNN,)))
-    (other,) = biased.others.values()
+    (other,) = biased.alternatives.values()
     assert other.args[:3] == (call.args[0], call.args[1].transposed, bias)
 
 
@@ -86,7 +86,7 @@ def test_a_bias_with_gaps_is_offered_to_no_other_library() -> None:
     call = product("p", 4, 3, 6)
     every_other = replace(whole(buffer("bias", 6)), strides=(index(2),))
     biased = replace(call, args=(every_other, *call.args), effect=BiasedProduct((ONEDNN,)))
-    assert not biased.others
+    assert not biased.alternatives
 
 
 def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
@@ -99,7 +99,7 @@ def test_sums_that_may_have_no_term_are_offered_to_no_other_library() -> None:
             call, args=(replace(a, shape=(a.shape[0], k)), replace(b, shape=(k, b.shape[1])))
         )
 
-    assert terms(1).others and not terms(0).others
+    assert terms(1).alternatives and not terms(0).alternatives
 
 
 def test_a_schedule_without_another_library_is_kept() -> None:

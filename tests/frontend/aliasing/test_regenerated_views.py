@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from fusec.frontend.aliasing.made_again import loses_gradients
+from fusec.frontend.aliasing.regenerated_views import loses_gradients
 
 
 def doubled(gradient: torch.Tensor) -> torch.Tensor:
