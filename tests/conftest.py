@@ -98,11 +98,10 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_finish() -> None:
     # What has been imported stays: the collector need not look through it in each of its rounds,
-    # nor begin one for each 700 objects of a trace: at each 10,000 it is a tenth of a compile.
-    # What is old it leaves alone: caches of torch and fusec are some million objects, which a full
-    # round visits in seconds.
+    # nor begin one for each 700 objects of a trace. What is old it leaves alone: caches of torch
+    # and fusec are some million objects, which a full round visits in seconds.
     gc.freeze()
-    gc.set_threshold(200_000, 20, 1_000)
+    gc.set_threshold(10_000, 20, 1_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -140,9 +139,7 @@ def _torch_s_trace_has_no_listener() -> Iterator[None]:
 
     Pytest listens to whatever does not propagate. So fusec would not start from its cache, either.
     """
-    for handler in list(
-        trace_log.handlers
-    ):  # pytest's, and one of torch's that waits for a listener
+    for handler in list(trace_log.handlers):  # pytest's, and torch's that waits for a listener
         trace_log.removeHandler(handler)
     trace_log.propagate = True
     yield
