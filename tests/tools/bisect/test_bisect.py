@@ -155,7 +155,7 @@ def test_the_last_merge_is_one_of_kernels_and_no_way_to_run(monkeypatch, tmp_pat
     def last() -> Any:
         return here(questions.last_merge, excerpt, {})
 
-    tune(monkeypatch, raced_product=1)
+    tune(monkeypatch, "races", product=1)
     decide_products(monkeypatch, tmp_path, "oneDNN", last)
     with calls_of(compile_to_source) as compiles:
         assert last() == "tanh with sum_1+sum_2"
