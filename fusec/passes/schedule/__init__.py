@@ -18,7 +18,6 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import computes_rows, unrolls_rows
 from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
 from fusec.passes.schedule.access import fastest_axis
-from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.vector_loops import accepts_loops, loop_plans
@@ -47,15 +46,8 @@ def by_rule(
     )
 
 
-def _contraction_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
-    products = contraction.contractions(kernel, machine)
-    offered = with_descriptors(contraction.plans(kernel, machine), products, machine.sm)
-    offered = contraction.with_warp_roles(kernel, offered, machine)
-    return contraction.with_two_programs(kernel, offered, machine)
-
-
 SCHEDULES: tuple[KernelSchedule, ...] = (
-    KernelSchedule(contraction.accepts, _contraction_plans),
+    KernelSchedule(contraction.accepts, contraction.plans),
     by_rule(pointwise.accepts, pointwise.plan),
     KernelSchedule(lambda kernel, machine: rowwise.accepts(kernel), rowwise.plans),
     by_rule(columnwise.accepts, columnwise.plan),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fusec.ir.dtype import F32
 from fusec.ir.index import Axis
 from fusec.ir.machine import CachedTuning, Machine
-from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling
+from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area
 
 
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
@@ -37,14 +37,7 @@ def _shapes(
 def tile_bytes(work: TileResources, tiling: Tiling) -> int:
     """Return the bytes of a kernel's tiles in f32: results, values between products, operands."""
     tiles = [*work.sums, *work.inner, *work.inner[:1], *(axes for axes, _ in work.loads)]
-    return F32.itemsize * sum(_area(axes, tiling) for axes in tiles)
-
-
-def _area(axes: frozenset[Axis], tiling: Tiling) -> int:
-    area = 1
-    for axis in axes:
-        area *= tiling.lanes.get(axis, 1)
-    return area
+    return F32.itemsize * sum(area(axes, tiling.lanes) for axes in tiles)
 
 
 def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int, edge: int) -> Tiling:

@@ -26,13 +26,13 @@ from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, product
 from fusec.ir.machine import Machine
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
+from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     AxisUse,
-    TileResources,
+    ProductKernel,
     Tiling,
     find_work,
-    is_skinny,
     programs,
     tiles_along,
     tilings,
@@ -60,10 +60,11 @@ def _reads(node: Reduce, made: set[Reduce]) -> bool:
     return any(below in made for below in postorder(node.bodies))
 
 
-def find_axis_use(kernel: Kernel, machine: Machine) -> AxisUse | None:
+def _find_axis_use(
+    kernel: Kernel, products: dict[Reduce, Factors], machine: Machine
+) -> AxisUse | None:
     """Return how a kernel's axes are used, or None if this schedule cannot run it."""
-    products = contractions(kernel, machine)
-    nodes = postorder(s.expr for s in kernel.stores)
+    nodes = kernel_nodes(kernel)
     reductions = [n for n in nodes if isinstance(n, Reduce)]
     most = machine.lanes
     nested = _nested(reductions, most)
@@ -164,7 +165,7 @@ def _fits_lanes(axis: Axis, most: int) -> bool:
     return axis.extent.is_constant and axis.extent.const <= most
 
 
-def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
+def _is_flat(nodes: Iterable[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
     """Return True if no value has more than two lane axes, and each side of a product one."""
     lanes = {*use.tiled, *use.whole}
     lanes.update(a for a in (use.looped, use.crossed) if a is not None)
@@ -178,28 +179,31 @@ def _is_flat(nodes: list[Expr], products: dict[Reduce, Factors], use: AxisUse) -
     return True
 
 
+def product_kernel(kernel: Kernel, machine: Machine) -> ProductKernel | None:
+    """Return a kernel with products and the roles of its axes, or None if they have none."""
+    products = contractions(kernel, machine)
+    use = _find_axis_use(kernel, products, machine) if products else None
+    if use is None:
+        return None
+    nested = _nested([n for n in kernel_nodes(kernel) if isinstance(n, Reduce)], machine.lanes)
+    work = find_work(kernel, products, nested.intersection(products), machine)
+    return ProductKernel(kernel, machine, products, use, work)
+
+
 def accepts(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel with products whose axes have consistent roles and tiles fit."""
-    products = contractions(kernel, machine)
-    use = find_axis_use(kernel, machine) if products else None
-    if use is None:
+    one = product_kernel(kernel, machine)
+    if one is None or _cuts_rows(one):
         return False
-    work = _work(kernel, products, machine)
-    (tiling, *_) = _tilings(kernel, use, work, machine)
-    if _cuts_rows(kernel, products, use, machine.tiles.full_rows):
-        return False
+    (tiling, *_) = _tilings(one)
     if machine.is_cpu:
-        by_lanes = any(not (p.left_axes and p.right_axes) for p in products.values())
-        return not by_lanes and tile_bytes(work, tiling) <= machine.cache_bytes
-    return bool(use.tiled) or work.registers(tiling) <= machine.sm.tile_registers
+        by_lanes = any(not (p.left_axes and p.right_axes) for p in one.products.values())
+        return not by_lanes and tile_bytes(one.work, tiling) <= machine.cache_bytes
+    return bool(one.use.tiled) or one.work.registers(tiling) <= machine.sm.tile_registers
 
 
-def _tilings(
-    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
-) -> tuple[Tiling, ...]:
-    if machine.is_cpu:
-        return cached_tilings(use, work, machine)
-    return tilings(kernel, use, work, machine)
+def _tilings(one: ProductKernel) -> tuple[Tiling, ...]:
+    return cached_tilings(one.use, one.work, one.machine) if one.machine.is_cpu else tilings(one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +236,22 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
 
     None if this schedule cannot run the kernel.
     """
-    products = contractions(kernel, machine)
-    use = find_axis_use(kernel, machine) if products else None
-    if use is None:
+    one = product_kernel(kernel, machine)
+    if one is None:
         return None
-    work = _work(kernel, products, machine)
-    (tiling, *_) = _tilings(kernel, use, work, machine)
-    count, axis = programs(kernel, tiling), use.looped
+    (tiling, *_) = _tilings(one)
+    use, count, axis = one.use, programs(kernel, tiling), one.use.looped
     if machine.is_cpu:
         full = machine.threads / machine.units if use.crossed else machine.cached.full
         return ProcessorShare(count, full)
     tuning = machine.tiles
-    few = is_skinny(use, tuning)
-    full = tuning.full_skinny if few else 1.0
-    enough = (full if few else tuning.busy) * machine.units
+    full = tuning.full_skinny if one.is_skinny else 1.0
+    enough = (full if one.is_skinny else tuning.busy) * machine.units
     whole = ProcessorShare(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
-    least = tuning.part_terms[bool(work.inner)]
+    least = tuning.part_terms[bool(one.work.inner)]
     parts = min(round(tuning.waves * machine.units / count), terms // least)
     if parts < 2:
         return whole
@@ -267,59 +268,56 @@ def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
     return all(n.axes >= set(kernel.grid) for n in sums)
 
 
-def _cuts_rows(
-    kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse, full_rows: int
-) -> bool:
+def _cuts_rows(one: ProductKernel) -> bool:
     """Return True if a reduction of a product forces tiles of few rows: partial column sums.
 
     Loading the product again costs less than computing it by narrow tiles.
     """
-    short = {a for a in use.whole if a.extent.hint() < full_rows}
-    sums = [
-        n
-        for n in postorder(s.expr for s in kernel.stores)
-        if isinstance(n, Reduce) and n not in products
-    ]
+    short = {a for a in one.use.whole if a.extent.hint() < one.machine.tiles.full_rows}
     return any(
-        not short.isdisjoint(n.over) and any(p in products for p in postorder(n.bodies))
-        for n in sums
+        not short.isdisjoint(n.over) and any(p in one.products for p in postorder(n.bodies))
+        for n in kernel_nodes(one.kernel)
+        if isinstance(n, Reduce) and n not in one.products
     )
 
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel with products of matrices, the one chosen by rule first."""
-    use = find_axis_use(kernel, machine)
-    if use is None:
+    one = product_kernel(kernel, machine)
+    if one is None:
         raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
-    products = contractions(kernel, machine)
-    work = _work(kernel, products, machine)
-    found = _tilings(kernel, use, work, machine)
     if machine.is_cpu:
-        return tuple(_cached_plan(kernel, use, tiling) for tiling in found)
+        bound = [_bindings(one, tiling) for tiling in _tilings(one)]
+        return tuple(Plan(b, 1, peel=True, dots=True, online=True, mask_free=True) for b in bound)
+    offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
+    return _with_two_programs(one, with_roles(one, offered))
+
+
+def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
+    """Return plans with tiles in registers, which threads load."""
+    use, machine = one.use, one.machine
     most = machine.tiles.spare * machine.sm.tile_registers
-    plain = _has_plain_operands(kernel, use, products)
+    plain = _has_plain_operands(one)
     # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
-    multiplies = any(p.left_axes and p.right_axes for p in products.values())
-    grouped = len(use.tiled) == 2 and use.tiled == kernel.grid[-2:]
+    multiplies = any(p.left_axes and p.right_axes for p in one.products.values())
+    grouped = len(use.tiled) == 2 and use.tiled == one.kernel.grid[-2:]
     offered = (
         Plan(
-            _bindings(kernel, use, tiling),
+            _bindings(one, tiling),
             tiling.warps,
             stages=tiling.stages if multiplies else 1,
             group=machine.tiles.group if grouped else 0,
             dots=True,
             online=True,
-            mask_free=plain and work.registers(tiling) <= most,
+            mask_free=plain and one.work.registers(tiling) <= most,
             tf32=machine.sm.tf32,
         )
-        for tiling in found
+        for tiling in _tilings(one)
     )
     return tuple(dict.fromkeys(offered))
 
 
-def with_two_programs(
-    kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
-) -> tuple[Plan, ...]:
+def _with_two_programs(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """Return plans and, third, the first one with descriptors, limited to half the registers.
 
     It is for an attention's forward, one product nested in another, whose tiles would take all
@@ -328,50 +326,30 @@ def with_two_programs(
     C7512): a race decides. A backward would spill (sm_90, Triton 3.7.1, 2026-11).
     """
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    use = find_axis_use(kernel, machine)
-    if chosen is None or use is None or not machine.sm.from_shared:
+    if chosen is None or not one.machine.sm.from_shared:
         return offered
-    work = _work(kernel, contractions(kernel, machine), machine)
-    most = machine.sm.registers // (64 * chosen.warps)
-    (tiling, *_) = _tilings(kernel, use, work, machine)
-    if len(work.inner) != 1 or work.registers(tiling) < most:
+    most = one.machine.sm.registers // (64 * chosen.warps)
+    (tiling, *_) = _tilings(one)
+    if len(one.work.inner) != 1 or one.work.registers(tiling) < most:
         return offered
     return (*offered[:2], replace(chosen, registers=most), *offered[2:])
 
 
-def with_warp_roles(
-    kernel: Kernel, offered: tuple[Plan, ...], machine: Machine
-) -> tuple[Plan, ...]:
-    """Return plans and, early enough for a race to try them, warp-specialized ones."""
-    use, products = find_axis_use(kernel, machine), contractions(kernel, machine)
-    if use is None or is_skinny(use, machine.tiles):
-        return offered
-    work = _work(kernel, products, machine)
-    return with_roles(kernel, offered, products, work, use, machine)
-
-
-def _cached_plan(kernel: Kernel, use: AxisUse, tiling: Tiling) -> Plan:
-    """Return the plan of a kernel whose tiles are arrays."""
-    return Plan(
-        _bindings(kernel, use, tiling), 1, peel=True, dots=True, online=True, mask_free=True
-    )
-
-
-def _has_plain_operands(kernel: Kernel, use: AxisUse, products: dict[Reduce, Factors]) -> bool:
+def _has_plain_operands(one: ProductKernel) -> bool:
     """Return True if loop-invariant operands are plain loads that only their products use.
 
     Two copies of a loop with other operands, such as a row that a sum reads as well, make ptxas
     wait for each product before the next (its C7515, sm_90, Triton 3.7.1, 2026-11).
     """
     readers: dict[Expr, set[Expr]] = {}
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(one.kernel):
         for child in children(node):
             readers.setdefault(child, set()).add(node)
-    bodies = {node.body for node in products}
-    stored = {s.expr for s in kernel.stores}
-    for parts in products.values():
+    bodies = {node.body for node in one.products}
+    stored = {s.expr for s in one.kernel.stores}
+    for parts in one.products.values():
         for side in (parts.left, parts.right):
-            if use.looped in side.axes:
+            if one.use.looped in side.axes:
                 continue
             if not isinstance(side, Load):
                 return False
@@ -380,15 +358,9 @@ def _has_plain_operands(kernel: Kernel, use: AxisUse, products: dict[Reduce, Fac
     return True
 
 
-def _work(kernel: Kernel, products: dict[Reduce, Factors], machine: Machine) -> TileResources:
-    nodes = postorder(s.expr for s in kernel.stores)
-    nested = _nested([n for n in nodes if isinstance(n, Reduce)], machine.lanes)
-    return find_work(kernel, products, nested.intersection(products), machine)
-
-
-def _bindings(kernel: Kernel, use: AxisUse, tiling: Tiling) -> tuple[Binding, ...]:
-    tiles = tiling.lanes
-    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid]
+def _bindings(one: ProductKernel, tiling: Tiling) -> tuple[Binding, ...]:
+    use, tiles = one.use, tiling.lanes
+    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in one.kernel.grid]
     loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in use.outer]
     if use.looped is not None:
         loops.append(Binding(use.looped, LoopKind.LOOP, tiles[use.looped]))

@@ -108,6 +108,46 @@ class TileResources:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class ProductKernel:
+    """A kernel with matrix products, by which plans choose tiles.
+
+    Attributes:
+        products: its contractions and their factors.
+        use: the roles of its axes.
+        work: the tiles that take registers and shared memory.
+    """
+
+    kernel: Kernel
+    machine: Machine
+    products: Mapping[Reduce, Factors]
+    use: AxisUse
+    work: TileResources
+
+    @property
+    def is_skinny(self) -> bool:
+        """Whether it has so few rows that it is bound by memory."""
+        tiled = self.use.tiled
+        return not tiled or tiled[0].extent.hint() <= self.work.tuning.skinny_rows
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether tiles have rows and terms of an iteration, not rows and columns."""
+        return bool(self.work.inner) or len(self.use.tiled) < 2
+
+    def tiling(self, side: tuple[int, int], step: int, warps: int, stages: int) -> Tiling:
+        """Return a tiling; a step of 0 means a swizzled row of the operands."""
+        rows, columns = side
+        lanes = {axis: lanes_of(axis) for axis in self.use.whole}
+        for position, axis in enumerate(self.use.tiled):
+            lanes[axis] = min(columns if position else rows, lanes_of(axis))
+        if self.use.looped is not None:
+            row = self.work.tuning.loop_bytes // self.work.itemsize
+            by = min(step or row, row)
+            lanes[self.use.looped] = min(by, lanes_of(self.use.looped))
+        return Tiling(lanes, warps, stages)
+
+
 def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
     """Return the number of elements of a tile with these axes."""
     total = 1
@@ -177,67 +217,51 @@ def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:
 # -- the choice ----------------------------------------------------------------------------------
 
 
-def tilings(
-    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
-) -> tuple[Tiling, ...]:
+def tilings(one: ProductKernel) -> tuple[Tiling, ...]:
     """Return the tilings that fit, the one chosen by rule first; the smallest if none does."""
-    preferred = [_staged(t, use, work, machine) for t in _preferred(kernel, use, work, machine)]
-    fitting = [t for t in preferred if t is not None]
+    tuning = one.work.tuning
+    preferred = list(_preferred(one))
+    fitting = [t for tiling in preferred if (t := _staged(tiling, one)) is not None]
     if not fitting:
-        *_, smallest = _preferred(kernel, use, work, machine)
-        return (smallest,)
-    others = [_staged(t, use, work, machine) for t in _others(use, work)]
-    found = [fitting[0], *(t for t in others if t is not None), *fitting[1 : work.tuning.preferred]]
-    return tuple(_distinct(found))[: work.tuning.offered]
+        return (preferred[-1],)
+    others = [t for tiling in _others(one) if (t := _staged(tiling, one)) is not None]
+    found = [fitting[0], *others, *fitting[1 : tuning.preferred]]
+    distinct = {(tuple(t.lanes.items()), t.warps, t.stages): t for t in found}
+    return tuple(distinct.values())[: tuning.offered]
 
 
-def _distinct(found: list[Tiling]) -> Iterator[Tiling]:
-    seen = set()
-    for tiling in found:
-        key = (tuple(tiling.lanes.items()), tiling.warps, tiling.stages)
-        if key not in seen:
-            seen.add(key)
-            yield tiling
-
-
-def _staged(tiling: Tiling, use: AxisUse, work: TileResources, machine: Machine) -> Tiling | None:
+def _staged(tiling: Tiling, one: ProductKernel) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if not even two do."""
+    work, machine = one.work, one.machine
     if work.registers(tiling) > machine.sm.tile_registers:
         return None
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)
-        if work.shared_bytes(less, use.looped, machine) <= machine.sm.shared_bytes:
+        if work.shared_bytes(less, one.use.looped, machine) <= machine.sm.shared_bytes:
             return less
     return None
 
 
-def _preferred(
-    kernel: Kernel, use: AxisUse, work: TileResources, machine: Machine
-) -> Iterator[Tiling]:
+def _preferred(one: ProductKernel) -> Iterator[Tiling]:
     """Yield tilings, the best first; later ones need less registers and make more programs."""
-    tuning = work.tuning
-    if work.inner or len(use.tiled) < 2:
+    kernel, use, units, tuning = one.kernel, one.use, one.machine.units, one.work.tuning
+    if one.is_nested:
         one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
         for rows, step, warps, stages in tuning.nested_skinny if one_tile else tuning.nested:
-            yield tiling_of(use, work, (rows, rows), step, warps, stages)
+            yield one.tiling((rows, rows), step, warps, stages)
         return
-    if is_skinny(use, tuning):
+    if one.is_skinny:
         for columns in (tuning.side, 64, 32, 16):
-            tiling = tiling_of(use, work, (tuning.skinny_rows, columns), 0, 4, 6)
-            if columns <= 64 or programs(kernel, tiling) >= 2 * machine.units:
+            tiling = one.tiling((tuning.skinny_rows, columns), 0, 4, 6)
+            if columns <= 64 or programs(kernel, tiling) >= 2 * units:
                 yield tiling
         return
-    shapes = [_fewest_warps(tiling_of(use, work, side, 0, 8, 3), work) for side in tuning.sides]
-    wanted = tuning.busy * machine.units
+    shapes = [_fewest_warps(one.tiling(side, 0, 8, 3), one.work) for side in tuning.sides]
+    wanted = tuning.busy * units
     enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, use)]
     yield from enough
     yield from (t for t in shapes if _is_square(t, use) and t not in enough)
     yield from reversed(shapes)
-
-
-def is_skinny(use: AxisUse, tuning: TileTuning) -> bool:
-    """Return True if a product has so few rows that it is bound by memory."""
-    return not use.tiled or use.tiled[0].extent.hint() <= tuning.skinny_rows
 
 
 def _is_square(tiling: Tiling, use: AxisUse) -> bool:
@@ -261,32 +285,17 @@ def tiles_along(axis: Axis, tiling: Tiling) -> int:
     return -(-axis.extent.hint() // tiling.lanes.get(axis, 1))
 
 
-def _others(use: AxisUse, work: TileResources) -> Iterator[Tiling]:
+def _others(one: ProductKernel) -> Iterator[Tiling]:
     """Yield further tilings that a race may try, likeliest first."""
-    if use.looped is None:
+    tuning = one.work.tuning
+    if one.use.looped is None:
         return
-    if work.inner or len(use.tiled) < 2:
-        for rows, step, warps, stages in work.tuning.nested_others:
-            yield tiling_of(use, work, (rows, rows), step, warps, stages)
-        return
-    if is_skinny(use, work.tuning):
-        for columns, warps, stages in work.tuning.skinny_others:
-            yield tiling_of(use, work, (work.tuning.skinny_rows, columns), 0, warps, stages)
-        return
-    for side, warps, stages in work.tuning.others:
-        yield tiling_of(use, work, side, 0, warps, stages)
-
-
-def tiling_of(
-    use: AxisUse, work: TileResources, side: tuple[int, int], step: int, warps: int, stages: int
-) -> Tiling:
-    """Return a tiling; a step of 0 means a swizzled row of the operands."""
-    rows, columns = side
-    lanes = {axis: lanes_of(axis) for axis in use.whole}
-    for position, axis in enumerate(use.tiled):
-        lanes[axis] = min(columns if position else rows, lanes_of(axis))
-    if use.looped is not None:
-        row = work.tuning.loop_bytes // work.itemsize
-        by = min(step or row, row)
-        lanes[use.looped] = min(by, lanes_of(use.looped))
-    return Tiling(lanes, warps, stages)
+    if one.is_nested:
+        for rows, step, warps, stages in tuning.nested_others:
+            yield one.tiling((rows, rows), step, warps, stages)
+    elif one.is_skinny:
+        for columns, warps, stages in tuning.skinny_others:
+            yield one.tiling((tuning.skinny_rows, columns), 0, warps, stages)
+    else:
+        for side, warps, stages in tuning.others:
+            yield one.tiling(side, 0, warps, stages)
