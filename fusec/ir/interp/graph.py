@@ -13,9 +13,8 @@ Programs are run by ``ir/interp/program.py``, expressions evaluated by ``ir/inte
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -34,6 +33,7 @@ from fusec.ir.graph import (
     Graph,
     Junction,
     Kernel,
+    Line,
     OwnTensor,
     RowLoop,
     Schedule,
@@ -48,7 +48,8 @@ from fusec.ir.host import (
     FreeBuffers,
     HostLoop,
     HostProgram,
-    steps_of,
+    HostStatement,
+    NativeRun,
 )
 from fusec.ir.index import Size, index
 from fusec.ir.interp.expression import (
@@ -80,6 +81,8 @@ as ints, other arguments unchanged.
 
 KernelCall: TypeAlias = Callable[[Kernel, Env], None]
 """Runs a kernel of a schedule on the storage and the sizes of an environment."""
+
+Interpreted: TypeAlias = Graph | Schedule | HostProgram
 
 _SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
@@ -162,22 +165,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = N
     Returns:
         One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
     """
-    env = _bind_inputs(graph, inputs)
-    _run_lines(graph, env, extern)
-    return _collect_outputs(graph, env)
-
-
-def _run_lines(graph: Graph, env: Env, extern: ExternCall | None) -> None:
-    for node in graph.nodes:
-        match node:
-            case Def():
-                _run_def(node, env)
-            case RowLoop():
-                for buffer in node.writes:
-                    allocate(buffer, env)
-                _run_row_loop(node, env, functools.partial(_run_lines, node.graph, extern=extern))
-            case _:
-                _run_call(node, env, extern)
+    return _run(graph, graph, inputs, extern, interpret_kernel)
 
 
 def interpret_kernel(kernel: Kernel, env: Env) -> None:
@@ -196,34 +184,7 @@ def run_schedule(
     Args:
         kernel: runs one kernel; it may run the kernel's program or machine code instead.
     """
-    env = _bind_inputs(schedule.graph, inputs)
-    _run_steps(schedule, env, extern, kernel)
-    return _collect_outputs(schedule.graph, env)
-
-
-def _run_steps(schedule: Schedule, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
-    for step in schedule.steps:
-        for buffer in made_by(step):
-            if buffer not in env.storage:
-                allocate(buffer, env)
-        _run_step(step, env, extern, kernel)
-
-
-def _run_step(step: Step, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
-    for buffer in made_by(step):
-        if buffer not in env.storage:
-            raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
-    match step:
-        case Kernel() | ForeachKernel():
-            for member in step.kernels:
-                kernel(member, env)
-        case RowLoop(body=Graph() as lines):
-            _run_row_loop(step, env, functools.partial(_run_lines, lines, extern=extern))
-        case RowLoop():
-            run = functools.partial(_run_steps, step.schedule, extern=extern, kernel=kernel)
-            _run_row_loop(step, env, run)
-        case _:
-            _run_call(step, env, extern)
+    return _run(schedule, schedule.graph, inputs, extern, kernel)
 
 
 def run_host(
@@ -242,16 +203,30 @@ def run_host(
     Raises:
         InternalError: if a step writes a buffer that has no memory.
     """
-    env = _bind_inputs(program.graph, inputs)
-    _run_statements(program, env, extern, kernel)
-    return _collect_outputs(program.graph, env)
+    return _run(program, program.graph, inputs, extern, kernel)
 
 
-def _run_statements(
-    program: HostProgram, env: Env, extern: ExternCall | None, kernel: KernelCall
-) -> None:
-    for statement in program.statements:
+def _run(
+    body: Interpreted,
+    graph: Graph,
+    inputs: Sequence[Any],
+    extern: ExternCall | None,
+    kernel: KernelCall,
+) -> list[Any]:
+    env = _bind_inputs(graph, inputs)
+    _run_body(body, env, extern, kernel)
+    return _collect_outputs(graph, env)
+
+
+def _run_body(body: Interpreted, env: Env, extern: ExternCall | None, kernel: KernelCall) -> None:
+    for statement in _statements(body):
         match statement:
+            case Def():
+                _run_def(statement, env)
+            case Kernel() | ForeachKernel() | NativeRun():
+                for member in statement.kernels:
+                    _check_memory(member, env)
+                    kernel(member, env)
             case Allocation(buffer, None):
                 allocate(buffer, env)
             case Allocation(buffer, Buffer() as over):
@@ -259,12 +234,31 @@ def _run_statements(
             case FreeBuffers(buffers):
                 for buffer in buffers:
                     _free(buffer, env)
-            case HostLoop(loop, body):
-                run = functools.partial(_run_statements, body, extern=extern, kernel=kernel)
-                _run_row_loop(loop, env, run)
+            case RowLoop():
+                _run_row_loop(statement, statement.body, env, extern, kernel)
+            case HostLoop():
+                _run_row_loop(statement.loop, statement.body, env, extern, kernel)
             case _:
-                for step in steps_of(statement):
-                    _run_step(step, env, extern, kernel)
+                _run_call(statement, env, extern)
+
+
+def _statements(body: Interpreted) -> Iterator[Line | HostStatement]:
+    """Yield what a body runs; only a host program has the allocations that its steps need."""
+    if isinstance(body, HostProgram):
+        yield from body.statements
+        return
+    allocated = set(body.graph.inputs if isinstance(body, Schedule) else body.inputs)
+    for step in body.steps if isinstance(body, Schedule) else body.nodes:
+        if not isinstance(step, Def):
+            yield from (Allocation(b) for b in made_by(step) if b not in allocated)
+            allocated.update(made_by(step))
+        yield step
+
+
+def _check_memory(step: Step, env: Env) -> None:
+    for buffer in step.writes:
+        if buffer not in env.storage:
+            raise InternalError(f"{buffer} is written, and has no memory", stage=STAGE)
 
 
 def _free(buffer: Buffer, env: Env) -> None:
@@ -273,8 +267,11 @@ def _free(buffer: Buffer, env: Env) -> None:
         env.storage[buffer] = np.full_like(env.storage[buffer], fill_value(buffer.dtype))
 
 
-def _run_row_loop(loop: RowLoop, env: Env, run: Callable[[Env], None]) -> None:
+def _run_row_loop(
+    loop: RowLoop, body: Interpreted, env: Env, extern: ExternCall | None, kernel: KernelCall
+) -> None:
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
+    _check_memory(loop, env)
     rows = eval_scalar(loop.rows, env)
     for buffer in (*loop.sums, *loop.added):
         from_storage(buffer, env)[...] = 0
@@ -286,7 +283,7 @@ def _run_row_loop(loop: RowLoop, env: Env, run: Callable[[Env], None]) -> None:
         added = [from_storage(buffer, env) for buffer in loop.added]
         inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added))
         given = replace(inner, storage=dict(inner.storage))
-        run(inner)
+        _run_body(body, inner, extern, kernel)
         values = _collect_outputs(loop.graph, inner)
         for buffer, value in zip(loop.results, values, strict=False):
             from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
