@@ -70,7 +70,8 @@ def chunk(
     graph = clean(graph)
     decisions: list[Decision] = []
     refused: set[Buffer] = set()
-    while (seed := _next_seed(graph, threshold, tuning, refused)) is not None:
+    while seeds := [b for b in _expansions(graph, threshold, tuning) if b not in refused]:
+        seed = seeds[0]
         try:
             taken = sum(decision.taken for decision in decisions)
             graph, loop = _take_out(graph, seed, f"rows_{taken}", tuning)
@@ -105,13 +106,6 @@ def is_expansion(columns: int, terms: int, size: int, threshold: int, tuning: Fu
     return columns >= tuning.chunk_ratio * terms and size >= threshold
 
 
-def _next_seed(
-    graph: Graph, threshold: int, tuning: FusionTuning, refused: set[Buffer]
-) -> Buffer | None:
-    left = (made for made in _expansions(graph, threshold, tuning) if made not in refused)
-    return next(left, None)
-
-
 # -- the region ------------------------------------------------------------------------------------
 
 
@@ -131,11 +125,12 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tu
     rows, size = seed.shape[0], numel(seed)
     row_bytes = numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize
     height = chunk_rows(rows, row_bytes, tuning)
+    # A size where the last chunk may be short.
+    even = rows.is_constant and rows.const % height == 0
+    count_of_chunk = index(height if even else Size("rows", height))
     members = {producer[seed]}
-    share_of = _count(rows, height)
-    sizes = graph.sizes
     while True:
-        body = RowBody(rows, share_of)
+        body = RowBody(rows, count_of_chunk)
         for position in sorted(members):
             body.add(position, graph.nodes[position])
         grown = set(members)
@@ -151,29 +146,14 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tu
             break
         members = grown
     results = tuple(b for b in body.made if b in returned or not readers.get(b, set()) <= members)
-    region = body.region(results, sizes)
-    loop = RowLoop(
-        name,
-        rows,
-        height,
-        share_of,
-        region.body,
-        body.sliced_views(),
-        body.whole_views(),
-        results,
-        region.sums,
-        region.added,
-    )
+    loop = body.loop(name, height, results, graph.sizes)
     return _replaced(graph, members, below(dag, members), loop, body.after), loop
 
 
 def _points(node: Line) -> int:
     """Return the elements that a line iterates over: of its result, or of a reduction's body."""
-    inner: list[int] = []
-    match node:
-        case Def():
-            inner = [count(n.inner) for n in reductions(node.expr)]
-    return max((*inner, *map(numel, node.writes)), default=0)
+    sums = reductions(node.expr) if isinstance(node, Def) else ()
+    return max((*(count(n.inner) for n in sums), *map(numel, node.writes)), default=0)
 
 
 def _replaced(
@@ -203,10 +183,3 @@ def chunk_rows(rows: Index, row_bytes: int, tuning: FusionTuning) -> int:
         return rows.const
     even = [n for n in range(fit, fit // 2, -step) if rows.const % n == 0]
     return even[0] if even else fit
-
-
-def _count(rows: Index, height: int) -> Index:
-    """Return the rows of a chunk: a constant, or a ``Size`` where the last chunk may be short."""
-    if rows.is_constant and rows.const % height == 0:
-        return index(height)
-    return index(Size("rows", height))

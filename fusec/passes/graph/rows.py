@@ -37,15 +37,6 @@ class NotByRows(Exception):
     """A line cannot run on a chunk of rows; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyGraph:
-    """A loop's body, the outer buffers of its sums, and those that its calls accumulate into."""
-
-    body: Graph
-    sums: tuple[Buffer, ...]
-    added: tuple[Buffer, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slice:
     """A view of all rows of an outer buffer, and the body's buffer for a chunk of them."""
@@ -79,24 +70,34 @@ class RowBody:
         """Outer buffers of which the body reads one chunk of rows at a time."""
         return tuple(dict.fromkeys(s.view.buffer for s in self._slices.values()))
 
-    def sliced_views(self) -> tuple[View, ...]:
-        return tuple(s.view for s in self._slices.values())
-
-    def whole_views(self) -> tuple[View, ...]:
-        return tuple(map(whole_view, self._whole))
-
-    def region(self, results: tuple[Buffer, ...], sizes: tuple[Size, ...]) -> BodyGraph:
-        """Return the body as a graph that returns the rows of ``results``, then the sums.
+    def loop(
+        self, name: str, height: int, results: tuple[Buffer, ...], sizes: tuple[Size, ...]
+    ) -> RowLoop:
+        """Return the loop whose body returns the rows of ``results``, then the sums.
 
         Args:
+            height: the rows of a chunk.
             sizes: the symbolic sizes of the outer graph.
         """
         own = [a for m, _ in self.count.terms for a in m if isinstance(a, Size)]
-        inner = tuple(s.inner for s in self._slices.values())
+        slices = self._slices.values()
+        inner, sliced = tuple(s.inner for s in slices), tuple(s.view for s in slices)
         made = (*(self.made[buffer] for buffer in results), *self._sums.values())
         inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *inner, *self._whole, *self._added)
         body = Graph("rows", inputs, tuple(self._nodes), tuple(map(whole_view, made)))
-        return BodyGraph(body, tuple(self._sums), tuple(self._added))
+        whole, sums = tuple(map(whole_view, self._whole)), tuple(self._sums)
+        return RowLoop(
+            name,
+            self.rows,
+            height,
+            self.count,
+            body,
+            sliced,
+            whole,
+            results,
+            sums,
+            tuple(self._added),
+        )
 
     def add(self, position: int, node: Line) -> None:
         """Add a line, whose position in the outer graph is ``position``.
