@@ -16,6 +16,7 @@ the template ``p[i] = p[i] - g[i]    i:n`` with the rows ``(p, g, 12)`` and ``(q
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -39,19 +40,17 @@ def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
     steps, least = schedule.steps, machine.fusion.foreach
     dag = dependencies(steps)
     lasting = schedule.graph.returned.union(schedule.graph.inputs)
-    groups: dict[KernelForm, list[int]] = {}
+    kinds: dict[int, KernelForm | None] = {}
     for position, length in chain_lengths(dag).items():
         step = steps[position]
-        if not isinstance(step, Kernel) or _waits(step, lasting, machine):
-            continue
-        if (kind := _rough_kind(step)) is not None:
-            groups.setdefault((length, *kind), []).append(position)
+        if isinstance(step, Kernel) and not _waits(step, lasting, machine):
+            rough = _rough_kind(step)
+            kinds[position] = None if rough is None else (length, *rough)
     made: dict[int, ForeachKernel] = {}
     count = itertools.count()
-    for group in groups.values():
-        if len(group) >= least:
-            for positions, found in _foreach_kernels(steps, group, least):
-                made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
+    for group in _alike(kinds, least):
+        for positions, found in _foreach_kernels(steps, group, least):
+            made.update(dict.fromkeys(positions, replace(found, name=f"b{next(count)}")))
     if not made:
         return schedule
     decisions = tuple(_decision(one, machine) for one in dict.fromkeys(made.values()))
@@ -88,26 +87,39 @@ def _rough_kind(kernel: Kernel) -> KernelForm | None:
     return tuple(store.buffer.dtype for store in kernel.stores)
 
 
+def _alike(kinds: Mapping[int, KernelForm | None], least: int) -> list[list[int]]:
+    """Return the positions of each kind but None, where there are at least ``least``."""
+    groups: dict[KernelForm, list[int]] = {}
+    for position, kind in kinds.items():
+        if kind is not None:
+            groups.setdefault(kind, []).append(position)
+    return [group for group in groups.values() if len(group) >= least]
+
+
 def _foreach_kernels(
     steps: tuple[Step, ...], group: list[int], least: int
-) -> list[tuple[list[int], ForeachKernel]]:
-    """Return the foreach kernels of a group of steps, each with the positions of its members."""
-    flat: dict[int, FlatKernel] = {}
-    for position in group:
-        step = steps[position]
-        assert isinstance(step, Kernel)
-        flat[position] = coalesce(step)
-    classes: dict[tuple[bool, ...], list[int]] = {}
-    for position, kernel in flat.items():
-        if _is_simple(kernel):
-            # Members must agree whether their extents are multiples that allow wide accesses.
-            whole = tuple(a.extent.const % MULTIPLE == 0 for a in kernel.grid)
-            classes.setdefault(whole, []).append(position)
-    found = []
-    for members in classes.values():
-        if len(members) >= least:
-            found += _of_one_class(steps, {p: flat[p] for p in members}, least)
-    return found
+) -> Iterator[tuple[list[int], ForeachKernel]]:
+    """Yield the foreach kernels of a group of kernels, each with the positions of its members."""
+    kernels = {p: k for p in group if isinstance(k := steps[p], Kernel)}
+    flat = {position: coalesce(kernel) for position, kernel in kernels.items()}
+    # Members must agree whether their extents are multiples that allow wide accesses.
+    wholes = {
+        p: tuple(a.extent.const % MULTIPLE == 0 for a in k.grid) if _is_simple(k) else None
+        for p, k in flat.items()
+    }
+    for some in _alike(wholes, least):
+        rank = len(flat[some[0]].grid)
+        most = [max(flat[p].grid[n].extent.const for p in some) for n in range(rank)]
+        sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
+        axes = tuple(Axis(f"i{n}" if n else "i", index(size)) for n, size in enumerate(sizes))
+        members = {p: m for p in some if (m := _member(flat[p], axes)) is not None}
+        for rows in _alike({p: m.form for p, m in members.items()}, least):
+            template, stands = _template(members[rows[0]])
+            used = [sizes.index(size) for size in template.sizes]
+            extents = {p: tuple(flat[p].grid[k].extent.const for k in used) for p in rows}
+            table = tuple((tuple(members[p].places), extents[p]) for p in rows)
+            together = tuple(kernels[p] for p in rows)
+            yield rows, ForeachKernel("", together, template, stands, template.sizes, table)
 
 
 def _is_simple(kernel: FlatKernel) -> bool:
@@ -149,42 +161,6 @@ class _Member:
     kernel: FlatKernel
     form: tuple[object, ...]
     places: dict[Buffer, Index]
-
-
-def _of_one_class(
-    steps: tuple[Step, ...], flat: dict[int, FlatKernel], least: int
-) -> list[tuple[list[int], ForeachKernel]]:
-    rank = len(next(iter(flat.values())).grid)
-    most = [max(k.grid[n].extent.const for k in flat.values()) for n in range(rank)]
-    sizes = tuple(Size(f"n{n}" if n else "n", hint) for n, hint in enumerate(most))
-    axes = tuple(Axis(f"i{n}" if n else "i", index(size)) for n, size in enumerate(sizes))
-    alike: dict[tuple[object, ...], list[tuple[int, _Member]]] = {}
-    for position, kernel in flat.items():
-        member = _member(kernel, axes)
-        if member is not None:
-            alike.setdefault(member.form, []).append((position, member))
-    found = []
-    for rows in alike.values():
-        if len(rows) >= least:
-            positions = [position for position, _ in rows]
-            found.append((positions, _foreach_kernel(steps, flat, rows, sizes)))
-    return found
-
-
-def _foreach_kernel(
-    steps: tuple[Step, ...],
-    flat: dict[int, FlatKernel],
-    rows: list[tuple[int, _Member]],
-    sizes: tuple[Size, ...],
-) -> ForeachKernel:
-    kernels = tuple(k for p, _ in rows if isinstance(k := steps[p], Kernel))
-    template, stands = _template(rows[0][1])
-    used = template.sizes
-    extents = {
-        p: dict(zip(sizes, (a.extent.const for a in flat[p].grid), strict=True)) for p in flat
-    }
-    table = tuple((tuple(m.places), tuple(extents[p][s] for s in used)) for p, m in rows)
-    return ForeachKernel("", kernels, template, stands, used, table)
 
 
 def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
