@@ -5,19 +5,21 @@ Worked example: ``k0 -> add, gelu`` of f32[8, 128] reads x and r and writes two:
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Reduce
 from fusec.ir.extern import WriteInto
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, View, kernel_nodes
-from fusec.ir.index import index
 from fusec.ir.machine import Machine
-from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_traffic, numel
+from fusec.passes.fusion.cost import (
+    buffer_bytes,
+    call_cost,
+    kernel_cost,
+    kernel_traffic,
+    multiplied,
+    numel,
+)
 
-ZERO = index(0)
 GATHERS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index"}
 """Operations that read at most as many elements of their first argument as they return."""
 
@@ -46,23 +48,13 @@ def work_of(launch: Kernel | ForeachKernel | Extern, machine: Machine) -> Launch
             return LaunchCost(extern_bytes(launch), {}, us)
         case Kernel() | ForeachKernel():
             kernels = launch.kernels
-            multiplied: Counter[str] = Counter()
-            for kernel in kernels:
-                multiplied.update(_multiplied(kernel))
+            products = multiplied(node for kernel in kernels for node in kernel_nodes(kernel))
+            moved = sum(map(kernel_bytes, kernels))
             us = sum(kernel_cost(kernel, machine).us for kernel in kernels)
             once = us - (len(kernels) - 1) * machine.launch_us
-            return LaunchCost(sum(map(kernel_bytes, kernels)), dict(multiplied), once)
+            return LaunchCost(moved, {t.name: n for t, n in products.items()}, once)
         case _:
             raise InternalError(launch, stage="codegen")
-
-
-def _multiplied(kernel: Kernel) -> Counter[str]:
-    """Return the multiply-adds of matrix products, by the type of their operands."""
-    found: Counter[str] = Counter()
-    for node in kernel_nodes(kernel):
-        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            found[parts.left.dtype.name] += count(node.axes | frozenset(node.over))
-    return found
 
 
 def kernel_bytes(kernel: Kernel) -> int:
@@ -88,13 +80,4 @@ def extern_bytes(extern: Extern) -> int:
 
 def view_bytes(view: View) -> int:
     """Return the bytes of a view's distinct elements."""
-    total = view.buffer.dtype.itemsize
-    for extent, stride in zip(view.shape, view.strides, strict=True):
-        if stride is not ZERO:
-            total *= extent.hint()
-    return total
-
-
-def buffer_bytes(buffer: Buffer) -> int:
-    """Return the bytes of a buffer's elements, at the hints of sizes."""
-    return numel(buffer) * buffer.dtype.itemsize
+    return numel(view) * view.buffer.dtype.itemsize

@@ -5,8 +5,8 @@ It only ranks candidates; measurements override it. The rates are in ``ir/machin
 
 from __future__ import annotations
 
-import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,12 +14,12 @@ from types import MappingProxyType
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import F32, DType
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, axes_in, postorder
-from fusec.ir.graph import Extern, Kernel, kernel_nodes
-from fusec.ir.index import Axis, product
+from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
+from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.kernel.unroll_rows import unrolls_rows
-from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.access import count, fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
 
 ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
@@ -41,37 +41,34 @@ class Cost:
     spread: ProcessorShare | None = None
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
-    """Return the product of the axes' extents, at the hints of their sizes."""
-    return product(a.extent for a in axes).hint()
+def numel(window: Buffer | View) -> int:
+    """Return the number of distinct elements of a buffer or view: expanded axes count once."""
+    pairs = zip(window.shape, window.strides, strict=True)
+    return math.prod(extent.hint() for extent, stride in pairs if stride is not index(0))
 
 
-def numel(buffer: Buffer) -> int:
-    """Return the number of distinct elements of a buffer: expanded axes count once."""
-    total = 1
-    for extent, stride in zip(buffer.shape, buffer.strides, strict=True):
-        if not (stride.is_constant and stride.const == 0):
-            total *= extent.hint()
-    return total
+def buffer_bytes(buffer: Buffer) -> int:
+    """Return the bytes of a buffer's elements, at the hints of sizes."""
+    return numel(buffer) * buffer.dtype.itemsize
 
 
 def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
-    """Return buffer -> (bytes read, bytes written), each element counted once."""
+    """Return buffer -> (bytes read, bytes written), each element counted once.
+
+    Several loads of one buffer are assumed to overlap: the largest counts.
+    """
     read: dict[Buffer, int] = {}
-    written: dict[Buffer, int] = {}
     for node in kernel_nodes(kernel):
         if isinstance(node, Load):
-            touched = min(numel(node.buffer), count(axes_in(node.indices)))
-            size = touched * node.buffer.dtype.itemsize
-            total = numel(node.buffer) * node.buffer.dtype.itemsize
-            previous = read.get(node.buffer, 0)
-            # Several loads of one buffer are assumed to overlap: the largest counts.
-            read[node.buffer] = min(total, max(previous, size) if previous else size)
-    for store in kernel.stores:
-        points = min(numel(store.buffer), count(axes_in(store.indices)))
-        written[store.buffer] = points * store.buffer.dtype.itemsize
+            read[node.buffer] = max(read.get(node.buffer, 0), _touched(node))
+    written = {store.buffer: _touched(store) for store in kernel.stores}
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
+
+
+def _touched(access: Load | Store) -> int:
+    """Return the bytes that a load or store touches."""
+    elements = min(numel(access.buffer), count(axes_in(access.indices)))
+    return elements * access.buffer.dtype.itemsize
 
 
 def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> int:
@@ -101,20 +98,23 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
     return total
 
 
+def multiplied(nodes: Iterable[Expr]) -> Counter[DType]:
+    """Return the multiply-adds of the matrix products among nodes, by the operands' type."""
+    found: Counter[DType] = Counter()
+    for node in nodes:
+        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
+            found[parts.left.dtype] += count(node.axes | frozenset(node.over))
+    return found
+
+
 def kernel_products(kernel: Kernel, machine: Machine) -> float:
     """Return the multiply-adds of matrix products, in equivalents of the library's 16-bit ones."""
     slow = dict.fromkeys(machine.widened, machine.slow_widened)
-    return _products(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
+    return _weighted(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
 
 
-def _products(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
-    """Return the multiply-adds of matrix products, weighted by the operands' types."""
-    total = 0.0
-    for node in nodes:
-        if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            slow = times.get(parts.left.dtype, 1)
-            total += slow * count(node.axes | frozenset(node.over))
-    return total
+def _weighted(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
+    return float(sum(n * times.get(dtype, 1) for dtype, n in multiplied(nodes).items()))
 
 
 def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
@@ -135,9 +135,9 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
     elif machine.multiplies and (products := kernel_products(kernel, machine)):
         rates = machine.rates
         rate = rates.nested if _nests_products(kernel) else rates.tiled
-        multiplied = products / (rate * machine.products_per_us)
+        products_us = products / (rate * machine.products_per_us)
         # A core's vector units do both; tensor cores overlap with the rest.
-        work = work + multiplied if machine.is_cpu else max(work, multiplied)
+        work = work + products_us if machine.is_cpu else max(work, products_us)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
         return Cost(moved, operations, work / busy + machine.launch_us)
@@ -169,16 +169,15 @@ def _nests_products(kernel: Kernel) -> bool:
 
 def call_cost(call: Extern, machine: Machine) -> Cost:
     """Return the modelled cost of a library call, by the products in its decomposition."""
-    moved = sum(numel(b) * b.dtype.itemsize for b in call.writes)
-    moved += sum(numel(b) * b.dtype.itemsize for b in call.reads)
+    moved = sum(map(buffer_bytes, (*call.writes, *call.reads)))
     slow = {F32: machine.slow_f32}
-    products = [p for line in call.decomposition if (p := _products(postorder((line.expr,)), slow))]
+    products = [p for line in call.decomposition if (p := _weighted(postorder((line.expr,)), slow))]
     nested = machine.rates.library_nested if len(products) > 1 else 1.0
     rate = machine.products_per_us * nested
-    multiplied = sum(products) / rate if machine.multiplies else 0.0
+    products_us = sum(products) / rate if machine.multiplies else 0.0
     # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
-    work = copied + multiplied if machine.is_cpu else max(copied, multiplied)
+    work = copied + products_us if machine.is_cpu else max(copied, products_us)
     launches = 2 if _is_split(call, machine) else 1
     return Cost(moved, 0, work + launches * machine.launch_us)
 

@@ -30,7 +30,7 @@ from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.machine import Machine
 from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
-from fusec.passes.fusion.cost import kernel_cost, numel
+from fusec.passes.fusion.cost import buffer_bytes, kernel_cost
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
 
@@ -189,7 +189,7 @@ class _Fuser:
     def add(self, serial: int, members: tuple[int, ...], estimate: _Estimate) -> _Group:
         stored = self.stored(members)
         buffers = (*(b for k in members for b in self.reads[k]), *stored)
-        touched = {b: numel(b) * b.dtype.itemsize for b in dict.fromkeys(buffers)}
+        touched = {b: buffer_bytes(b) for b in dict.fromkeys(buffers)}
         small = estimate.inside and sum(touched.values()) <= self.tuning.alike_bytes
         nodes = sum(self.lines[k].nodes for k in members)
         alike = estimate.grid if small else None

@@ -29,7 +29,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.program import MAX_SIZE, MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
-from fusec.passes.fusion.cost import numel
+from fusec.passes.fusion.cost import buffer_bytes
 from fusec.passes.kernel.coalesce import coalesce
 
 KernelForm: TypeAlias = tuple[object, ...]
@@ -74,7 +74,7 @@ def _waits(kernel: Kernel, lasting: frozenset[object], machine: Machine) -> bool
     Writing them to new pages costs more than a launch: values that a backward recomputes just
     before their use would take as much memory as the ones that eager saves.
     """
-    made = sum(numel(b) * b.dtype.itemsize for b in kernel.writes if b not in lasting)
+    made = sum(buffer_bytes(b) for b in kernel.writes if b not in lasting)
     return made > machine.launch_us * machine.bytes_per_us
 
 

@@ -32,9 +32,9 @@ from fusec.ir.index import Index, Size, index
 from fusec.ir.machine import FusionTuning
 from fusec.passes.dag import below, between, dependencies, find_uses
 from fusec.passes.fusion.contract import FuseGraph
-from fusec.passes.fusion.cost import count, numel
+from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.graph.rows import NotByRows, RowBody
-from fusec.passes.traffic import buffer_bytes
+from fusec.passes.schedule.access import count
 
 
 def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:

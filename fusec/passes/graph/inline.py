@@ -16,14 +16,15 @@ from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import match_skinny
 from fusec.passes.dag import Overwrites, find_uses
-from fusec.passes.fusion.cost import count, numel
+from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.schedule.access import count
 
 
 def inline(graph: Graph, machine: Machine) -> Graph:
@@ -88,7 +89,7 @@ class _Inliner:
         place = self.uses.producer[line.buffer]
         if self.overwrites.between((n.buffer for n in sources), place, readers[-1]):
             return False
-        points = product(a.extent for a in line.axes).hint()
+        points = count(line.axes)
         cost, cheap = _cost_of_a_point(nodes, max(points, 1)), self.tuning.cheap
         if not any(n.axes for n in sources):
             return cost <= 4 * cheap
@@ -98,7 +99,8 @@ class _Inliner:
             return False
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
-            repeated = _points(sites[0]) > points if sites else False
+            # A consumer evaluates a load once for each point of its axes.
+            repeated = bool(sites) and count(sites[0].axes) > points
             return len(sites) <= 2 and (not repeated or cost <= cheap)
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= cheap and full_size <= 1
@@ -135,8 +137,3 @@ def _cost_of_a_point(nodes: list[Expr], points: int) -> int:
     """
     total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in nodes if isinstance(n, Op))
     return -(-total // points)
-
-
-def _points(load: Load) -> int:
-    """Return how often a consumer evaluates a load: the product of the extents of its axes."""
-    return product(a.extent for a in load.axes).hint()

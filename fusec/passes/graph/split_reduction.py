@@ -17,12 +17,13 @@ from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import Axis, Index, floordiv, index, product
+from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
-from fusec.passes.fusion.cost import count, numel
+from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
+from fusec.passes.schedule.access import count
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
@@ -62,7 +63,7 @@ def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> di
         rows = count(found[lines[0]].over)
         large = rows * count(lines[0].axes) // 2
         sources = {b for b in _sources(lines, made) if numel(b) >= large}
-        summed = sum(numel(b) * b.dtype.itemsize for b in sources)
+        summed = sum(map(buffer_bytes, sources))
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
@@ -88,8 +89,7 @@ def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
 
 
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
-    rows = product(a.extent for a in reduction.over).hint()
-    kept = product(a.extent for a in line.axes).hint()
+    rows, kept = count(reduction.over), count(line.axes)
     if (
         factors(reduction) is not None  # a product of matrices has schedules of its own
         or rows * kept < machine.fusion.split_elements

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from fusec.ir.expr import Load, index_exprs
-from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index, product
 
 VECTOR_BYTES = 16
@@ -24,20 +24,16 @@ class Access:
 
 def accesses(kernel: Kernel) -> list[Access]:
     """Return the loads and stores of a kernel, each once."""
-    found: list[Access] = []
-    for store in kernel.stores:
-        offset = store.buffer.offset(store.indices)
-        found.append(Access(offset, store.buffer.dtype.itemsize, _points(offset)))
-    for node in kernel_nodes(kernel):
-        if isinstance(node, Load):
-            offset = node.buffer.offset(node.indices)
-            found.append(Access(offset, node.buffer.dtype.itemsize, _points(offset)))
-    return found
+    loads = [node for node in kernel_nodes(kernel) if isinstance(node, Load)]
+    places: list[Load | Store] = [*kernel.stores, *loads]
+    pairs = [(place.buffer.offset(place.indices), place.buffer.dtype) for place in places]
+    return [Access(offset, dtype.itemsize, count(offset.axes)) for offset, dtype in pairs]
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _points(offset: Index) -> int:
-    return product(a.extent for a in offset.axes).hint()
+def count(axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
+    """Return the product of the axes' extents, at the hints of their sizes."""
+    return product(a.extent for a in axes).hint()
 
 
 @functools.lru_cache(maxsize=1 << 14)

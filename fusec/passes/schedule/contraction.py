@@ -23,8 +23,9 @@ from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis, product
+from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
+from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.descriptors import with_descriptors
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
@@ -90,10 +91,6 @@ def _find_axis_use(
     return use if _is_flat(nodes, products, use) else None
 
 
-def _points(axes: Iterable[Axis]) -> int:
-    return product(a.extent for a in axes).hint()
-
-
 def _longest(axes: Iterable[Axis]) -> Axis | None:
     return max(axes, key=lambda a: a.extent.hint(), default=None)
 
@@ -137,7 +134,7 @@ def _loops_around(
     for over in sets:
         added = [n for n in summed if frozenset(n.over) == over]
         if all(n in products for n in added):
-            lengths[over] = sum(_points(n.axes - set(kernel.grid)) for n in added)
+            lengths[over] = sum(count(n.axes - set(kernel.grid)) for n in added)
     fitting = [over for over, length in lengths.items() if length <= longest]
     if not fitting:
         return ()

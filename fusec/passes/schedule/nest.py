@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis, product
+from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
 from fusec.passes.dag import stable_topological_sort
+from fusec.passes.schedule.access import count
 
 
 def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axis, ...] | None:
@@ -52,7 +53,7 @@ def _arrays_fit(
         within = [a for a in nest[outermost:] if a in node.axes]
         if not machine.is_cpu and any(a is not lane for a in within):
             return False
-        length = product(a.extent for a in within).hint()
+        length = count(tuple(within))
         if lane in node.axes and lane not in nest:  # a lane axis on the grid runs in chunks
             length *= min(lane.extent.hint(), longest)
         if length > longest:

@@ -17,7 +17,7 @@ from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct, match_skinny
-from fusec.passes.schedule.access import fastest_axis, is_transposed
+from fusec.passes.schedule.access import count, fastest_axis, is_transposed
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
@@ -64,7 +64,7 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     loops = [Binding(a, LoopKind.LOOP) for a in inside]
     if lane is None:
         return (*bindings, *loops)
-    own = _lanes(kernel, lane, machine, product(a.extent for a in grid).hint())
+    own = _lanes(kernel, lane, machine, count(tuple(grid)))
     panels = any(p.panel for p in _streams(kernel))
     if lane not in kernel.inside and (panels or _is_window(inside, machine.loops.window)):
         return (*bindings, own, *loops)
@@ -88,7 +88,7 @@ def _transposed(
         return (*bindings, own, Binding(transposed, LoopKind.GRID, 1, width, transposed=True))
     blocks = Binding(transposed, LoopKind.LOOP, 1, width, transposed=True)
     nest = nest_order(kernel, lane, machine) or ()
-    own = _lanes(kernel, lane, machine, product(a.extent for a in others).hint())
+    own = _lanes(kernel, lane, machine, count(tuple(others)))
     loops = [blocks if a is transposed else Binding(a, LoopKind.LOOP) for a in nest]
     return (*bindings, own, *loops)
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule, Step
-from fusec.passes.fusion.cost import kernel_traffic
-from fusec.passes.traffic import buffer_bytes, extern_bytes, kernel_bytes, view_bytes
+from fusec.passes.fusion.cost import buffer_bytes, kernel_traffic
+from fusec.passes.traffic import extern_bytes, kernel_bytes, view_bytes
 
 __all__ = ["buffer_bytes", "bytes_floor", "bytes_moved", "row_loop_bytes", "step_bytes"]
 

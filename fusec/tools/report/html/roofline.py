@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusec.ir.contraction import factors
 from fusec.ir.dtype import BF16
-from fusec.ir.expr import Expr, Reduce, postorder
+from fusec.ir.expr import Expr, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.machine import Machine
-from fusec.passes.fusion.cost import call_cost, count, kernel_cost, kernel_operations
+from fusec.passes.fusion.cost import call_cost, kernel_cost, kernel_operations, multiplied
 from fusec.tools.report.html.steps import Launched
 
 
@@ -74,10 +73,4 @@ def cost_of(step: Launched, machine: Machine) -> Cost:
 
 def multiply_adds(roots: Iterable[Expr]) -> float:
     """Return the multiply-adds of the matrix products in expressions."""
-    return float(
-        sum(
-            count(node.axes | frozenset(node.over))
-            for node in postorder(roots)
-            if isinstance(node, Reduce) and factors(node) is not None
-        )
-    )
+    return float(multiplied(postorder(roots)).total())
