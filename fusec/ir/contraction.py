@@ -65,6 +65,11 @@ def vector_factors(node: Expr) -> Factors | None:
     return found if frozenset(node.over) <= found.left.axes & found.right.axes else None
 
 
+def is_product(node: Expr) -> bool:
+    """Return True for a product of matrices, or of a matrix and a vector."""
+    return factors(node) is not None or vector_factors(node) is not None
+
+
 def sides(node: Expr) -> Factors | None:
     """Return the two factors of a sum in f32, unchanged; None for anything else."""
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from fusec.ir.atoms import size_class
 from fusec.ir.canonical import Canonical, canonical
 from fusec.ir.choice import Choice, Decided, Judge
-from fusec.ir.contraction import factors, vector_factors
+from fusec.ir.contraction import is_product
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads, postorder, reach
 from fusec.ir.graph import (
@@ -35,9 +35,9 @@ from fusec.ir.graph import (
     RowLoop,
     Schedule,
     Step,
-    View,
+    whole_view,
 )
-from fusec.ir.index import Size, index
+from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
 from fusec.ir.streamed import match_skinny
@@ -142,8 +142,11 @@ def cut_with_products(
             decided = _LOST
             if group is not None and judge is not None:
                 signature = group.signature
-                decided = known.get(signature) or judge(_choice(group, machine))
-                known[signature] = decided
+                if signature not in known:
+                    by_model = cache(partial(_by_model, group, machine))
+                    offered = Choice("group", group.describe, group, (LIBRARY,), by_model, FUSED)
+                    known[signature] = judge(offered)
+                decided = known[signature]
             name = _name(kernels)
             log[name] = _decision(graph, calls, name, decided)
             if decided.candidate.startswith(FUSED):
@@ -160,11 +163,6 @@ def cut_with_products(
 
 
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
-
-
-def _choice(group: Group, machine: Machine) -> Choice:
-    by_model = cache(partial(_by_model, group, machine))
-    return Choice("group", group.describe, group, (LIBRARY,), by_model, FUSED)
 
 
 def _by_model(group: Group, machine: Machine) -> Decided:
@@ -235,7 +233,7 @@ def _decomposable(graph: Graph, *, others: bool) -> set[str]:
         call.node
         for call in graph.externs
         if call.decomposition
-        and (others or _multiplies(call))
+        and (others or any(map(is_product, postorder(d.expr for d in call.decomposition))))
         and read.intersection(call.writes) <= {d.buffer for d in call.decomposition}
     }
 
@@ -275,11 +273,6 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
         for call in graph.externs
         if (len(call.decomposition) == 1 or call.product) and any(map(streams, call.decomposition))
     }
-
-
-def _multiplies(call: Extern) -> bool:
-    lines = [line.expr for line in call.decomposition]
-    return any(factors(n) or vector_factors(n) for n in postorder(lines))
 
 
 def _lonely(graph: Graph, schedule: Schedule) -> set[str]:
@@ -351,5 +344,5 @@ def slice_group(
     if any(not isinstance(n, Def) and n not in decomposed for n in nodes):
         return None
     sizes = graph.sizes
-    outputs: tuple[Argument, ...] = tuple(View(b, b.shape, b.strides, index(0)) for b in results)
+    outputs: tuple[Argument, ...] = tuple(whole_view(b) for b in results)
     return Group(Graph("group", (*inputs, *sizes), nodes, outputs), calls, kernels, cut)

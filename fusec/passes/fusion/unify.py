@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from fusec.ir.contraction import factors, vector_factors
+from fusec.ir.contraction import is_product
 from fusec.ir.definition import NOWHERE
 from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
 from fusec.ir.graph import Def, Kernel, Store, axes_of
@@ -207,7 +207,7 @@ class _Unifier:
         mark = len(self.classes)
         for line in self.defs:
             for node in reductions(line.expr):
-                if factors(node) is not None or vector_factors(node) is not None:
+                if is_product(node):
                     for load in loads_of(node.body):
                         for position in load.indices:
                             self.remove_divisions(position)

@@ -12,7 +12,7 @@ Worked example::
 
 from __future__ import annotations
 
-from fusec.ir.contraction import factors, vector_factors
+from fusec.ir.contraction import is_product
 from fusec.ir.expr import Buffer, Op, Reduce, loads, reach, reductions
 from fusec.ir.graph import Graph
 from fusec.ir.monoid import MAX
@@ -35,7 +35,7 @@ def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
             tops.add(line.buffer)
         elif sums and sources & weights:
             beside.add(line.buffer)
-        elif any(_is_product(n) for n in sums) or (sources & scores and not sums):
+        elif any(map(is_product, sums)) or (sources & scores and not sums):
             scores.add(line.buffer)
         if not sums and sources & (tops | weights):
             weights.add(line.buffer)
@@ -43,13 +43,9 @@ def softmax_weighted(graph: Graph) -> frozenset[Buffer]:
     return frozenset(found | (tops | beside).intersection(above))
 
 
-def _is_product(node: Reduce) -> bool:
-    return factors(node) is not None or vector_factors(node) is not None
-
-
 def _weights_alone(node: Reduce, weights: set[Buffer]) -> bool:
     """Return True for a product of which exactly one factor loads softmax weights."""
-    if not _is_product(node) or not isinstance(node.body, Op):
+    if not is_product(node) or not isinstance(node.body, Op):
         return False
     a, b = (weights.isdisjoint(x.buffer for x in loads((f,))) for f in node.body.args)
     return a is not b
