@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel
-from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import computes_rows, unrolls_rows
@@ -75,14 +73,14 @@ def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
     fast = fastest_axis(kernel, kernel.axes)
     if nest_order(kernel, fast, machine) is None:
         return False
-    if fast is None or not columns_beside_rows(kernel, fast):
+    if fast is None or fast not in kernel.inside:
         return True
     return rowwise.sums_fit(kernel, fast, machine.rows)
 
 
 def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel for a CPU: the one chosen by rule comes first."""
-    if contraction.contractions(kernel, machine) and contraction.accepts(kernel, machine):
+    if contraction.accepts(kernel, machine):
         return contraction.plans(kernel, machine)
     return loop_plans(kernel, machine)
 
@@ -95,11 +93,3 @@ def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
         accepted = contraction.accepts(kernel, machine)
         return accepted and contraction.accepts(coalesce(kernel), machine)
     return accepts_loops(kernel, machine)
-
-
-def columns_beside_rows(kernel: Kernel, row: Axis | None) -> bool:
-    """Return True if a reduction over other axes varies along ``row``, which runs inside."""
-    return any(
-        isinstance(n, Reduce) and row in n.axes and row in kernel.inside
-        for n in postorder(s.expr for s in kernel.stores)
-    )

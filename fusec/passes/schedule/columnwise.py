@@ -10,7 +10,7 @@ from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.ir.machine import Machine
 from fusec.passes.schedule.access import fastest_axis
-from fusec.passes.schedule.nest import nest_order
+from fusec.passes.schedule.nest import loop_nest
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
@@ -25,10 +25,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     column = fastest_axis(kernel, kernel.axes)
     if column is None:
         raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
-    nest = nest_order(kernel, column, machine)
-    if nest is None:
-        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
-    *outer, last = nest
+    *outer, last = loop_nest(kernel, column, machine)
     height, columns = machine.rows.column_rows, machine.tile
     rows = min(height, power_of_two(last.extent.hint()))
     width = min(columns, power_of_two(column.extent.hint()))

@@ -8,6 +8,7 @@ outside; and on targets without private arrays, every reduction does.
 
 from __future__ import annotations
 
+from fusec.errors import InternalError
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
@@ -39,6 +40,14 @@ def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axi
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)
     return nest if _arrays_fit(reductions, nest, lane, machine) else None
+
+
+def loop_nest(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axis, ...]:
+    """Return the ``nest_order`` of a kernel that a schedule has accepted."""
+    nest = nest_order(kernel, lane, machine)
+    if nest is None:
+        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
+    return nest
 
 
 def _arrays_fit(

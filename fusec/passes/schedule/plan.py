@@ -99,10 +99,6 @@ class Plan:
     kept_cost: int = 0
     kept_bytes: int = 0
 
-    def binding(self, axis: Axis) -> Binding:
-        """Return how ``axis`` runs."""
-        return next(b for b in self.bindings if b.axis is axis)
-
 
 def verify_plan(kernel: Kernel, plan: Plan) -> None:
     """Check that a plan binds each axis of a kernel, once.

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TypeGuard
 
-from fusec.errors import InternalError
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Load, Reduce, loads
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
 from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
-from fusec.passes.schedule.nest import nest_order
+from fusec.passes.schedule.nest import loop_nest
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
@@ -82,12 +80,11 @@ def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
 def plan(kernel: Kernel, machine: Machine) -> Plan:
     """Return the plan of a row kernel with one tile of rows a program."""
     fast = fastest_axis(kernel, kernel.axes)
-    row = fast if fast is not None else _last_axis(kernel)
-    extent = row.extent.hint()
-    nest = nest_order(kernel, row, machine)
-    if nest is None:
-        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
-    width, tuning = power_of_two(extent), machine.rows
+    # Without contiguous accesses: the innermost axis that may be lanes.
+    able = [a for a in kernel.inside if a not in limiting_axes(kernel)]
+    row = fast if fast is not None else [kernel.inside[-1], *able][-1]
+    nest = loop_nest(kernel, row, machine)
+    width, tuning = power_of_two(row.extent.hint()), machine.rows
     parts = _parts(kernel, nest, row, tuning)
     outer = [a for a in nest if a is not row and a not in parts]
     sums = _column_sums(kernel, row)
@@ -107,13 +104,15 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
         width *= height
-    rows = 1 if loops or width >= 512 else _rows_per_program(kernel, width)
+    rows = 1
+    if kernel.grid and not loops and width < 512:
+        rows = max(1, min(1024 // width, power_of_two(kernel.grid[-1].extent.hint()), 64))
     grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
     # A loop around the row holds column sums beside the row's tiles: fewer elements a thread.
     share = 128 if sums >= tuning.many_sums or (odd and loops and loops[-1].tile > 1) else 256
-    warps = min(16, max(1, width // share)) if loops else _warps(width * rows)
+    warps = max(1, min(16, width // share if loops else width * rows // 1024))
     stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
     reloads = bool(loops) and width >= tuning.reloaded
     return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)
@@ -125,7 +124,8 @@ def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]
     An iteration loads ``row_tile`` elements of 4 bytes over all tensors together. A row of lanes
     has 16 bytes of the widest tensor for each thread, so that a thread folds what it has loaded.
     """
-    sizes = {n.buffer: n.dtype.itemsize for n in kernel_nodes(kernel) if _is_along(n, row)}
+    along = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and row in n.axes]
+    sizes = {n.buffer: n.dtype.itemsize for n in along}
     programs = math.prod(axis.extent.hint() for axis in kernel.grid)
     tuning = machine.rows
     share = 1 if programs >= machine.units else tuning.alone
@@ -137,10 +137,6 @@ def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]
     fold = max(1, min(tuning.folded // 2 if _is_odd(kernel, row) else tuning.folded, tile // lanes))
     tile = min(tile, lanes * fold)
     return max(tile, 16), fold, max(1, min(warps, tile // (32 * vector)))
-
-
-def _is_along(node: Expr, row: Axis) -> TypeGuard[Load]:
-    return isinstance(node, Load) and row in node.axes
 
 
 def _is_odd(kernel: Kernel, row: Axis) -> bool:
@@ -175,14 +171,7 @@ def _parts(
 
 def _column_sums(kernel: Kernel, row: Axis) -> int:
     """Return how many reductions vary along the row."""
-    nodes = postorder(s.expr for s in kernel.stores)
-    return sum(isinstance(n, Reduce) and row in n.axes for n in nodes)
-
-
-def _last_axis(kernel: Kernel) -> Axis:
-    """Return the innermost axis that may be lanes, for kernels without contiguous accesses."""
-    fixed = limiting_axes(kernel)
-    return next((a for a in reversed(kernel.inside) if a not in fixed), kernel.inside[-1])
+    return sum(isinstance(n, Reduce) and row in n.axes for n in kernel_nodes(kernel))
 
 
 def is_resident(row: Axis, tuning: RowTuning) -> bool:
@@ -192,19 +181,18 @@ def is_resident(row: Axis, tuning: RowTuning) -> bool:
 
 
 def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
-    """Return True if a row kernel's column sums fit the registers beside a row."""
-    tiles = _column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    if not _row_fits(kernel, row, tuning):
-        return False
+    """Return True if a row kernel's column sums, if any, fit the registers beside a row."""
+    sums = _column_sums(kernel, row)
+    if not sums or not _row_fits(kernel, row, tuning):
+        return not sums
+    tiles = sums + len(_row_tiles(kernel, row))
     beside = _row_bytes(kernel, row) <= tuning.resident_bytes_beside
     return beside and power_of_two(row.extent.const) * tiles <= tuning.resident_tiles
 
 
 def _row_fits(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     """Return True if a whole row of all tensors that are summed along it fits the registers."""
-    if not is_resident(row, tuning):
-        return False
-    return _row_bytes(kernel, row) <= tuning.resident_bytes
+    return is_resident(row, tuning) and _row_bytes(kernel, row) <= tuning.resident_bytes
 
 
 def _row_bytes(kernel: Kernel, row: Axis) -> int:
@@ -219,20 +207,5 @@ def _row_bytes(kernel: Kernel, row: Axis) -> int:
 
 def _row_tiles(kernel: Kernel, row: Axis) -> set[Buffer]:
     """Return the tensors that are loaded along a row and vary from row to row."""
-    return {n.buffer for n in kernel_nodes(kernel) if isinstance(n, Load) and _is_tile(n, row)}
-
-
-def _is_tile(load: Load, row: Axis) -> bool:
-    """Return True for a load that varies along the row and along another axis."""
-    return row in load.axes and len(load.axes) > 1
-
-
-def _warps(elements: int) -> int:
-    return max(1, min(16, elements // 1024))
-
-
-def _rows_per_program(kernel: Kernel, width: int) -> int:
-    if not kernel.grid:
-        return 1
-    last: Axis = kernel.grid[-1]
-    return max(1, min(1024 // width, power_of_two(last.extent.hint()), 64))
+    along = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and row in n.axes]
+    return {n.buffer for n in along if len(n.axes) > 1}

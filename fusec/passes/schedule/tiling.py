@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fusec.ir.contraction import Factors
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, TileTuning
 from fusec.passes.schedule.pointwise import power_of_two
@@ -170,6 +170,7 @@ def find_work(
     """Return the tiles that a kernel's products need."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
+    computed = [n for n in dict.fromkeys(operands) if not isinstance(n, Load)]
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
@@ -177,8 +178,8 @@ def find_work(
         tuple(_carried(n, by_lanes) for n in _sums(kernel, outer)),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
-        tuple(n.axes for n in postorder(s.expr for s in kernel.stores) if _is_draw(n)),
-        tuple(n.axes for n in dict.fromkeys(operands) if _is_computed(n, nested)),
+        tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
+        tuple(n.axes for n in computed if nested.isdisjoint(postorder((n,)))),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
@@ -188,15 +189,6 @@ def find_work(
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
     """Return the axes of an accumulator: those of the terms where no ``Dot`` sums them."""
     return node.inner if isinstance(node, Reduce) and node in by_lanes else node.axes
-
-
-def _is_computed(operand: Expr, nested: set[Reduce]) -> bool:
-    """Return True for an operand that is neither a load nor computed from a nested product."""
-    return not isinstance(operand, Load) and nested.isdisjoint(postorder((operand,)))
-
-
-def _is_draw(node: Expr) -> bool:
-    return isinstance(node, Op) and node.name == "random"
 
 
 def _sums(kernel: Kernel, products: list[Reduce]) -> Iterator[Expr]:

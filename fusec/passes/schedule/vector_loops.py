@@ -10,7 +10,6 @@ the stores, and loads are transposed, in blocks of W x W.
 
 from __future__ import annotations
 
-from fusec.errors import InternalError
 from fusec.ir.expr import Load, Reduce, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
@@ -18,7 +17,7 @@ from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct, match_skinny
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed
-from fusec.passes.schedule.nest import nest_order
+from fusec.passes.schedule.nest import loop_nest, nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 
@@ -56,10 +55,7 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
         return _transposed(kernel, *both, machine)
     lane = lane_axis(kernel, machine)
     grid = [a for a in kernel.grid if a is not lane]
-    nest = nest_order(kernel, lane, machine)
-    if nest is None:
-        raise InternalError(f"no loop order for {kernel.name}", stage="passes.schedule")
-    inside = [a for a in nest if a is not lane]
+    inside = [a for a in loop_nest(kernel, lane, machine) if a is not lane]
     bindings = [Binding(a, LoopKind.GRID) for a in grid]
     loops = [Binding(a, LoopKind.LOOP) for a in inside]
     if lane is None:
