@@ -25,47 +25,36 @@ class UseDef:
         producer: buffer -> position of the line that writes it.
         readers: buffer -> positions of the definitions that load it.
         live_out: buffers that an extern reads or the graph returns: these must be in memory.
+        overwrites: buffer -> positions of the impure calls that may write it.
     """
 
     producer: dict[Buffer, int]
-    readers: dict[Buffer, tuple[int, ...]]
-    live_out: frozenset[Buffer]
+    readers: dict[Buffer, list[int]]
+    live_out: set[Buffer]
+    overwrites: dict[Buffer, list[int]]
+
+    def may_move(self, sources: Iterable[Buffer], line: Buffer) -> bool:
+        """Return True if no source may be written between a line and its last consumer.
+
+        Worked example: in ``m = 2 * a; copy_(a, b); y = sin(m)`` the definition of ``m`` must not
+        be substituted into ``y``, which would load ``a`` after ``copy_`` has changed it.
+        """
+        first, last = self.producer[line], self.readers[line][-1]
+        places = (place for buffer in sources for place in self.overwrites.get(buffer, ()))
+        return not any(first < place < last for place in places)
 
 
 def find_uses(graph: Graph) -> UseDef:
     """Return producers, consumers and live-out buffers of a graph."""
-    producer: dict[Buffer, int] = {}
-    readers: dict[Buffer, list[int]] = {}
-    live_out = set(graph.returned)
-    for position, node in enumerate(graph.nodes):
-        producer.update((buffer, position) for buffer in node.writes)
-        if isinstance(node, Def):
-            for buffer in node.reads:
-                readers.setdefault(buffer, []).append(position)
-        else:
-            live_out.update(node.reads)
-    return UseDef(producer, {b: tuple(r) for b, r in readers.items()}, frozenset(live_out))
-
-
-class Overwrites:
-    """Positions of impure calls, which may write their arguments: no load may move past one.
-
-    Worked example: in ``m = 2 * a; copy_(a, b); y = sin(m)`` the definition of ``m`` must not be
-    substituted into ``y``, which would load ``a`` after ``copy_`` has changed it.
-    """
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.places: dict[Buffer, list[int]] = {}
-        for position, line in enumerate(lines):
-            for buffer in dict.fromkeys((*line.reads, *line.writes)) if line.impure else ():
-                self.places.setdefault(buffer, []).append(position)
-
-    def between(self, sources: Iterable[Buffer], first: int, last: int) -> bool:
-        """Return True if a source may be written after line ``first`` and before line ``last``."""
-        places = self.places
-        return bool(places) and any(
-            first < place < last for buffer in sources for place in places.get(buffer, ())
-        )
+    uses = UseDef({}, {}, set(graph.returned), {})
+    for position, line in enumerate(graph.nodes):
+        uses.producer.update((buffer, position) for buffer in line.writes)
+        for buffer in line.reads if isinstance(line, Def) else ():
+            uses.readers.setdefault(buffer, []).append(position)
+        uses.live_out.update(() if isinstance(line, Def) else line.reads)
+        for buffer in dict.fromkeys((*line.reads, *line.writes)) if line.impure else ():
+            uses.overwrites.setdefault(buffer, []).append(position)
+    return uses
 
 
 def dependencies(steps: Sequence[Line | Step]) -> Dag:

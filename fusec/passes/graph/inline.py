@@ -21,7 +21,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import match_skinny
-from fusec.passes.dag import Overwrites, find_uses
+from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.schedule.access import count
@@ -47,7 +47,6 @@ class _Inliner:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
         self.uses = find_uses(graph)
-        self.overwrites = Overwrites(graph.nodes)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[Load]]] = {}
@@ -86,8 +85,7 @@ class _Inliner:
         if len(nodes) > self.tuning.inlined_nodes or any(isinstance(n, Reduce) for n in nodes):
             return False
         sources = [n for n in nodes if isinstance(n, Load)]
-        place = self.uses.producer[line.buffer]
-        if self.overwrites.between((n.buffer for n in sources), place, readers[-1]):
+        if not self.uses.may_move((n.buffer for n in sources), line.buffer):
             return False
         points = count(line.axes)
         cost, cheap = _cost_of_a_point(nodes, max(points, 1)), self.tuning.cheap

@@ -21,7 +21,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import product
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
-from fusec.passes.dag import Overwrites, find_uses
+from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
 
@@ -29,17 +29,12 @@ from fusec.passes.graph.simplify import simplifier
 def recompute_wide(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with wide products and their pointwise followers inlined into consumers."""
     uses = find_uses(graph)
-    overwrites = Overwrites(graph.nodes)
     wide: dict[Buffer, Def] = {}
 
     def take(node: Def) -> tuple[Def, ...]:
         line = _substituted(node, wide)
-        readers = uses.readers.get(node.buffer, ())
-        alone = (
-            node.buffer not in uses.live_out
-            and bool(readers)
-            and not overwrites.between(line.reads, uses.producer[node.buffer], readers[-1])
-        )
+        inner = node.buffer in uses.readers and node.buffer not in uses.live_out
+        alone = inner and uses.may_move(line.reads, node.buffer)
         if alone and (is_wide_product(node, machine) or _follows(node, line, wide)):
             wide[node.buffer] = line
             return ()
