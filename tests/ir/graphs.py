@@ -7,6 +7,8 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduc
 from fusec.ir.extern import Product
 from fusec.ir.graph import Argument, Def, Extern, Graph, View
 from fusec.ir.index import Axis, IntoIndex, Runtime, Size, index
+from fusec.ir.interp.expression import Env, eval_tile, expand, sort_axes
+from fusec.ir.interp.scalar import Array
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.strides import contiguous_strides
 
@@ -133,3 +135,10 @@ def ragged_sum(columns: int, tile: int) -> Graph:
     inner = total(SUM, i, Op("exp", (load(x, index(o) * tile + i),)))
     (z,), (p,) = axes("z", 1), axes("p", -(-columns // tile))
     return graph((x,), (Def(part, (o,), inner), Def(out, (z,), total(SUM, p, load(part, p)))), out)
+
+
+def eval_expr(expr: Expr, env: Env) -> Array:
+    """Return the value of ``expr`` over all of its free axes, sorted by serial."""
+    tile = eval_tile(expr, env)
+    free = (axis for axis in expr.axes if axis not in env.points)
+    return expand(tile, sort_axes((*free, *tile.axes)), env)

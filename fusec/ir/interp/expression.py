@@ -13,6 +13,7 @@ Worked example: ``sum(c: x[m, c])`` is the tile ``x[m, c]`` of shape (M, C), the
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -131,14 +132,9 @@ def combine(operation: Operation, *tiles: Tile) -> Tile:
 def conjunction(masks: Iterable[Tile | None]) -> Tile | None:
     """Return the conjunction of masks; None is a mask that is true everywhere."""
     present = [mask for mask in masks if mask is not None]
-    return combine(_all_true, *present) if present else None
-
-
-def _all_true(*masks: Array) -> Array:
-    result = masks[0]
-    for mask in masks[1:]:
-        result = result & mask
-    return result
+    if not present:
+        return None
+    return functools.reduce(functools.partial(combine, np.logical_and), present)
 
 
 def ragged_mask(axes: Iterable[Axis], env: Env) -> Tile | None:
@@ -267,16 +263,12 @@ def locate(buffer: Buffer, indices: tuple[Index, ...], env: Env, memo: Memo | No
     for value, extent, stride in zip(indices, buffer.shape, buffer.strides, strict=True):
         position = eval_index(value, env, memo)
         inside = combine(_within, inside, position, eval_index(extent, env))
-        offset = combine(_advance, offset, position, eval_index(stride, env))
+        offset = combine(np.add, offset, combine(np.multiply, position, eval_index(stride, env)))
     return combine(np.where, inside, offset, _number(-1))
 
 
 def _within(inside: Array, position: Array, extent: Array) -> Array:
     return inside & (position >= 0) & (position < extent)
-
-
-def _advance(offset: Array, position: Array, stride: Array) -> Array:
-    return np.asarray(offset + position * stride)
 
 
 def check_offsets(offset: Tile, mask: Tile | None, env: Env, what: object) -> None:
@@ -312,17 +304,6 @@ def store(buffer: Buffer, offset: Tile, value: Tile, mask: Tile | None, env: Env
 # -- expressions ---------------------------------------------------------------------------------
 
 
-def eval_expr(expr: Expr, env: Env) -> Array:
-    """Return the value of ``expr`` over all of its free axes, sorted by serial.
-
-    Raises:
-        InternalError: for a load out of range, or a name that ``env`` does not have.
-    """
-    tile = eval_tile(expr, env)
-    free = (axis for axis in expr.axes if axis not in env.points)
-    return expand(tile, sort_axes((*free, *tile.axes)), env)
-
-
 def eval_tile(expr: Expr, env: Env, memo: Memo | None = None) -> Tile:
     """Return the value of ``expr``; each distinct node is evaluated once per ``memo``."""
     memo = {} if memo is None else memo
@@ -353,7 +334,7 @@ def _eval_node(node: Expr, env: Env, memo: Memo) -> Tile:
         case Reduce():
             return _eval_reduce(node, env, memo)
         case Dot():
-            return _eval_dot(node, env, memo)
+            return _eval_dot(node, memo)
         case Var():
             if node not in env.variables:
                 raise InternalError(f"variable {node} has no value", stage=STAGE)
@@ -396,7 +377,7 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
     return Tile(kept, find_first(node.monoid.fields[0], full[0], full[1], dims))
 
 
-def _eval_dot(node: Dot, env: Env, memo: Memo) -> Tile:
+def _eval_dot(node: Dot, memo: Memo) -> Tile:
     left, right = (convert(memo[side].array, F32) for side in (node.left, node.right))
     product = combine(
         np.multiply, Tile(memo[node.left].axes, left), Tile(memo[node.right].axes, right)

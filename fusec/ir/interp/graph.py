@@ -42,6 +42,7 @@ from fusec.ir.graph import (
     Step,
     Store,
     View,
+    whole_view,
 )
 from fusec.ir.host import (
     Allocation,
@@ -109,7 +110,7 @@ def to_storage(buffer: Buffer, values: Array, env: Env) -> Array:
 
 def from_storage(buffer: Buffer, env: Env) -> Array:
     """Return the contents of ``buffer`` by logical shape: a writable view of its storage."""
-    return _window(View(buffer, buffer.shape, buffer.strides, index(0)), env)
+    return _window(whole_view(buffer), env)
 
 
 def _window(view: View, env: Env) -> Array:
@@ -222,15 +223,19 @@ def _run_body(body: Interpreted, env: Env, extern: ExternCall | None, kernel: Ke
     for statement in _statements(body):
         match statement:
             case Def():
-                _run_def(statement, env)
+                value = eval_tile(statement.expr, env)
+                allocate(statement.buffer, env)
+                here = tuple(map(index, statement.axes))
+                _write(Store(statement.buffer, here, statement.expr), value, {}, env)
             case Kernel() | ForeachKernel() | NativeRun():
                 for member in statement.kernels:
                     _check_memory(member, env)
                     kernel(member, env)
-            case Allocation(buffer, None):
-                allocate(buffer, env)
-            case Allocation(buffer, Buffer() as over):
-                env.storage[buffer] = env.storage[over]
+            case Allocation(buffer, over):
+                if over is None:
+                    allocate(buffer, env)
+                else:
+                    env.storage[buffer] = env.storage[over]
             case FreeBuffers(buffers):
                 for buffer in buffers:
                     _free(buffer, env)
@@ -364,12 +369,6 @@ def _is_view(values: Any, storage: Array, args: tuple[Any, ...]) -> bool:
         return False
     same = values.dtype == storage.dtype and np.array_equal(values.reshape(-1), storage, True)
     return same and any(isinstance(a, np.ndarray) and np.shares_memory(a, values) for a in args)
-
-
-def _run_def(line: Def, env: Env) -> None:
-    value = eval_tile(line.expr, env)
-    allocate(line.buffer, env)
-    _write(Store(line.buffer, tuple(map(index, line.axes)), line.expr), value, {}, env)
 
 
 # -- kernels -------------------------------------------------------------------------------------

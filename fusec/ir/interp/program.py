@@ -35,7 +35,7 @@ from fusec.ir.interp.expression import (
     locate,
     store,
 )
-from fusec.ir.interp.scalar import Array, fill_value, numpy_type
+from fusec.ir.interp.scalar import Array
 from fusec.ir.program import (
     Carry,
     For,
@@ -102,7 +102,7 @@ def _run_block(body: tuple[Statement, ...], run: _ProgramRun) -> None:
             case Put():
                 _put(statement, run)
             case Scratch():
-                _allocate_scratch(statement, env)
+                allocate(statement.buffer, env)
             case For():
                 _run_loop(statement, run)
             case Multiply():
@@ -157,13 +157,6 @@ def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _Pro
     if base in run.writer:
         _check_owner(run.writer[base], offsets.reshape(-1), matrix, run)
     return offsets
-
-
-def _allocate_scratch(statement: Scratch, env: Env) -> None:
-    buffer = statement.buffer
-    env.storage[buffer.base] = np.full(
-        eval_scalar(statement.length, env), fill_value(buffer.dtype), numpy_type(buffer.dtype)
-    )
 
 
 def _evaluate(value: Expr, var: Var, run: _ProgramRun) -> Tile:

@@ -106,10 +106,6 @@ def _pow(a: Array, b: Array) -> Array:
     return np.asarray(np.where(b < 0, inverse, positive))
 
 
-def _sign(a: Array) -> Array:
-    return np.asarray((a > 0).astype(a.dtype) - (a < 0).astype(a.dtype))
-
-
 def _lgamma(x: float) -> float:
     if math.isinf(x) or (x <= 0 and x == math.floor(x)):
         return math.inf
@@ -174,7 +170,7 @@ OPERATIONS: dict[str, Operation] = {
     "pow": _pow,
     "atan2": np.arctan2,
     "neg": np.negative,
-    "sign": _sign,
+    "sign": lambda a: (a > 0).astype(a.dtype) - (a < 0).astype(a.dtype),
     "round": np.rint,
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "reciprocal": lambda a: 1 / a,
