@@ -10,10 +10,10 @@ at least 0, and it is at most 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fusec.ir.atoms import Atom, Minimum, Size
+from fusec.ir.atoms import Minimum, Size
 
 if TYPE_CHECKING:
     from fusec.ir.index import Index
@@ -32,12 +32,9 @@ def holds_by_bounds(low: Index, prove: Callable[[Index], bool]) -> bool:
 
 def _is_taken_away(low: Index, size: Size) -> bool:
     terms = [(m, c) for m, c in low.terms if size in m]
-    rest = (a for m, _ in terms for a in m if a is not size)
-    return all(c < 0 and m.count(size) == 1 for m, c in terms) and _is_product_of_extents(rest)
-
-
-def _is_product_of_extents(atoms: Iterable[Atom]) -> bool:
-    return all(isinstance(a, Size) and a.least is not None and a.least >= 0 for a in atoms)
+    factors = (a for m, _ in terms for a in m if a is not size)
+    extents = all(isinstance(a, Size) and a.least is not None and a.least >= 0 for a in factors)
+    return extents and all(c < 0 and m.count(size) == 1 for m, c in terms)
 
 
 def _replaced(value: Index, size: Size, by: Index) -> Index:

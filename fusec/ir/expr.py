@@ -130,8 +130,8 @@ class _Expr(Node):
         return print_expr(self)  # type: ignore[arg-type]
 
     def substitute(self, mapping: Mapping[Axis, Index]) -> Expr:
-        """Return this expression with free axes replaced by indices."""
-        return substitute_axes(self, mapping)  # type: ignore[arg-type]
+        """Return this expression with axes replaced by indices; see ``substitute_all``."""
+        return substitute_all((self,), mapping)[0]  # type: ignore[arg-type]
 
 
 class Load(_Expr):
@@ -567,17 +567,14 @@ def _substitute_atom(
             return index(atom)
 
 
-def substitute_axes(root: Expr, mapping: Mapping[Axis, Index]) -> Expr:
-    """Replace axes by indices, which may rename, split or merge bound axes of reductions."""
-    return substitute_all((root,), mapping)[0]
-
-
 def substitute_all(
     roots: tuple[Expr, ...],
     mapping: Mapping[Axis, Index],
     known: Mapping[Expr, Expr] | None = None,
 ) -> tuple[Expr, ...]:
-    """``substitute_axes`` for several expressions at once, so that shared nodes stay shared.
+    """Replace axes by indices, which may rename, split or merge bound axes of reductions.
+
+    Nodes that the expressions share stay shared.
 
     Args:
         known: node -> its result; nodes below it are not visited.

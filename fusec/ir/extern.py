@@ -28,6 +28,7 @@ from fusec.ir.argument import (
     argument_indices,
     argument_views,
     map_views,
+    whole_view,
 )
 from fusec.ir.atoms import Minimum
 from fusec.ir.definition import NOWHERE, Def, Origin, by_name, sizes_in
@@ -404,7 +405,7 @@ class Constant:
     @property
     def view(self) -> View:
         """All of the tensor."""
-        return View(self.buffer, self.buffer.shape, self.buffer.strides, index(0))
+        return whole_view(self.buffer)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,6 @@ it reads these trees without the IR; ``export/native_sizes.py`` prints them as C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from fusec.errors import Unsupported
@@ -22,15 +21,11 @@ def formula_of(value: Index) -> Formula:
     Raises:
         Unsupported: for an atom that is no size, minimum, quotient or remainder of sizes.
     """
-    terms = [_term(factor, atoms) for atoms, factor in value.terms]
+    products = [[*([k] if k != 1 else ()), *map(_atom, atoms)] for atoms, k in value.terms]
+    terms = [factors[0] if len(factors) == 1 else ("*", *factors) for factors in products]
     if value.const or not terms:
         terms.append(value.const)
     return terms[0] if len(terms) == 1 else ("+", *terms)
-
-
-def _term(factor: int, atoms: Sequence[Atom]) -> Formula:
-    factors = [*((factor,) if factor != 1 else ()), *map(_atom, atoms)]
-    return factors[0] if len(factors) == 1 else ("*", *factors)
 
 
 def _atom(atom: Atom) -> Formula:

@@ -102,23 +102,19 @@ class Normalizer:
     not one for each operation in it.
     """
 
-    __slots__ = ("new", "rules")
+    __slots__ = ("new", "rule")
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules.of
+        self.rule = rules
         self.new: dict[Expr, Expr] = {}
 
     def __call__(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return rewrite(roots, self._normal, self.new)
 
     def _normal(self, node: Expr) -> Expr:
-        for rule in self.rules.get(node.name if isinstance(node, Op) else type(node), ()):
-            found = rule(node)
-            if found is not node:
-                self.new[node] = self((found,))[0]
-                return self.new[node]
-        self.new[node] = node
-        return node
+        found = self.rule(node)
+        self.new[node] = node if found is node else self((found,))[0]
+        return self.new[node]
 
 
 def reading(instead: Mapping[Buffer, Buffer]) -> Rule:

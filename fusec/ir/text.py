@@ -171,11 +171,6 @@ def print_argument(arg: Argument) -> str:
             return repr(arg)
 
 
-def print_def(line: Def) -> str:
-    axes = ", ".join(a.name for a in line.axes)
-    return f"{line.buffer.name}[{axes}] = {line.expr!r}"
-
-
 def print_call(line: CallStep) -> str:
     match line:
         case Constant():
@@ -208,7 +203,8 @@ def print_graph(graph: Graph) -> str:
     for node in graph.nodes:
         match node:
             case Def():
-                lines.append(f"  {print_def(node)}    : {print_type(node.buffer)}")
+                target = f"{node.buffer.name}[{', '.join(a.name for a in node.axes)}]"
+                lines.append(f"  {target} = {node.expr!r}    : {print_type(node.buffer)}")
             case RowLoop():
                 lines += [f"  {line}" for line in print_row_loop(node).splitlines()]
             case _:

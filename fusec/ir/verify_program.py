@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BF16, BOOL, F32, DType
+from fusec.ir.dtype import BF16, BOOL, F32
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -201,15 +201,12 @@ def _verify_name(node: Expr, scope: _Scope, line: str) -> None:
 def _verify_put(put: Put, scope: _Scope) -> None:
     line = f"{put.buffer.name}[{put.offset}] = ..."
     check(put.buffer.base in scope.writes, line, f"{put.buffer} is not written by this program")
-    _verify_type(put.value.dtype, put.buffer.dtype, line)
+    seen, expected = put.value.dtype, put.buffer.dtype
+    check(seen is expected, line, f"a value of {seen} for a buffer of {expected}")
     _verify_name(put.value, scope, line)
     if put.guard is not None:
         _verify_name(put.guard, scope, line)
     _verify_access(put, put.offset, scope, line, copied=put in scope.copied)
-
-
-def _verify_type(seen: DType, expected: DType, line: str) -> None:
-    check(seen is expected, line, f"a value of {seen} for a buffer of {expected}")
 
 
 def _verify_scratch(scratch: Scratch, scope: _Scope) -> None:

@@ -66,15 +66,12 @@ def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Sc
 def library_choice(call: Extern) -> Choice:
     """Return the choice between the libraries that have a product."""
     by_rule = partial(_by_rule, "the library that it names")
-    return Choice("product", partial(_label, call), call, (ATEN, *call.alternatives), by_rule)
+    candidates = (ATEN, *call.alternatives)
+    return Choice("product", lambda: f"product {describe_call(call)}", call, candidates, by_rule)
 
 
 def _by_rule(why: str) -> Decided:
     return Decided(ATEN, f"by rule: {why}")
-
-
-def _label(call: Extern) -> str:
-    return f"product {describe_call(call)}"
 
 
 def _take(schedule: Schedule, chosen: dict[str, str]) -> Schedule:

@@ -54,7 +54,10 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
     cut = cut_axis(spread.axis, spread.terms)
     states: States = {}
     for node, row_max in beside.items():  # in postorder: a maximum before the sums that use it
-        own = node if row_max is None else _relative_to(node, row_max, *states[row_max])
+        own = node
+        if row_max is not None:  # relative to the part's own maximum
+            (body,) = replace_nodes((node.body,), {row_max: states[row_max][0]})
+            own = Reduce(node.monoid, node.over, body)
         states[node] = rfactor(own, cut)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, beside, states, partial, cut)
@@ -106,12 +109,6 @@ def _names(kernel: Kernel, states: States) -> dict[Reduce, str]:
             same = sum(other.startswith(name) for other in names.values())
             names.setdefault(found, f"{name}_{same + 1}" if same else name)
     return names
-
-
-def _relative_to(node: Reduce, row_max: Reduce, top: Reduce) -> Reduce:
-    """Return a sum relative to another maximum: that of a part."""
-    (body,) = replace_nodes((node.body,), {row_max: top})
-    return Reduce(node.monoid, node.over, body)
 
 
 # -- the final kernel ------------------------------------------------------------------------------

@@ -85,19 +85,10 @@ class RowBody:
         made = (*(self.made[buffer] for buffer in results), *self._sums.values())
         inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *inner, *self._whole, *self._added)
         body = Graph("rows", inputs, tuple(self._nodes), tuple(map(whole_view, made)))
-        whole, sums = tuple(map(whole_view, self._whole)), tuple(self._sums)
-        return RowLoop(
-            name,
-            self.rows,
-            height,
-            self.count,
-            body,
-            sliced,
-            whole,
-            results,
-            sums,
-            tuple(self._added),
-        )
+        whole = tuple(map(whole_view, self._whole))
+        sums, added = tuple(self._sums), tuple(self._added)
+        rows, count = self.rows, self.count
+        return RowLoop(name, rows, height, count, body, sliced, whole, results, sums, added)
 
     def add(self, position: int, node: Line) -> None:
         """Add a line, whose position in the outer graph is ``position``.

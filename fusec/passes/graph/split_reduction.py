@@ -33,7 +33,12 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """
     whole = softmax_weighted(graph) if machine.multiplies else frozenset()
     lines = [line for line in graph.defs if line.buffer not in whole]
-    found = {line: n for line in lines if (n := _to_split(line, machine)) is not None}
+    sums = {line: reductions(line.expr) for line in lines}
+    found = {
+        line: own[0]
+        for line, own in sums.items()
+        if len(own) == 1 and _worth_splitting(line, own[0], machine)
+    }
     parts = _count_parts(graph, found, machine)
     losses, long = machine.fusion.lost_parts, machine.rows.loop_elements
     cuts = {
@@ -42,13 +47,6 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         if (cut := _cut(reduction, parts[line], losses[count(line.axes) >= long])) is not None
     }
     return graph.map_defs(Splitter(cuts, median_of_three, fastest=False).split)
-
-
-def _to_split(line: Def, machine: Machine) -> Reduce | None:
-    """Return the only reduction of a line if it is worth two kernels, else None."""
-    (reduction, *others) = reductions(line.expr) or (None,)
-    split = reduction is not None and not others and _worth_splitting(line, reduction, machine)
-    return reduction if split else None
 
 
 def _count_parts(graph: Graph, found: dict[Def, Reduce], machine: Machine) -> dict[Def, int]:
@@ -89,6 +87,7 @@ def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
 
 
 def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
+    """Return True if the only reduction of a line is worth two kernels."""
     rows, kept = count(reduction.over), count(line.axes)
     if (
         factors(reduction) is not None  # a product of matrices has schedules of its own

@@ -21,18 +21,12 @@ from fusec.passes.graph.simplify import repeated_body
 def coalesce(kernel: Kernel) -> FlatKernel:
     """Return the kernel with flat accesses and all mergeable axes merged."""
     flat = flatten(kernel)
-    merged = True
-    while merged:
-        merged = False
-        for group in (flat.grid, flat.inside):
-            for outer, inner in pairwise(group):
-                if _mergeable(flat, outer, inner):
-                    flat = _merge(flat, outer, inner)
-                    merged = True
-                    break
-            if merged:
-                break
-    return flat
+    while True:
+        neighbours = (*pairwise(flat.grid), *pairwise(flat.inside))
+        pair = next((both for both in neighbours if _mergeable(flat, *both)), None)
+        if pair is None:
+            return flat
+        flat = _merge(flat, *pair)
 
 
 def flatten(kernel: Kernel) -> FlatKernel:

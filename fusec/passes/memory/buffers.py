@@ -144,16 +144,12 @@ class _Plan:
             dying = own.intersection(self.dying[position])
             match step:
                 case Kernel() if dying:
-                    self._lay_over(may_overwrite(step), position, dying)
-
-    def _lay_over(
-        self, may: Mapping[Buffer, tuple[Buffer, ...]], position: int, dying: set[Buffer]
-    ) -> None:
-        for buffer, operands in may.items():
-            over = next((b for b in operands if b in dying - self.overwritten), None)
-            if over is not None and self.first.get(buffer) == position:
-                self.over[buffer] = over
-                self.overwritten.add(over)
+                    for buffer, operands in may_overwrite(step).items():
+                        over = next((b for b in operands if b in dying), None)
+                        if over is not None and self.first.get(buffer) == position:
+                            self.over[buffer] = over
+                            self.overwritten.add(over)
+                            dying.remove(over)
 
     def _count_bytes(self, steps: int) -> list[int]:
         change = [0] * (steps + 2)
