@@ -86,6 +86,11 @@ typedef unsigned char m_u8, m_bool;
 #define FUSEC_SAME(l) l
 #define FUSEC_TWICE(l) 2 * (l)
 #define FUSEC_UPPER(l) (l) + FUSEC_H
+#ifdef __clang__
+#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shuffle(x, y, index{__VA_ARGS__})
+#endif
 
 // ---- instructions that gcc's vector extensions do not express -----------------------------------
 // gcc's builtins for one register; macros left undefined have a portable definition further down.
@@ -186,11 +191,7 @@ FUSEC_INLINE vm v_first(long long n) {
 // The low words of 64-bit lanes, and the splitting of a wide conversion. gcc 12 lowers the
 // conversion of a whole register better than that of two halves of it.
 FUSEC_INLINE vi32 fusec_narrow(hi64 a, hi64 b) {
-#ifdef __clang__
-  return __builtin_shufflevector((vi32)a, (vi32)b, FUSEC_LANES(FUSEC_TWICE));
-#else
-  return __builtin_shuffle((vi32)a, (vi32)b, vi32{FUSEC_LANES(FUSEC_TWICE)});
-#endif
+  return FUSEC_SHUFFLE((vi32)a, (vi32)b, vi32, FUSEC_LANES(FUSEC_TWICE));
 }
 FUSEC_INLINE vi64 fusec_split(wi64 w) { return vi64(((hi64 *)&w)[0], ((hi64 *)&w)[1]); }
 FUSEC_INLINE vf64 fusec_split(wf64 w) { return vf64(((hf64 *)&w)[0], ((hf64 *)&w)[1]); }
@@ -420,11 +421,9 @@ typedef hi64 hi64_any __attribute__((may_alias, aligned(1)));
 #define FUSEC_WHOLE(R, raw)                                                             \
   FUSEC_INLINE R fusec_ld(const raw *p) { return *(const R##_any *)p; }                 \
   FUSEC_INLINE void fusec_st(raw *p, R v) { *(R##_any *)p = v; }                        \
-  FUSEC_INLINE R fusec_ldg(const raw *p, long long s) {                                 \
-    return R{FUSEC_LANES(FUSEC_AT_STRIDE)};                                             \
-  }                                                                                     \
-  FUSEC_INLINE R fusec_ldi(const raw *p, vi64 o) { return R{FUSEC_LANES(FUSEC_AT_OFFSET)}; }
-#define FUSEC_AT_STRIDE(l) p[(l) * s]
+  template <class At> FUSEC_INLINE R fusec_ld(const raw *p, At o) {                     \
+    return R{FUSEC_LANES(FUSEC_AT_OFFSET)};                                             \
+  }
 #define FUSEC_AT_OFFSET(l) p[o[l]]
 FUSEC_WHOLE(vu8, raw8)
 FUSEC_WHOLE(vu16, raw16)
@@ -435,54 +434,34 @@ FUSEC_INLINE vi64 fusec_ld(const raw64 *p) {
 FUSEC_INLINE void fusec_st(raw64 *p, vi64 v) {
   *(hi64_any *)p = v.a, *(hi64_any *)(p + FUSEC_H) = v.b;
 }
-#define FUSEC_UPPER_STRIDE(l) p[((l) + FUSEC_H) * s]
 #define FUSEC_UPPER_OFFSET(l) p[o[(l) + FUSEC_H]]
-FUSEC_INLINE vi64 fusec_ldg(const raw64 *p, long long s) {
-  return vi64(hi64{FUSEC_HALF_LANES(FUSEC_AT_STRIDE)}, hi64{FUSEC_HALF_LANES(FUSEC_UPPER_STRIDE)});
-}
-FUSEC_INLINE vi64 fusec_ldi(const raw64 *p, vi64 o) {
+template <class At> FUSEC_INLINE vi64 fusec_ld(const raw64 *p, At o) {
   return vi64(hi64{FUSEC_HALF_LANES(FUSEC_AT_OFFSET)}, hi64{FUSEC_HALF_LANES(FUSEC_UPPER_OFFSET)});
 }
 
 // Strided and indexed stores, and access under a mask that is not all set, go lane by lane through
-// a small array.
+// a small array. ``o`` has the offset of each lane: a vector, or the multiples of a stride.
+struct fusec_stride {
+  long long s;
+  FUSEC_INLINE_MEMBER long long operator[](int l) const { return l * s; }
+};
 #define FUSEC_SCATTERED(R, raw)                                                         \
-  FUSEC_RARE R fusec_some_strided(const raw *p, long long s, vm m) {                    \
-    raw t[FUSEC_W] = {};                                                                \
-    for (int l = 0; l < FUSEC_W; l++)                                                   \
-      if (m.v[l]) t[l] = p[l * s];                                                      \
-    return fusec_ld(t);                                                                 \
-  }                                                                                     \
-  FUSEC_RARE R fusec_some_indexed(const raw *p, vi64 o, vm m) {                         \
+  template <class At> FUSEC_RARE R fusec_ld_some(const raw *p, At o, vm m) {            \
     raw t[FUSEC_W] = {};                                                                \
     for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) t[l] = p[o[l]];                                                       \
     return fusec_ld(t);                                                                 \
   }                                                                                     \
-  FUSEC_RARE void fusec_stgm(raw *p, long long s, R v, vm m) {                          \
-    raw t[FUSEC_W];                                                                     \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++)                                                   \
-      if (m.v[l]) p[l * s] = t[l];                                                      \
-  }                                                                                     \
-  FUSEC_RARE void fusec_stim(raw *p, vi64 o, R v, vm m) {                               \
+  template <class At> FUSEC_RARE void fusec_st_some(raw *p, At o, R v, vm m) {          \
     raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
     for (int l = 0; l < FUSEC_W; l++)                                                   \
       if (m.v[l]) p[o[l]] = t[l];                                                       \
   }                                                                                     \
-  FUSEC_INLINE R fusec_ldgm(const raw *p, long long s, vm m) {                          \
-    return f_hall(m) ? fusec_ldg(p, s) : fusec_some_strided(p, s, m);                   \
+  template <class At> FUSEC_INLINE R fusec_ldm(const raw *p, At o, vm m) {              \
+    return f_hall(m) ? fusec_ld(p, o) : fusec_ld_some(p, o, m);                         \
   }                                                                                     \
-  FUSEC_INLINE R fusec_ldim(const raw *p, vi64 o, vm m) {                               \
-    return f_hall(m) ? fusec_ldi(p, o) : fusec_some_indexed(p, o, m);                   \
-  }                                                                                     \
-  FUSEC_INLINE void fusec_stg(raw *p, long long s, R v) {                               \
-    raw t[FUSEC_W];                                                                     \
-    fusec_st(t, v);                                                                     \
-    for (int l = 0; l < FUSEC_W; l++) p[l * s] = t[l];                                  \
-  }                                                                                     \
-  FUSEC_INLINE void fusec_sti(raw *p, vi64 o, R v) {                                    \
+  template <class At> FUSEC_INLINE void fusec_st(raw *p, At o, R v) {                   \
     raw t[FUSEC_W];                                                                     \
     fusec_st(t, v);                                                                     \
     for (int l = 0; l < FUSEC_W; l++) p[o[l]] = t[l];                                   \
@@ -495,11 +474,11 @@ FUSEC_SCATTERED(vi64, raw64)
 // Adjacent elements under a mask.
 #define FUSEC_MASKED(R, raw)                                                            \
   FUSEC_INLINE R fusec_ldm(const raw *p, vm m) {                                        \
-    return f_hall(m) ? fusec_ld(p) : fusec_some_strided(p, 1, m);                       \
+    return f_hall(m) ? fusec_ld(p) : fusec_ld_some(p, fusec_stride{1}, m);              \
   }                                                                                     \
   FUSEC_INLINE void fusec_stm(raw *p, R v, vm m) {                                      \
     if (f_hall(m)) return fusec_st(p, v);                                               \
-    fusec_stgm(p, 1, v, m);                                                             \
+    fusec_st_some(p, fusec_stride{1}, v, m);                                            \
   }
 #if FUSEC_AVX512
 #define FUSEC_MASKED_BY_BITS(R, raw)                                                    \
@@ -564,11 +543,6 @@ FUSEC_MASKED(vi64, raw64)
 // Blocks of FUSEC_W x FUSEC_W, transposed in registers: each of log2(FUSEC_W) steps interleaves the
 // first half of the rows with the second. Without masked loads, partial blocks are copied element
 // by element.
-#ifdef __clang__
-#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
-#else
-#define FUSEC_SHUFFLE(x, y, index, ...) __builtin_shuffle(x, y, index{__VA_ARGS__})
-#endif
 #define FUSEC_LOW(l) (l) / 2 + (l) % 2 * FUSEC_W
 #define FUSEC_HIGH(l) FUSEC_W / 2 + FUSEC_LOW(l)
 #define FUSEC_HALF_LOW(l) (l) / 2 + (l) % 2 * FUSEC_H
@@ -646,12 +620,13 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
 #define FUSEC_ACCESS(D, raw, V, S, decode, encode, decode_scalar, encode_scalar)        \
   FUSEC_DECODED(V, ld_##D, decode, (const m_##D *p), fusec_ld((const raw *)p))          \
   FUSEC_DECODED(V, ldm_##D, decode, (const m_##D *p, vm m), fusec_ldm((const raw *)p, m)) \
-  FUSEC_DECODED(V, ldg_##D, decode, (const m_##D *p, long long s), fusec_ldg((const raw *)p, s)) \
+  FUSEC_DECODED(V, ldg_##D, decode, (const m_##D *p, long long s),                      \
+                fusec_ld((const raw *)p, fusec_stride{s}))                              \
   FUSEC_DECODED(V, ldgm_##D, decode, (const m_##D *p, long long s, vm m),               \
-                fusec_ldgm((const raw *)p, s, m))                                       \
-  FUSEC_DECODED(V, ldi_##D, decode, (const m_##D *p, vi64 o), fusec_ldi((const raw *)p, o)) \
+                fusec_ldm((const raw *)p, fusec_stride{s}, m))                          \
+  FUSEC_DECODED(V, ldi_##D, decode, (const m_##D *p, vi64 o), fusec_ld((const raw *)p, o)) \
   FUSEC_DECODED(V, ldim_##D, decode, (const m_##D *p, vi64 o, vm m),                    \
-                fusec_ldim((const raw *)p, o, m))                                       \
+                fusec_ldm((const raw *)p, o, m))                                        \
   FUSEC_RARE V called_ldim_##D(const m_##D *p, vi64 o, vm m) { return ldim_##D(p, o, m); } \
   FUSEC_INLINE void ldt_##D(m_##D *t, const m_##D *p, long long s, long long n) {       \
     using R = decltype(fusec_ld((const raw *)p));                                       \
@@ -663,13 +638,15 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
   }                                                                                     \
   FUSEC_INLINE void st_##D(m_##D *p, V v) { fusec_st((raw *)p, encode); }               \
   FUSEC_INLINE void stm_##D(m_##D *p, V v, vm m) { fusec_stm((raw *)p, encode, m); }    \
-  FUSEC_INLINE void stg_##D(m_##D *p, long long s, V v) { fusec_stg((raw *)p, s, encode); } \
-  FUSEC_INLINE void stgm_##D(m_##D *p, long long s, V v, vm m) {                        \
-    fusec_stgm((raw *)p, s, encode, m);                                                 \
+  FUSEC_INLINE void stg_##D(m_##D *p, long long s, V v) {                               \
+    fusec_st((raw *)p, fusec_stride{s}, encode);                                        \
   }                                                                                     \
-  FUSEC_INLINE void sti_##D(m_##D *p, vi64 o, V v) { fusec_sti((raw *)p, o, encode); }  \
+  FUSEC_INLINE void stgm_##D(m_##D *p, long long s, V v, vm m) {                        \
+    fusec_st_some((raw *)p, fusec_stride{s}, encode, m);                                \
+  }                                                                                     \
+  FUSEC_INLINE void sti_##D(m_##D *p, vi64 o, V v) { fusec_st((raw *)p, o, encode); }  \
   FUSEC_INLINE void stim_##D(m_##D *p, vi64 o, V v, vm m) {                             \
-    fusec_stim((raw *)p, o, encode, m);                                                 \
+    fusec_st_some((raw *)p, o, encode, m);                                              \
   }                                                                                     \
   FUSEC_INLINE S lds_##D(const m_##D *p) { m_##D s = *p; return decode_scalar; }        \
   FUSEC_INLINE void sts_##D(m_##D *p, S v) { *p = encode_scalar; }
@@ -760,8 +737,7 @@ FUSEC_LIFT2_INT(f_maximum, fusec_max)
 FUSEC_LIFT2(f_minimum, fusec_min)
 FUSEC_LIFT2_INT(f_minimum, fusec_min)
 
-template <class T> FUSEC_INLINE T fusec_reciprocal(T x) { return 1 / x; }
-FUSEC_LIFT1(f_reciprocal, fusec_reciprocal)
+template <class T> FUSEC_INLINE T f_reciprocal(T x) { return 1 / x; }
 
 FUSEC_INLINE vf32 fusec_sign_bit(vf32 x) { return (vf32)((vu32)x & 0x80000000u); }
 FUSEC_INLINE hf64 fusec_sign_bit(hf64 x) { return (hf64)((hu64)x & 1ull << 63); }
@@ -789,15 +765,9 @@ template <class T> FUSEC_INLINE T fusec_sign(T x) {
 FUSEC_LIFT1(f_sign, fusec_sign)
 FUSEC_LIFT1_INT(f_sign, fusec_sign)
 
-template <class S> FUSEC_INLINE bool f_isnan(S x) { return x != x; }
-template <class S> FUSEC_INLINE bool f_isfinite(S x) { return x - x == x - x; }
-template <class S> FUSEC_INLINE bool f_isinf(S x) { return x == x && x - x != x - x; }
-FUSEC_INLINE vm f_isnan(vf32 x) { return f_ne(x, x); }
-FUSEC_INLINE vm f_isnan(vf64 x) { return f_ne(x, x); }
-FUSEC_INLINE vm f_isfinite(vf32 x) { return f_eq(x - x, x - x); }
-FUSEC_INLINE vm f_isfinite(vf64 x) { return f_eq(x - x, x - x); }
-FUSEC_INLINE vm f_isinf(vf32 x) { return f_eq(x, x) & ~f_isfinite(x); }
-FUSEC_INLINE vm f_isinf(vf64 x) { return f_eq(x, x) & ~f_isfinite(x); }
+template <class T> FUSEC_INLINE auto f_isnan(T x) { return f_ne(x, x); }
+template <class T> FUSEC_INLINE auto f_isfinite(T x) { return f_eq(x - x, x - x); }
+template <class T> FUSEC_INLINE auto f_isinf(T x) { return f_and(f_eq(x, x), f_ne(x - x, x - x)); }
 
 // ---- square root, rounding ----------------------------------------------------------------------
 
@@ -815,10 +785,7 @@ FUSEC_INLINE vf64 f_sqrt(vf64 x) {
   return vf64(hf64{FUSEC_HALF_LANES(FUSEC_SQRT_LOWER)}, hf64{FUSEC_HALF_LANES(FUSEC_SQRT_UPPER)});
 }
 #endif
-FUSEC_INLINE float f_rsqrt(float x) { return 1 / f_sqrt(x); }
-FUSEC_INLINE double f_rsqrt(double x) { return 1 / f_sqrt(x); }
-FUSEC_INLINE vf32 f_rsqrt(vf32 x) { return 1 / f_sqrt(x); }
-FUSEC_INLINE vf64 f_rsqrt(vf64 x) { return 1.0 / f_sqrt(x); }
+template <class T> FUSEC_INLINE T f_rsqrt(T x) { return 1 / f_sqrt(x); }
 
 #ifdef FUSEC_ROUND_F32
 FUSEC_INLINE vf32 fusec_round(vf32 x) { return FUSEC_ROUND_F32(x, 8); }
@@ -987,7 +954,6 @@ FUSEC_INLINE vf32 f_expm1(vf32 x) {
   vf32 y = 2 * (half * p + (half - 0.5f));
   return fusec_abs(x) < 0x1p-30f ? x : t == FUSEC_ROUNDER ? p : y;
 }
-FUSEC_INLINE vf32 f_sigmoid(vf32 x) { return 1 / (1 + f_exp(-x)); }
 
 // x = m 2^e with m in [sqrt(1/2), sqrt(2)), from the bits; subnormals are scaled first.
 FUSEC_INLINE vf32 fusec_log_reduce(vf32 x, vf32 &e) {
@@ -1151,9 +1117,7 @@ FUSEC_F64_BY_LIBM(log10)
 FUSEC_F64_BY_LIBM(log1p)
 FUSEC_F64_BY_LIBM(tanh)
 FUSEC_F64_BY_LIBM(erf)
-FUSEC_INLINE float f_sigmoid(float x) { return f_sigmoid(v_f32(x))[0]; }
-FUSEC_INLINE double f_sigmoid(double x) { return 1 / (1 + f_exp(-x)); }
-FUSEC_INLINE vf64 f_sigmoid(vf64 x) { return 1.0 / (1.0 + f_exp(-x)); }
+template <class T> FUSEC_INLINE T f_sigmoid(T x) { return 1 / (1 + f_exp(-x)); }
 
 #define FUSEC_BY_LIBM(name)                                                             \
   FUSEC_LIBM1(name)                                                                     \
@@ -1238,11 +1202,7 @@ FUSEC_BY_LANE1(f_erfinv)
 
 #define FUSEC_MIRRORED(l) (l) ^ 3
 FUSEC_INLINE vu32 fusec_mirror_words(hu64 x) {
-#ifdef __clang__
-  return __builtin_shufflevector((vu32)x, (vu32)x, FUSEC_LANES(FUSEC_MIRRORED));
-#else
-  return __builtin_shuffle((vu32)x, vu32{FUSEC_LANES(FUSEC_MIRRORED)});
-#endif
+  return FUSEC_SHUFFLE((vu32)x, (vu32)x, vu32, FUSEC_LANES(FUSEC_MIRRORED));
 }
 // x in the even 64-bit lanes and y in the odd ones.
 FUSEC_INLINE hu64 fusec_alternate(hu64 x, hu64 y) {
@@ -1324,13 +1284,8 @@ FUSEC_INLINE vi32 f_random_run(long long seed, long long first) {
 }
 #define FUSEC_TWICE_AND_ONE(l) 2 * (l) + 1
 FUSEC_INLINE vi32 fusec_every_second(vi32 a, vi32 b, bool odd) {
-#ifdef __clang__
-  return odd ? __builtin_shufflevector(a, b, FUSEC_LANES(FUSEC_TWICE_AND_ONE))
-             : __builtin_shufflevector(a, b, FUSEC_LANES(FUSEC_TWICE));
-#else
-  return odd ? __builtin_shuffle(a, b, vi32{FUSEC_LANES(FUSEC_TWICE_AND_ONE)})
-             : __builtin_shuffle(a, b, vi32{FUSEC_LANES(FUSEC_TWICE)});
-#endif
+  return odd ? FUSEC_SHUFFLE(a, b, vi32, FUSEC_LANES(FUSEC_TWICE_AND_ONE))
+             : FUSEC_SHUFFLE(a, b, vi32, FUSEC_LANES(FUSEC_TWICE));
 }
 // Lane l has index first + odd + 2 * l, with first even; or first + which + 4 * l, with first a
 // multiple of 4: for elements with 2 or 4 random numbers. Calls for one element share counters.
