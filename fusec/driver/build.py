@@ -11,7 +11,7 @@ import torch
 
 from fusec.codegen.host.table import print_blocks
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton import printer as triton
+from fusec.codegen.triton import arguments, printer
 from fusec.driver.pipeline import Compiled, cpp_units
 from fusec.errors import UsageError
 from fusec.options import Options
@@ -50,18 +50,18 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
 
     call = compiled.functions.calls[name]
     program, form = compiled.functions.functions[call.function], compiled.forms[call.function]
-    descriptors = triton.print_descriptors(form)
+    descriptors = arguments.print_descriptors(form)
     unpromised = ""
     if program.table:
-        unpromised = triton.print_kernel(form, aligned=False)
+        unpromised = printer.print_kernel(form, aligned=False)
     elif descriptors:
-        unpromised = triton.print_kernel(compiled.pointers[name])
+        unpromised = printer.print_kernel(compiled.pointers[name])
     return triton_kernel.TritonSource(
         name,
         compiled.sources[name],
-        tuple(triton.signature(form).items()),
-        triton.divisible_by_16(program),
-        triton.print_grid(program),
+        tuple(arguments.signature(form).items()),
+        arguments.divisible_by_16(program),
+        arguments.print_grid(program),
         program.warps,
         program.stages,
         tuple(triton_kernel.TileDescriptor(*fields) for fields in descriptors),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from fusec.codegen.host.table import print_blocks
-from fusec.codegen.triton.form import form_of
+from fusec.codegen.triton.arguments import (
+    divisible_by_16,
+    print_descriptors,
+    print_grid,
+    signature,
+)
 from fusec.codegen.triton.gluon import print_kernel
-from fusec.codegen.triton.printer import divisible_by_16, print_descriptors, print_grid, signature
 from fusec.ir.expr import Var
 from fusec.ir.program import Let, Program
 from fusec.runtime.kernels.triton_kernel import TileDescriptor, TritonSource
+from tests.codegen.programs import form_of
 
 
 def triton_source(
     program: Program,
     *,
-    aligned: Mapping[str, bool] | None = None,
+    unaligned: Collection[int] = (),
     approximate: frozenset[Var] | None = None,
     warps: int | None = None,
 ) -> TritonSource:
@@ -33,7 +38,7 @@ def triton_source(
         program.name,
         print_kernel(form),
         tuple(signature(form).items()),
-        divisible_by_16(program, aligned),
+        tuple(k for k in divisible_by_16(program) if k not in unaligned),
         print_grid(program),
         program.warps if warps is None else warps,
         program.stages,

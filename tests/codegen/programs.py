@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from fusec.codegen.triton.form import FORM, Form, by_pointers
 from fusec.ir.dtype import BF16, F16, F32, I64, DType
 from fusec.ir.expr import (
     Buffer,
@@ -28,6 +30,19 @@ from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update
 from fusec.ir.strides import contiguous_strides
 
 _serial = itertools.count(1)
+
+
+def form_of(program: Program, *, descriptors: bool = True) -> Form:
+    """Run the stages of ``FORM`` on a program, without verifying or dumping between them.
+
+    Args:
+        descriptors: whether tiles may be copied by descriptors; else pointers are used.
+    """
+    form: Any = program if descriptors else by_pointers(program)
+    for stage in FORM:
+        form = stage.run(form, None)
+    assert isinstance(form, Form)
+    return form
 
 
 def buffer(name: str, dtype: DType, *shape: IntoIndex) -> Buffer:

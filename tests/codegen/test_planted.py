@@ -16,7 +16,6 @@ import torch
 
 from fusec.codegen.cpp import printer as cpp
 from fusec.codegen.triton import printer as triton
-from fusec.codegen.triton.form import form_of
 from fusec.driver.build import BUILDS
 from fusec.driver.compiler import target_for
 from fusec.driver.pipeline import compile_to_source, kernel_rows
@@ -33,6 +32,7 @@ from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.kernels import cpp_kernel
 from fusec.tools.bisect.interpret import fill
 from fusec.tools.report.observe import observe
+from tests.codegen.programs import form_of
 from tests.fuzz.kernels import launch_on
 from tests.stages import step_of
 from tests.triton_interpreter import interpret

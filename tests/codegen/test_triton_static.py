@@ -67,7 +67,7 @@ def test_mask_by_a_size_that_is_a_multiple_of_16_keeps_wide_accesses() -> None:
 
 def test_unaligned_buffer_costs_only_its_own_accesses() -> None:
     program = programs.relu_chain(BF16, 2**24, 2048, masked=False)
-    found = report(program, aligned={"x": False})
+    found = report(program, unaligned={0})
     assert set(found.load_widths) == {2}
     assert set(found.store_widths) == {16}
 

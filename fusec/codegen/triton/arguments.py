@@ -10,7 +10,6 @@ Worked example: ``(x: *bf16, w: *bf16, y: *bf16, M: i32, x_tiles: tensordesc<bf1
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
 from typing import TypeAlias
 
 from fusec.codegen.host.wrapper import print_size
@@ -71,11 +70,6 @@ DescriptorFields: TypeAlias = tuple[str, str, tuple[int, ...], tuple[str, ...], 
 """Names of the parameter and of its buffer, the tile, and shape and strides as printed sizes."""
 
 
-def argument_names(form: Form) -> tuple[str, ...]:
-    """Return the kernel's parameters: buffers, sizes, descriptors."""
-    return tuple(signature(form))
-
-
 def signature(form: Form) -> dict[str, str]:
     """Return the Triton type of each parameter, in order: "*bf16", "i32", "tensordesc<...>"."""
     program, boxes = form.program, form.descriptors
@@ -111,18 +105,14 @@ def print_descriptors(form: Form) -> tuple[DescriptorFields, ...]:
     )
 
 
-def divisible_by_16(program: Program, aligned: Mapping[str, bool] | None = None) -> tuple[int, ...]:
+def divisible_by_16(program: Program) -> tuple[int, ...]:
     """Return the positions of arguments that a launch declares as multiples of 16.
 
-    Args:
-        aligned: buffer's name -> whether its address is a multiple of 16 bytes; True if missing.
-            Sizes are taken at their hint.
+    These are addresses, and sizes whose hint is one.
     """
     if program.table:
         return tuple(range(len(TABLE)))
-    aligned = aligned or {}
-    facts = [aligned.get(b.name, True) for b in program.buffers]
-    facts += [s.hint % MULTIPLE == 0 for s in program.sizes]
+    facts = [*(True for _ in program.buffers), *(s.hint % MULTIPLE == 0 for s in program.sizes)]
     return tuple(position for position, fact in enumerate(facts) if fact)
 
 

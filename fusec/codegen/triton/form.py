@@ -131,19 +131,6 @@ FORM = (
 """The stages from a program to the form that ``codegen/triton/printer.py`` prints."""
 
 
-def form_of(program: Program, *, descriptors: bool = True) -> Form:
-    """Run the stages of ``FORM`` on a program, without verifying or dumping between them.
-
-    Args:
-        descriptors: whether tiles may be copied by descriptors; else pointers are used.
-    """
-    form: Any = program if descriptors else by_pointers(program)
-    for stage in FORM:
-        form = stage.run(form, None)
-    found: Form = form
-    return found
-
-
 def by_pointers(program: Program) -> Program:
     """Return the program without descriptors, and so without warp specialization."""
     return replace(program, descriptors=False, roles="")

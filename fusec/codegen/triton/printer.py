@@ -35,14 +35,9 @@ from collections.abc import Iterable
 from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.triton.arguments import (
     TABLE,
-    argument_names,
-    divisible_by_16,
     grid_exprs,
     is_direct,
     name_arguments,
-    print_descriptors,
-    print_grid,
-    signature,
 )
 from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
@@ -562,14 +557,3 @@ def _number(value: float | int | bool) -> str:
         sign = "-" if value < 0 else ""
         return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
     return repr(value)
-
-
-__all__ = [
-    "argument_names",
-    "divisible_by_16",
-    "grid_exprs",
-    "print_descriptors",
-    "print_grid",
-    "print_kernel",
-    "signature",
-]

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton.form import form_of
-from fusec.codegen.triton.printer import print_descriptors
+from fusec.codegen.triton.arguments import print_descriptors
 from fusec.driver.pipeline import Compiled, compile_to_source, flat_kernels
 from fusec.driver.stages import CompileContext, offered_plans
 from fusec.driver.trace import Trace
@@ -19,6 +18,7 @@ from fusec.ir.program import For
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.report.observe import observe
+from tests.codegen.programs import form_of
 from tests.support import check
 from tests.triton_backend import gpu_pipeline
 

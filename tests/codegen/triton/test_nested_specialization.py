@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton.form import Form, by_pointers, form_of, verify_form
+from fusec.codegen.triton.form import Form, by_pointers, verify_form
 from fusec.codegen.triton.nested_specialization import split_nested
 from fusec.codegen.triton.warp_specialization import print_split
 from fusec.ir.expr import Dot, Load, Op, Var
@@ -18,6 +18,7 @@ from fusec.ir.program import Await, Fill, For, Let, Statement, Take, Update, sta
 from fusec.options import Options
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
+from tests.codegen.programs import form_of
 from tests.codegen.triton.test_descriptors import tensors
 from tests.codegen.triton.test_warp_specialization import form, program_of
 

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton.form import Form, by_pointers, form_of, print_form, verify_form
+from fusec.codegen.triton.form import Form, by_pointers, print_form, verify_form
 from fusec.codegen.triton.warp_specialization import print_split, split
 from fusec.ir.index import index
 from fusec.ir.program import For, Program
 from fusec.tools.report.observe import observe
+from tests.codegen.programs import form_of
 from tests.codegen.triton.test_descriptors import tensors
 from tests.triton_backend import gpu_pipeline
 
