@@ -242,7 +242,7 @@ def cpp_units(compiled: Compiled, width: int, most: int, least_text: int) -> lis
         elsewhere = [name for part in parts[1:] for name in part]
         launching[:0] = [f"{cpp.CppPrinter(compiled.programs[k]).head()};" for k in elsewhere]
     return [
-        prelude(products=any(cpp.multiplies(compiled.programs[name]) for name in part))
+        prelude(products=any(compiled.programs[name].multiplies for name in part))
         + "\n".join([*(compiled.sources[name] for name in part), *(launching if k == 0 else ())])
         for k, part in enumerate(parts)
     ]

@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Const, Expr, Var, children, index_exprs
+from fusec.ir.expr import Buffer, Const, Dot, Expr, Var, children, index_exprs
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import CodeTuning
 
@@ -269,6 +269,17 @@ class Program:
     def buffers(self) -> tuple[Buffer, ...]:
         """Every buffer argument once, in the order of a launch: reads, then writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it multiplies matrices."""
+        return any(map(is_product, statements(self.body)))
+
+
+def is_product(statement: Statement) -> bool:
+    """Return True for a statement that multiplies matrices, as tiles or in memory."""
+    tiles = isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
+    return tiles or isinstance(statement, Multiply)
 
 
 def statements(body: Iterable[Statement]) -> Iterator[Statement]:

@@ -60,7 +60,7 @@ class Elsewhere:
 
     def __init__(self, sources: Mapping[str, str], programs: Sequence[Program], at: Path) -> None:
         self.places = {program.name: k for k, program in enumerate(programs)}
-        unit = cpp.prelude(4, products=any(map(cpp.multiplies, programs)))
+        unit = cpp.prelude(4, products=any(p.multiplies for p in programs))
         unit += "\n".join(sources[program.name] for program in programs)
         unit += _SERVER % "\n".join(map(self._case, programs))
         (at / "kernels.cpp").write_text(unit)

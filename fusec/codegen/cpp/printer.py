@@ -27,7 +27,6 @@ from importlib import resources
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
-from fusec.codegen.lowering.orient import has_dots
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
@@ -79,11 +78,6 @@ def prelude(width: int, *, products: bool) -> str:
     return "\n".join((f"#define FUSEC_W {width}", *texts, ""))
 
 
-def multiplies(program: Program) -> bool:
-    """Return True if a program multiplies matrices, as a ``Dot`` or as a ``Multiply``."""
-    return has_dots(program) or any(isinstance(s, Multiply) for s in statements(program.body))
-
-
 def print_kernel(program: Program) -> str:
     """Return the C++ function of a program."""
     return CppPrinter(program).print()
@@ -108,7 +102,7 @@ class CppPrinter:
         self.positions: dict[Expr, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
-        self.operands = {b for b in arrays if b.dtype is BF16 and multiplies(program)}
+        self.operands = {b for b in arrays if b.dtype is BF16 and program.multiplies}
 
     def name(self, item: Axis | Buffer | Size) -> str:
         """Return the C++ name of an axis, buffer or size."""
@@ -197,7 +191,7 @@ class CppPrinter:
         if len(self.program.grid) > 1:
             text += f" collapse({len(self.program.grid)})"
         # Rows of a triangle take unequal times; tiles of a product are few and long.
-        text += f" schedule({'dynamic' if multiplies(self.program) else 'static'})"
+        text += f" schedule({'dynamic' if self.program.multiplies else 'static'})"
         work = self.program.work
         if work is not None and not work.is_constant:
             return f"{text} if ({self.scalar_index(work)} >= {self.code.parallel_work})"

@@ -32,7 +32,6 @@ from fusec.codegen.cpp.lane_order import lane_order
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
-from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.ir.dtype import BOOL, I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
@@ -58,7 +57,7 @@ def vector_tiles(program: Program, width: int) -> Program:
 
     A product with an empty sum has tiles but no ``Dot``.
     """
-    if len(program.lanes) < 2 and not has_dots(program):
+    if len(program.lanes) < 2 and not program.multiplies:
         return program
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))

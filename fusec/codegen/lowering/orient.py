@@ -51,13 +51,6 @@ class _Shapes:
             self.orders.append(order)
 
 
-def has_dots(program: Program) -> bool:
-    """Return True if the program multiplies matrices."""
-    return any(
-        isinstance(s, Let | Update) and isinstance(s.value, Dot) for s in statements(program.body)
-    )
-
-
 def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
     """Return the program over twins of its lane axes, and the dimension of each twin.
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen.lowering.orient import has_dots, orient
+from fusec.codegen.lowering.orient import orient
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.codegen.triton.base_two import base_two
 from fusec.codegen.triton.descriptors import Copies, Descriptor, find_copies
@@ -52,17 +52,17 @@ class Form:
 
 
 def _base_two(program: Program, context: Any) -> Program:
-    return base_two(program, rounded_to_16_bits(program)) if has_dots(program) else program
+    return base_two(program, rounded_to_16_bits(program)) if program.multiplies else program
 
 
 def _orient(program: Program, context: Any) -> Form:
-    if has_dots(program):
+    if program.multiplies:
         return Form(*orient(program))
     return Form(program, {axis: position for position, axis in enumerate(program.lanes)})
 
 
 def _copy_tiles(form: Form, context: Any) -> Form:
-    if not (form.program.descriptors and has_dots(form.program)):
+    if not (form.program.descriptors and form.program.multiplies):
         return form
     program, copies = find_copies(form.program, form.dimension)
     return replace(form, program=program, copies=copies)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusec.ir.expr import Dot, Expr, Load, Var
+from fusec.ir.expr import Expr, Load, Var
 from fusec.ir.index import Axis
-from fusec.ir.program import For, Let, Program, Statement, Update, reads
+from fusec.ir.program import For, Let, Program, Statement, is_product, reads
 
 
 def longer_towards_the_end(program: Program) -> set[Axis]:
@@ -18,11 +18,6 @@ def longer_towards_the_end(program: Program) -> set[Axis]:
                 if growing and axis not in loop.start.axes:
                     found.add(axis)
     return found
-
-
-def is_product(statement: Statement) -> bool:
-    """Return True for a statement that multiplies matrices."""
-    return isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
 
 
 def shares_operands(loop: For) -> bool:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.triton.arguments import (
     TABLE,
     grid_exprs,
@@ -43,7 +42,7 @@ from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
-from fusec.codegen.triton.loops import is_product, longer_towards_the_end, shares_operands
+from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, template
 from fusec.errors import InternalError
@@ -73,6 +72,7 @@ from fusec.ir.program import (
     Scratch,
     Statement,
     Update,
+    is_product,
 )
 
 TYPES = {
@@ -129,13 +129,13 @@ class TritonPrinter:
         self.index = IndexText(self.names, frozenset(program.lanes))
         self.buffers = {b.base: self.names(b) for b in program.buffers}
         self.narrow = narrow_values(program)
-        self.masks = {} if has_dots(program) else mask_lanes(program)
+        self.masks = {} if program.multiplies else mask_lanes(program)
         self.longer = longer_towards_the_end(program)
         self.needs: dict[str, None] = {}
         self.lines: list[str] = []
         self.chains: list[str] = []
         self.imports: list[str] = []
-        self.readers = readers(program) if has_dots(program) else None
+        self.readers = readers(program) if program.multiplies else None
 
     def module(self) -> str:
         kernels = self._kernels()

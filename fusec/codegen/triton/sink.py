@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from fusec.codegen.lowering.orient import has_dots
 from fusec.ir.dtype import BOOL
 from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, Select, children, reach
 from fusec.ir.program import (
@@ -41,7 +40,7 @@ def sink(program: Program) -> Program:
     Of two operands the one that depends on more reductions is computed first. A load stays above
     stores to its buffer, and a use of a carry above the carry's updates. Unused values are dropped.
     """
-    body = _together(program.body) if has_dots(program) else _each(program.body)
+    body = _together(program.body) if program.multiplies else _each(program.body)
     return replace(program, body=_sink_block(body))
 
 

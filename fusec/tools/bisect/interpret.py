@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx
 
 from fusec.codegen.lowering.lower import lower
-from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
 from fusec.driver.structures import Planned
@@ -61,7 +60,7 @@ def has_twins(made: Any) -> bool:
     The interpreter runs programs, where an axis has one name.
     """
     forms = made.values() if isinstance(made, Mapping) else ()
-    return any(isinstance(form, Form) and has_dots(form.program) for form in forms)
+    return any(isinstance(form, Form) and form.program.multiplies for form in forms)
 
 
 def computed(structure: Any, step: Step) -> list[Any]:

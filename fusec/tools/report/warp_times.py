@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from fusec.ir.expr import Dot
 from fusec.ir.index import product
-from fusec.ir.program import GROUPS, For, Let, Program, Update
+from fusec.ir.program import GROUPS, For, Let, Program, Update, is_product
 from fusec.tools.report.expectation import (
     FILL,
     MULTIPLY_ADDS,
@@ -141,7 +141,7 @@ def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -
         dots = _dots(loop)
         clocks = [dot.m * dot.n * dot.k / MULTIPLY_ADDS for dot in dots]
         beside = max(section.instructions * program.warps / 4, section.specials * program.warps * 2)
-        nested = len(dots) > sum(isinstance(s, Update) for s in loop.body if _is_product(s))
+        nested = len(dots) > sum(isinstance(s, Update) for s in loop.body if is_product(s))
         slow = max(1.0, shared_bytes(dots, nested) / SHARED_BYTES)
         first = clocks[0] * slow if nested else 0.0
         rest = sum(clocks) * slow - first
@@ -153,10 +153,6 @@ def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -
         behind = norm((lasting, (lasting + behind) / 2)) - lasting
     between = _SOFTMAX if nested else "instructions and barriers of its loop"
     return _Tile(products, {_FED: fed - products, between: lasting - fed, _ALONE: behind})
-
-
-def _is_product(statement: object) -> bool:
-    return isinstance(statement, Let | Update) and isinstance(statement.value, Dot)
 
 
 def _roles(sections: Sequence[Section]) -> _Roles | None:

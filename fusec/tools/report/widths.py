@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
@@ -83,7 +82,7 @@ def demands(program: Program) -> tuple[Demand, ...]:
     values = {s.var: s.value for s in body if isinstance(s, Let)}
     lanes = frozenset(program.lanes)
     threads = program.warps * 32
-    masks = {} if has_dots(program) else mask_lanes(sink(program))
+    masks = {} if program.multiplies else mask_lanes(sink(program))
     found = []
     for statement in body:
         match statement:

@@ -44,7 +44,7 @@ Library = dict[str, cpp_kernel.CppKernel]
 def build(programs: list[Program]) -> Library:
     """Build programs with different names in one translation unit, and load it."""
     width = cpp_kernel.vector_width()
-    unit = cpp.prelude(width, products=any(map(cpp.multiplies, programs)))
+    unit = cpp.prelude(width, products=any(p.multiplies for p in programs))
     unit += "\n".join(cpp.print_kernel(p) for p in programs)
     library = cpp_kernel.build(unit, Options())
     folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))

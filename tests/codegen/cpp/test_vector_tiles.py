@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from fusec.codegen.lowering.orient import has_dots
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
@@ -156,7 +155,7 @@ def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
 ) -> None:
     inputs = heads(1, 1, 130, 8)
     graph, program = kernel(spelling, *inputs, width=width)
-    assert not has_dots(program)
+    assert not program.multiplies
     assert [lane.extent.const for lane in program.lanes] == [width]
     named = {b.name: t for b, t in zip(program.reads, inputs, strict=True)}
     placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
