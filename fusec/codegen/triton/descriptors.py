@@ -115,7 +115,7 @@ def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Progra
     body = map_statements(program.body, finder.copied)
     if not finder.copies:
         return program, {}
-    return replace(program, body=_without_unused(body)), finder.copies
+    return replace(program, body=_without_unused(body, set())), finder.copies
 
 
 class _Finder:
@@ -367,20 +367,15 @@ def _is_describable(axis: _Dimension) -> bool:
 # -- dead code -------------------------------------------------------------------------------------
 
 
-def _without_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Remove the definitions of unused values."""
-    needed: set[Expr] = set()
-    return _needed(body, needed)
-
-
-def _needed(body: tuple[Statement, ...], needed: set[Expr]) -> tuple[Statement, ...]:
+def _without_unused(body: tuple[Statement, ...], needed: set[Expr]) -> tuple[Statement, ...]:
+    """Remove the definitions of unused values; adds the values that the others read."""
     kept: list[Statement] = []
     for statement in reversed(body):
         match statement:
             case Let() if statement.var not in needed:
                 continue
             case For():
-                statement = replace(statement, body=_needed(statement.body, needed))
+                statement = replace(statement, body=_without_unused(statement.body, needed))
         needed.update(reads(statement))
         kept.append(statement)
     return tuple(reversed(kept))

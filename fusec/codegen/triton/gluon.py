@@ -392,12 +392,9 @@ class _GluonPrinter(TritonPrinter):
     def _stage(self, copy: DescriptorCopy, value: str) -> list[str]:
         """Store a tile through shared memory, after the previous store has been read from it."""
         box, memory = copy.descriptor, f"{self.staged[copy.descriptor]}.index(who)"
-        value = f"tl.trans({value})" if copy.transposed else value
-        if len(box.tile) > 2:
-            value = f"tl.reshape({value}, ({', '.join(map(str, box.tile))}))"
         return [
             "tma.store_wait(0)",
-            f"{memory}.store({value})",
+            f"{memory}.store({self._as_box(copy, value)})",
             "fence_async_shared()",
             f"store_tile({self.names(box)}, [{self._start(copy)}], {memory})",
         ]

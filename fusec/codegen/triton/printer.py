@@ -242,13 +242,7 @@ class TritonPrinter:
         m, n = self.names(rows), self.names(columns)
         height, width = (self.index.factor(a.extent) for a in (rows, columns))
         group = self.program.group
-        lines = self._pid(True)
-        inner = rows.extent * columns.extent
-        for axis in reversed(outer):
-            lines.append(f"{self.names(axis)} = pid // {self.index.points(inner)}")
-            if axis is not outer[0]:
-                lines[-1] += f" % {self.index.factor(axis.extent)}"
-            inner = inner * axis.extent
+        lines = [*self._pid(True), *self._flat_grid(outer)]
         if outer:
             lines.append(f"pid = pid % {self.index.points(rows.extent * columns.extent)}")
         return [
@@ -364,7 +358,8 @@ class TritonPrinter:
 
     def _put(self, put: Put) -> str:
         if (copy := self.copies.get(put)) is not None:
-            return self._store_tile(copy, self._name(put.value))
+            value = self._as_box(copy, self._name(put.value))
+            return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
         lanes = put.offset.axes & set(self.program.lanes)
         guard_lanes = frozenset() if put.guard is None else put.guard.axes
         pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
@@ -440,12 +435,11 @@ class TritonPrinter:
             text = f"tl.reshape({text}, ({rows}, {columns}))"
         return f"tl.trans({text})" if copy.transposed else text
 
-    def _store_tile(self, copy: DescriptorCopy, value: str) -> str:
+    def _as_box(self, copy: DescriptorCopy, value: str) -> str:
+        """Return a tile of the program in the shape of a descriptor's box."""
         tile = copy.descriptor.tile
         value = f"tl.trans({value})" if copy.transposed else value
-        if len(tile) > 2:
-            value = f"tl.reshape({value}, ({', '.join(map(str, tile))}))"
-        return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
+        return f"tl.reshape({value}, ({', '.join(map(str, tile))}))" if len(tile) > 2 else value
 
     def _start(self, copy: DescriptorCopy) -> str:
         return ", ".join(map(self.index.text, copy.start))
