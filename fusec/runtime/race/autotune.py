@@ -28,7 +28,6 @@ measured should be a matter of counts, so that equal graphs get equal verdicts.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import statistics
@@ -107,7 +106,6 @@ def race(
     reference: str,
     budget_s: float,
     device: torch.device,
-    expected: Callable[[list[Any]], Sequence[Tensor]] | None = None,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     timer: Stopwatch | None = None,
@@ -120,7 +118,6 @@ def race(
         inputs: makes one set of inputs, of other values each time.
         reference: name of the candidate that is correct, and that wins if none is better.
         budget_s: seconds for all of it, building included; one build or call may exceed it.
-        expected: computes the outputs in fp64: decides if two candidates disagree.
         progress: gets each step as a line; default: a line on stderr if that is a terminal.
         clock, timer: in place of the real ones.
         quiet: a race that runs out of time says so in the log alone.
@@ -135,7 +132,7 @@ def race(
     line = race_line() if progress is None else contextlib.nullcontext(progress)
     with _one_at_a_time, line as say, _apart_from_the_model(device):
         course = _Course(first, entrants, device, started + budget_s, clock, timer, say)
-        course.check(inputs, expected, started + BUILD_SHARE * budget_s)
+        course.check(inputs, started + BUILD_SHARE * budget_s)
         course.run(inputs, rounds)
     verdict = course.verdict()
     _report(verdict, quiet=quiet or budget_s <= 0)
@@ -178,13 +175,12 @@ class _Entrant:
         self,
         got: Sequence[Tensor],
         wanted: Sequence[Tensor],
-        exact: Callable[[], Sequence[Tensor]] | None,
         given: Sequence[Any],
     ) -> None:
         """Leave if the outputs are not what they should be for some inputs."""
         tensors = [item for item in given if isinstance(item, Tensor)]
         try:
-            what = disagreement(got, wanted, exact, tensors)
+            what = disagreement(got, wanted, inputs=tensors)
         except Exception as error:  # out of memory
             return self.drop("be checked", error)
         if what is not None:
@@ -233,12 +229,7 @@ class _Course:
     def racing(self) -> list[_Entrant]:
         return [entrant for entrant in self.entrants if entrant.dropped is None]
 
-    def check(
-        self,
-        inputs: Callable[[], list[Any]],
-        expected: Callable[[list[Any]], Sequence[Tensor]] | None,
-        deadline: float,
-    ) -> None:
+    def check(self, inputs: Callable[[], list[Any]], deadline: float) -> None:
         """Build each candidate, run it once, and drop it if its outputs are not right."""
         if self.clock() >= deadline:
             return self._no_time(self.racing)
@@ -255,7 +246,6 @@ class _Course:
             for entrant in self.racing:
                 entrant.dropped = "not checked: the reference candidate does not work"
             return
-        exact = None if expected is None else functools.cache(lambda: expected(list(given)))
         for entrant in self.entrants:
             if entrant is self.reference:
                 continue
@@ -263,7 +253,7 @@ class _Course:
                 return self._no_time([e for e in self.racing if e.call is None])
             got = self._trial(entrant, intact)
             if got is not None:
-                entrant.compare(got, outputs, exact, given)
+                entrant.compare(got, outputs, given)
 
     def _trial(self, entrant: _Entrant, intact: _Intact) -> Sequence[Tensor] | None:
         """Return a candidate's outputs for the first set; None if it was dropped while it ran."""

@@ -348,33 +348,6 @@ def test_further_sets_that_cannot_be_made_cost_nothing_else(track: Track) -> Non
     assert verdict.winner == "fused"
 
 
-def test_an_fp64_result_decides_between_roundings(track: Track) -> None:
-    def in_half(inputs: list[Any]) -> list[Tensor]:
-        """As eager does: each step rounded."""
-        x, y = inputs
-        return [((x @ y) * 1000.0).sin().half()]
-
-    def rounded(inputs: list[Any]) -> list[Tensor]:
-        x, y = inputs
-        return [((x @ y).bfloat16().float() * 1000.0).sin().half()]
-
-    def exact(inputs: list[Any]) -> list[Tensor]:
-        x, y = (v.double() for v in inputs)
-        return [((x @ y) * 1000.0).sin()]
-
-    def winner(reference: Runnable, other: Runnable, expected: Any) -> str:
-        candidates = (
-            track.candidate("library", 100, run=reference),
-            track.candidate("fused", 10, run=other),
-        )
-        return track.race(*candidates, expected=expected).winner
-
-    # `rounded` is a poor reference: what is better than it is not wrong, but only fp64 shows it.
-    assert winner(rounded, in_half, None) == "library"
-    assert winner(rounded, in_half, exact) == "fused"
-    assert winner(in_half, rounded, exact) == "library"
-
-
 # The budget.
 
 
