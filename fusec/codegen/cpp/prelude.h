@@ -669,29 +669,22 @@ FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((v
              v)
 
 // ---- arithmetic ---------------------------------------------------------------------------------
-// FUSEC_LIFT* make the overloads of f from a g over native vectors (vf32, hf64) and scalars;
-// FUSEC_BY_LANE* make those for lanes from the scalar f.
+// FUSEC_LIFT* make f of all types from a g over scalars and native vectors (vf32, hf64, vi32 and
+// hi64); FUSEC_BY_LANE* make the overloads of f for lanes from the scalar f.
 
+template <class T> constexpr bool fusec_is_pair = false;
+template <> constexpr bool fusec_is_pair<vf64> = true;
+template <> constexpr bool fusec_is_pair<vi64> = true;
 #define FUSEC_LIFT1(f, g)                                                               \
-  FUSEC_INLINE float f(float x) { return g(x); }                                        \
-  FUSEC_INLINE double f(double x) { return g(x); }                                      \
-  FUSEC_INLINE vf32 f(vf32 x) { return g(x); }                                          \
-  FUSEC_INLINE vf64 f(vf64 x) { return vf64(g(x.a), g(x.b)); }
+  template <class T> FUSEC_INLINE T f(T x) {                                            \
+    if constexpr (fusec_is_pair<T>) return T(g(x.a), g(x.b));                           \
+    else return g(x);                                                                   \
+  }
 #define FUSEC_LIFT2(f, g)                                                               \
-  FUSEC_INLINE float f(float x, float y) { return g(x, y); }                            \
-  FUSEC_INLINE double f(double x, double y) { return g(x, y); }                         \
-  FUSEC_INLINE vf32 f(vf32 x, vf32 y) { return g(x, y); }                               \
-  FUSEC_INLINE vf64 f(vf64 x, vf64 y) { return vf64(g(x.a, y.a), g(x.b, y.b)); }
-#define FUSEC_LIFT1_INT(f, g)                                                           \
-  FUSEC_INLINE int f(int x) { return g(x); }                                            \
-  FUSEC_INLINE long long f(long long x) { return g(x); }                                \
-  FUSEC_INLINE vi32 f(vi32 x) { return g(x); }                                          \
-  FUSEC_INLINE vi64 f(vi64 x) { return vi64(g(x.a), g(x.b)); }
-#define FUSEC_LIFT2_INT(f, g)                                                           \
-  FUSEC_INLINE int f(int x, int y) { return g(x, y); }                                  \
-  FUSEC_INLINE long long f(long long x, long long y) { return g(x, y); }                \
-  FUSEC_INLINE vi32 f(vi32 x, vi32 y) { return g(x, y); }                               \
-  FUSEC_INLINE vi64 f(vi64 x, vi64 y) { return vi64(g(x.a, y.a), g(x.b, y.b)); }
+  template <class T> FUSEC_INLINE T f(T x, T y) {                                       \
+    if constexpr (fusec_is_pair<T>) return T(g(x.a, y.a), g(x.b, y.b));                 \
+    else return g(x, y);                                                                \
+  }
 #define FUSEC_BY_LANE1_F32(f)                                                           \
   FUSEC_RARE vf32 f(vf32 x) {                                                           \
     for (int l = 0; l < FUSEC_W; l++) x[l] = f((float)x[l]);                            \
@@ -733,9 +726,7 @@ FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((v
   FUSEC_BY_LANE1_F64(f_##name)
 
 FUSEC_LIFT2(f_maximum, fusec_max)
-FUSEC_LIFT2_INT(f_maximum, fusec_max)
 FUSEC_LIFT2(f_minimum, fusec_min)
-FUSEC_LIFT2_INT(f_minimum, fusec_min)
 
 template <class T> FUSEC_INLINE T f_reciprocal(T x) { return 1 / x; }
 
@@ -747,9 +738,8 @@ FUSEC_INLINE vf32 fusec_abs(vf32 x) { return (vf32)((vu32)x & 0x7fffffffu); }
 FUSEC_INLINE hf64 fusec_abs(hf64 x) { return (hf64)((hu64)x & ~(1ull << 63)); }
 FUSEC_INLINE float fusec_abs(float x) { return __builtin_fabsf(x); }
 FUSEC_INLINE double fusec_abs(double x) { return __builtin_fabs(x); }
+template <class T> FUSEC_INLINE T fusec_abs(T x) { return x < 0 ? -x : x; }
 FUSEC_LIFT1(f_abs, fusec_abs)
-template <class T> FUSEC_INLINE T fusec_int_abs(T x) { return x < 0 ? -x : x; }
-FUSEC_LIFT1_INT(f_abs, fusec_int_abs)
 template <class T> FUSEC_INLINE T fusec_copysign(T x, T y) {
   return fusec_or(fusec_abs(x), fusec_sign_bit(y));
 }
@@ -763,7 +753,6 @@ template <class T> FUSEC_INLINE T fusec_sign(T x) {
   return x > 0 ? one : negative;
 }
 FUSEC_LIFT1(f_sign, fusec_sign)
-FUSEC_LIFT1_INT(f_sign, fusec_sign)
 
 template <class T> FUSEC_INLINE auto f_isnan(T x) { return f_ne(x, x); }
 template <class T> FUSEC_INLINE auto f_isfinite(T x) { return f_eq(x - x, x - x); }
@@ -891,8 +880,8 @@ template <class T> FUSEC_INLINE T fusec_shr(T x, T y) {
   FUSEC_INLINE S fusec_shr(S x, S y) { return fusec_shr(V{} + x, V{} + y)[0]; }
 FUSEC_SHIFT_SCALAR(int, vi32)
 FUSEC_SHIFT_SCALAR(long long, hi64)
-FUSEC_LIFT2_INT(f_shl, fusec_shl)
-FUSEC_LIFT2_INT(f_shr, fusec_shr)
+FUSEC_LIFT2(f_shl, fusec_shl)
+FUSEC_LIFT2(f_shr, fusec_shr)
 
 // ---- exponential and friends, f32 ---------------------------------------------------------------
 // Polynomials are minimax fits with float coefficients made for this file: a comment names the
