@@ -5,11 +5,10 @@ everything the blobs depend on (see `fingerprint` and `cpu_features`); the cache
 blobs.
 
     cache = open_cache(options)
-    with cache.building(key):                       # one process builds, the others wait for it
-        blobs = cache.load(key)
-        if blobs is None:
-            blobs = {"kernels.so": compile_all()}
-            cache.store(key, blobs)                 # `blobs` are used from here on, not re-read
+    blobs = cache.load(key)
+    if blobs is None:
+        blobs = {"kernels.so": compile_all()}
+        cache.store(key, blobs)                     # `blobs` are used from here on, not re-read
     library = ctypes.CDLL(str(as_file(blobs["kernels.so"])))
 
 Guarantees, all of them tested in tests/runtime/cache/test_store.py:
@@ -44,7 +43,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
 
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
@@ -60,9 +58,6 @@ SHARE = 16
 
 ABANDONED_S = 3600
 """Age in seconds from which a temporary file counts as left behind by a dead process."""
-
-LOCKS = 64
-"""How many lock files there are; keys share them, so that their number stays bounded."""
 
 listeners: list[Callable[[str, Mapping[str, bytes]], None]] = []
 """Called with the key and blobs of each entry that is found or stored."""
@@ -169,20 +164,6 @@ class Cache:
                 _publish(directory, _entry_name(key), content)
             finally:
                 self._evict(directory, len(content))
-
-    @contextlib.contextmanager
-    def building(self, key: str, *, patience_s: float = 300.0) -> Iterator[None]:
-        """Let one process at a time build `key`: load inside, and build only if that misses.
-
-        This only avoids duplicate work: after `patience_s` seconds, or where files cannot be
-        locked, the body runs unlocked. Do not nest: two keys may share a lock.
-        """
-        with contextlib.ExitStack() as held:
-            lock = self._lock_of(key)
-            if lock is not None:
-                with contextlib.suppress(Timeout, OSError):  # some file systems have no locks
-                    held.enter_context(lock.acquire(timeout=patience_s))
-            yield
 
     def _evict(self, directory: int, stored: int) -> None:
         """Evict entries if the bytes stored since the last scan may exceed the limit.
@@ -325,18 +306,6 @@ class Cache:
             kind = "full" if fault.errno in (errno.ENOSPC, errno.EDQUOT) else "unusable"
             reason = fault.strerror or str(fault)
             _warn_once(kind, f"the cache {self.directory} is {kind}: {reason}. {_REMEDY}")
-
-    def _lock_of(self, key: str) -> FileLock | None:
-        """Return the lock that `key` shares with others, or None without a directory."""
-        if not self.limit_bytes or self.directory is None:
-            return None
-        try:
-            with self._opened(create=True):
-                name = f".lock-{int(_entry_name(key)[:8], 16) % LOCKS:02d}"
-                return FileLock(self.directory / name, mode=0o600)
-        except (EnvironmentProblem, OSError) as fault:  # `store` will warn of it
-            logger.debug("building without a lock: %s", fault)
-            return None
 
 
 def _told(key: str, blobs: dict[str, bytes]) -> dict[str, bytes]:

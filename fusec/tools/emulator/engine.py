@@ -6,10 +6,16 @@ that it shares with the decoder come from `vocabulary`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fusec.options import Options
 from fusec.runtime.cache.memory_file import as_file
@@ -24,6 +30,8 @@ _PARTS = (
     "memory.h", "threads.h", "barriers.h", "asynchronous.h", "matrix.h", "control.h", "engine.cpp",
 )  # fmt: skip
 _LIBRARY = "emulator.so"
+PATIENCE_S = 300.0
+"""Seconds to wait for another process that builds the engine."""
 
 # Names of fields in the order of ``engine/program.h``.
 _POINTERS = ("program", "operands", "tables", "buffers", "maps", "params", "presets", "events")
@@ -100,6 +108,16 @@ def engine_source() -> str:
     return "\n".join((texts["program.h"], words, *(texts[name] for name in _PARTS[1:])))
 
 
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process at a time build the engine; all of them where files cannot be locked."""
+    lock = FileLock(folder / f"fusec-emulator-{os.getuid()}.lock")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(Timeout, OSError):
+            held.enter_context(lock.acquire(timeout=PATIENCE_S))
+        yield
+
+
 @functools.cache
 def load_engine() -> ctypes.CDLL:
     """Return the interpreter, built at the first use on this machine.
@@ -112,7 +130,7 @@ def load_engine() -> ctypes.CDLL:
     facts = (source, cpp_kernel.compiler_identity(options.cxx), cpu_features())
     key = f"emulator-{hashlib.sha256(repr(facts).encode()).hexdigest()}"
     cache = open_cache(options)
-    with cache.building(key):
+    with _one_at_a_time(Path(tempfile.gettempdir())):
         blobs = cache.load(key)
         if blobs is None:
             blobs = {_LIBRARY: cpp_kernel.build(source, options)}

@@ -20,7 +20,7 @@ import torch
 from fusec.driver import compiler
 from fusec.options import Options
 from fusec.runtime.cache import store as cache_module
-from fusec.runtime.cache.store import LOCKS, MEMORY_BYTES, Cache, fingerprint, open_cache
+from fusec.runtime.cache.store import MEMORY_BYTES, Cache, fingerprint, open_cache
 from fusec.runtime.kernels.processor import cpu_features
 from tests.calls import calls_of
 from tests.limits import files_up_to
@@ -230,62 +230,6 @@ def test_sixteen_processes_on_one_key_lose_nothing(directory: Path) -> None:
     assert not list(directory.glob(".*.tmp"))
 
 
-def _build_once(directory: Path, log: Path) -> None:
-    cache = fresh(directory)
-    with cache.building("k"):
-        if cache.load("k") is None:
-            with open(log, "a") as file:
-                file.write("built\n")
-            time.sleep(0.2)
-            cache.store("k", BLOBS)
-
-
-def test_one_process_builds_while_the_others_wait(directory: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    log = tmp_path / "log"
-    workers = [context.Process(target=_build_once, args=(directory, log)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert log.read_text() == "built\n"
-
-
-def test_threads_of_one_process_build_one_after_the_other(directory: Path) -> None:
-    cache = fresh(directory)
-    inside: list[int] = []
-
-    def build() -> None:
-        with cache.building("k"):
-            inside.append(1)
-            assert len(inside) == 1
-            time.sleep(0.02)
-            inside.pop()
-
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not inside
-
-
-def test_patience_with_another_builder_ends(directory: Path) -> None:
-    began = time.monotonic()
-    with fresh(directory).building("k"), fresh(directory).building("k", patience_s=0.1):
-        waited = time.monotonic() - began
-    assert 0.1 <= waited < 5
-
-
-def test_building_goes_on_where_files_cannot_be_locked(
-    directory: Path,
-) -> None:
-    for number in range(LOCKS):
-        (directory / f".lock-{number:02d}").mkdir(parents=True)
-    with fresh(directory).building("k"):
-        pass
-
-
 # Faults of the machine: one warning, and on.
 
 
@@ -293,8 +237,6 @@ def assert_memory_only(cache: Cache, caplog: pytest.LogCaptureFixture, said: str
     """The cache works in memory and has warned once, in words that match `said`."""
     cache.store("k", BLOBS)
     cache.store("l", BLOBS)
-    with cache.building("m"):
-        pass
     assert cache.load("k") == BLOBS
     assert cache.load("never stored") is None
     (warning,) = warnings_in(caplog)
@@ -532,8 +474,7 @@ def test_stats_count_entries_bytes_hits_and_misses(directory: Path) -> None:
 def test_a_limit_of_zero_leaves_the_disk_alone(directory: Path) -> None:
     cache = fresh(directory, limit_bytes=0)
     cache.store("k", BLOBS)
-    with cache.building("k"):
-        assert cache.load("k") == BLOBS
+    assert cache.load("k") == BLOBS
     assert not directory.exists()
     assert "off" in (cache.stats().problem or "")
 

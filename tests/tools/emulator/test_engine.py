@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fusec.tools.emulator import engine
 from fusec.tools.emulator.decode import PARAM_WINDOW
 from fusec.tools.emulator.faults import EmulationError
 from fusec.tools.emulator.launch import Arguments, Code, TensorMap, launch
@@ -585,3 +589,31 @@ def store_accumulators(n: int) -> list[str]:
             f"st.global.b32 [%d5], %r{100 + k};",
         ]
     return found
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+def test_the_engine_is_built_by_one_at_a_time(tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    def build() -> None:
+        with engine._one_at_a_time(tmp_path):
+            inside.append(1)
+            assert len(inside) == 1
+            time.sleep(0.02)
+            inside.pop()
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not inside
+
+
+def test_the_engine_is_built_where_no_file_can_be_locked(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with engine._one_at_a_time(file):
+        pass
