@@ -50,7 +50,6 @@ ELSEWHERE = {
     "tools/bisect/steps": "test_planted",
     "tools/bisect/trial": "tools/bisect/test_bisect",
     # Parts of lowering, of the printers and of the form that is printed.
-    "codegen/cpp/form": "codegen/cpp/test_vector_tiles",
     "codegen/cpp/lane_order": "codegen/cpp/test_vector_tiles",
     "codegen/lowering/layout": "codegen/lowering/test_lower",
     "codegen/lowering/orient": "codegen/test_contraction",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen.cpp.form import CPP_FORM
+from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form

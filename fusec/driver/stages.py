@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.cpp.form import CPP_FORM
+from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
@@ -576,14 +576,10 @@ LOWER = (
 """From a flat kernel to its program."""
 
 
-def all_stages(form: tuple[Stage, ...] = (*CPP_FORM, *FORM)) -> Iterator[Stage]:
-    """Yield every stage in order; ``contract`` comes behind the stages of its inner list.
-
-    Args:
-        form: the last ones, of a target's printer; by default those of all printers.
-    """
+def all_stages() -> Iterator[Stage]:
+    """Yield every stage in order; ``contract`` comes behind the stages of its inner list."""
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, *GUARDS, *LOWER, *FUNCTIONS, *form)
+    programs = (*KERNEL, *GUARDS, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner

@@ -47,7 +47,11 @@ STRUCTURES = {
     "Graph", "Schedule", "Kernel", "FlatKernel", "Program", "Form", "Functions",
     "fx.GraphModule", "fx.Graph",
 }  # fmt: skip
-HOMES = {"fusec/driver/stages.py", "fusec/codegen/cpp/form.py", "fusec/codegen/triton/form.py"}
+HOMES = {
+    "fusec/driver/stages.py",
+    "fusec/codegen/cpp/vector_tiles.py",
+    "fusec/codegen/triton/form.py",
+}
 ELSEWHERE = {
     ("fusec/tools/emulator/launch.py", "decoded"): "a program of PTX instructions, no stage's",
     ("fusec/codegen/targets.py", "split_loop"): "the row that says whether the stage does it",

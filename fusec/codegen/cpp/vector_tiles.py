@@ -50,6 +50,7 @@ from fusec.ir.program import (
     Update,
     statements,
 )
+from fusec.passes.stage import Stage
 
 
 def vector_tiles(program: Program, width: int) -> Program:
@@ -63,6 +64,19 @@ def vector_tiles(program: Program, width: int) -> Program:
     body = _without_unread(rewrite.block(program.body))
     rounded = tuple(rewrite.writer.exponentials)
     return replace(program, lanes=(rewrite.writer.lane,), body=body, rounded=rounded)
+
+
+CPP_FORM = (
+    Stage(
+        "vector_tiles",
+        "turn tiles into arrays, lanes into vector loops, a `Dot` into a product in memory (CPU)",
+        lambda program, context: vector_tiles(program, context.target.machine.vector),
+        "Program",
+        "Program",
+        needs=("parametrize",),
+    ),
+)
+"""The stages from a program to the program that ``codegen/cpp/printer.py`` prints."""
 
 
 class _Rewrite:
