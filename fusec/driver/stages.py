@@ -141,10 +141,6 @@ class CompileContext:
 # -- which compiles have a stage, and how its function is called -----------------------------------
 
 
-def _stateless(context: CompileContext) -> bool:
-    return not context.options.fallback_random
-
-
 def _fuses(context: CompileContext) -> bool:
     return context.options.fusion
 
@@ -155,13 +151,8 @@ def _fuses_horizontally(context: CompileContext) -> bool:
     return options.fusion and not options.cudagraphs and not options.native
 
 
-def _multiplies_channels(context: CompileContext) -> bool:
+def _changes_convolutions(context: CompileContext) -> bool:
     return context.target.formats and context.options.precision == "best"
-
-
-def _with_library_epilogues(schedule: Schedule, context: CompileContext) -> Schedule:
-    rounds_once = context.target.formats and context.options.precision == "best"
-    return library_epilogue(schedule, convolutions=rounds_once)
 
 
 def _fuses_products(context: CompileContext) -> bool:
@@ -244,7 +235,7 @@ _PLACES = _on_fx(
     "single_pixel_convs",
     "turn convolutions of 1 x 1 images into matrix products (CPU)",
     _changing(multiply_single_pixels),
-    only=_multiplies_channels,
+    only=_changes_convolutions,
 )
 _FORMATS = _on_fx(
     "memory_formats",
@@ -259,7 +250,7 @@ _DRAWS = _on_fx(
     "draws",
     "replace random draws by functions of a seed and a position",
     _changing(replace_draws),
-    only=_stateless,
+    only=lambda context: not context.options.fallback_random,
     needs=("memory_formats",),
 )
 INFERENCE = (
@@ -289,7 +280,7 @@ JOINT = (
         "channel_gradients",
         "turn gradients of 1 x 1 channels-last convolutions into matrix products (CPU)",
         _changing(multiply_gradients),
-        only=_multiplies_channels,
+        only=_changes_convolutions,
         needs=("memory_formats",),
     ),
     _DRAWS,
@@ -399,7 +390,9 @@ FUSE = (
     _on_schedule(
         "library_epilogue",
         "let a library's call add a bias or residual, or apply an activation, if nothing else can",
-        _with_library_epilogues,
+        lambda schedule, context: library_epilogue(
+            schedule, convolutions=_changes_convolutions(context)
+        ),
         only=_fuses,
         needs=("fuse",),
     ),
