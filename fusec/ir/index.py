@@ -50,6 +50,7 @@ __all__ = [
     "Runtime",
     "Size",
     "floordiv",
+    "greatest",
     "index",
     "is_in_range",
     "is_nonnegative",
@@ -477,7 +478,7 @@ def most_atom(atom: Atom) -> Index | None:
         case Quotient():
             return index(atom)
         case FloorDiv():
-            return _divide_bound(_most(atom.dividend), atom.divisor)
+            return _divide_bound(greatest(atom.dividend), atom.divisor)
         case Mod():
             return atom.divisor - 1 if _is_positive(atom.divisor) else None
         case Runtime():
@@ -540,14 +541,15 @@ def _relaxed(monomial: Monomial, coefficient: int, atom: FloorDiv) -> Index | No
     return factor * (atom.dividend - (divisor - 1 if coefficient > 0 else 0))
 
 
-def _most(value: Index) -> Index | None:
+def greatest(value: Index) -> Index | None:
+    """Return the greatest value over all axes, in sizes, where it is known, else None."""
     low = _least(-value)
     return None if low is None else -low
 
 
 def most(value: Index) -> int | None:
     """Return the greatest value as an integer where it is a known constant, else None."""
-    high = _most(value)
+    high = greatest(value)
     return high.const if high is not None and high.is_constant else None
 
 

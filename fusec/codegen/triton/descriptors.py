@@ -45,10 +45,10 @@ from fusec.ir.index import (
     Index,
     Size,
     floordiv,
+    greatest,
     index,
     is_nonnegative,
     mod,
-    most_atom,
 )
 from fusec.ir.program import (
     MULTIPLE,
@@ -332,25 +332,8 @@ def _split(term: Index) -> tuple[Index, Index]:
 
 def _end(start: Index, tile: Index) -> Index:
     """Return an upper bound, over sizes, of the ends of tiles; if none is known, one with axes."""
-    last = _last(start)
+    last = greatest(start)
     return start + tile if last is None else last + tile
-
-
-def _last(value: Index) -> Index | None:
-    """Return an upper bound, over sizes, of a sum of nonnegative terms, or None."""
-    total = index(value.const)
-    for monomial, coefficient in value.terms:
-        term = index(coefficient)
-        for atom in monomial:
-            if isinstance(atom, Axis):
-                most: Index | None = atom.extent - 1
-            else:
-                most = index(atom) if isinstance(atom, Size) else most_atom(atom)
-            if most is None or coefficient < 0 or not is_nonnegative(index(atom)):
-                return None
-            term = term * most
-        total = total + term
-    return total
 
 
 def _is_aligned(stride: Index, vector: int) -> bool:
