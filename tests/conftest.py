@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from fusec.driver import verification
 from fusec.torch_interior import trace_log
+from tests import quick_build
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,29 +100,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 1_000)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _torch_prepares_no_logs() -> Iterator[None]:
-    """Keep torch from what it does in each compile and nobody reads: a tenth of the time.
-
-    Dynamo times guards with cold caches, collects garbage and writes down its configuration.
-    AOTAutograd prints its graphs, and makes tensors for generators as arguments, which fusec has
-    none of.
-    """
-    graphs = "torch._functorch._aot_autograd.graph_compile"
-    with (
-        mock.patch("torch._dynamo.utils._get_dynamo_config_for_logging", lambda: ""),
-        mock.patch("torch._dynamo.utils._scrubbed_inductor_config_for_logging", lambda: ""),
-        mock.patch("torch._dynamo.utils._compiler_config_for_logging", lambda: ""),
-        mock.patch("torch._dynamo.utils._functorch_config_for_logging", lambda: ""),
-        mock.patch("torch._decomp.decompositions_for_rng.PhiloxStateTracker.reset"),
-        mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0),
-        mock.patch(f"{graphs}._log_joint_graph", lambda *_: None),
-        mock.patch(f"{graphs}._log_fw_bw_graphs", lambda *_: (None, None)),
-        torch._dynamo.config.patch(run_gc_after_compile=False),
-    ):
-        yield
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _what_earlier_modules_left_is_old() -> None:
     """Spare a collection in a test what earlier modules left: late in a run, it is seconds."""
@@ -153,72 +126,17 @@ def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _kernels_are_built_for_their_values(
+def _compiles_are_quick(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Take most of g++'s time off the quick run: ``-Og``, and what is read once in place of often.
+    """Keep torch from logging; in a run without --slow, build kernels for their values alone.
 
     With --slow, kernels are built as users build them.
     """
-    from fusec.runtime.kernels import (
-        cpp_kernel,  # local: the options are read after `pytest_configure`
-    )
-
-    if request.config.getoption("--slow"):
+    slow = request.config.getoption("--slow")
+    folder = None if slow else tmp_path_factory.mktemp("prelude")
+    with quick_build.quick_compiles(folder):
         yield
-        return
-    folder = tmp_path_factory.mktemp("prelude")
-    quicker = functools.partial(_build, cpp_kernel.build, folder)
-    with mock.patch.object(cpp_kernel, "build", quicker):
-        yield
-
-
-QUICK = "-Og"
-
-
-def _build(
-    plainly: Callable[..., bytes],
-    folder: Path,
-    unit: str,
-    options: Any,
-    flags: Sequence[str] = ("-march=native",),
-    more: Sequence[str] = (),
-) -> bytes:
-    """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
-    prelude, header, libraries = _precompiled(folder)
-    kernels = unit.removeprefix(prelude)
-    if kernels == unit or options.cxx is not None or more:
-        return plainly(unit, options, (*flags, QUICK), more)
-    named = () if options.native else libraries  # what runs without Python is linked as users do
-    return plainly(f'#include "{header}"\n{kernels}', options, (*flags, QUICK, *named))
-
-
-@functools.cache
-def _precompiled(folder: Path) -> tuple[str, Path, Sequence[str]]:
-    """Return the prelude, a header of it beside which lies what g++ makes of it, and libraries.
-
-    A compiler that does not know such files reads the header. Of all libraries that g++ links with,
-    kernels need libgomp alone, and of that its name: reading them all is a third of g++'s time.
-    """
-    from fusec.codegen.cpp.printer import prelude
-    from fusec.runtime.kernels import cpp_kernel
-
-    width = cpp_kernel.vector_width()
-    text, header = prelude(width, products=False), folder / "prelude.h"
-    header.write_text(text)
-    compiler = cpp_kernel.find_compiler(None)
-    if compiler is None:
-        return text, header, ()
-    # A flag for the linker makes g++ link a library in the place of the precompiled header.
-    flags = [flag for flag in cpp_kernel.FLAGS if not flag.startswith("-Wl,")]
-    command = [compiler, *flags, *cpp_kernel.OPTIMISE, QUICK, "-x", "c++-header", str(header)]
-    subprocess.run([*command, "-o", f"{header}.gch"], check=True)
-    if Path(compiler).name != "g++" or sys.platform != "linux":
-        return text, header, ()
-    named = str(folder / "libgomp.so")
-    command = [compiler, "-shared", "-nostdlib", "-x", "c", os.devnull, "-Wl,-soname,libgomp.so.1"]
-    subprocess.run([*command, "-o", named], check=True)
-    return text, header, ("-nostdlib", "-Wl,--no-as-needed", named, "-Wl,--as-needed")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import torch.multiprocessing as multiprocessing
 
 from fusec.driver.compiler import RECENT
 from fusec.driver.trace import Trace
+from tests.quick_build import quick_compiles_as_told
 
 LIMIT_S = 240.0
 """When ranks are ended, in seconds. They need about 20 on two idle cores; a rank that waits for one
@@ -32,7 +33,7 @@ def run_ranks(worker: Callable[..., None], *args: Any, world: int = 2) -> None:
     Args:
         worker: a function of a module, for each process imports it.
     """
-    set_forkserver_preload([worker.__module__])
+    set_forkserver_preload([__name__, worker.__module__])
     with tempfile.TemporaryDirectory() as directory:
         given = worker, world, directory, args
         context = multiprocessing.start_processes(
@@ -53,7 +54,8 @@ def _run_rank(
     meeting = f"file://{Path(directory) / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     try:
-        worker(rank, *args)
+        with quick_compiles_as_told():
+            worker(rank, *args)
         dist.barrier()
     finally:
         dist.destroy_process_group()

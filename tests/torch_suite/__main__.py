@@ -9,8 +9,7 @@ where a test fails that is not listed.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import time
@@ -19,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.torch_suite.plugin import LOG, read_log
+from tests.torch_suite.plugin import read_log
+from tests.torch_suite.process import run_pytest
 
-ROOT = Path(__file__).parents[2]
 EXPECTED = Path(__file__).with_name("expected.txt")
 FILES = {
     "inductor/test_torchinductor.py": "CpuTests",
@@ -53,35 +52,33 @@ class Result:
 
 
 def run_file(folder: Path, file: str, chosen: str, seconds: float = float("inf")) -> Result:
-    """Run a file's tests in processes of their own: after a crash, the others go on in another."""
+    """Run a file's tests in processes of their own: after a crash, the others go on in another.
+
+    They are forks of one that has imported torch.
+    """
     until = time.time() + seconds
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([run_pytest.__module__])
     with tempfile.TemporaryDirectory() as place:
-        log = Path(place, "log")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.torch_suite.plugin", "-p",
-                   "no:cacheprovider", "-p", "no:xdist", "--noconftest", "-c", os.devnull,
-                   "--rootdir", str(folder), "-k", chosen, str(folder / file)]  # fmt: skip
-        # Not sys.path: what ran before may have put a folder there that hides a module of Python's.
-        given = os.environ.get("PYTHONPATH")
-        paths = os.pathsep.join([str(ROOT), str(folder), *([given] if given else [])])
-        environment = {**os.environ, LOG: str(log), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        log, said = Path(place, "log"), Path(place, "said")
         seen = -1
         while seen < len(read_log(log)):
             seen = len(read_log(log))
             left = until - time.time()
             if left <= 0:
                 break
-            try:
-                done = subprocess.run(
-                    command, env=environment, cwd=place, capture_output=True, text=True,
-                    timeout=None if left == float("inf") else left, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
+            process = forks.Process(target=run_pytest, args=(folder, file, chosen, log, said))
+            process.start()
+            process.join(None if left == float("inf") else left)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
                 rows = read_log(log)
                 return Result(file, [r for r in rows if r["outcome"] != "crashed"], whole=False)
-            if done.returncode in (0, 1, 5):  # ended by itself; 5: nothing was left
+            if process.exitcode in (0, 1, 5):  # ended by itself; 5: nothing was left
                 return Result(file, read_log(log), whole=True)
             if not read_log(log):
-                raise RuntimeError(f"{file}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+                raise RuntimeError(f"{file}: {said.read_text()[-4000:]}")
         return Result(file, read_log(log), whole=False)
 
 
