@@ -144,15 +144,13 @@ def unfrozen_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Collect as in a process whose user has frozen no heap, unlike this one."""
     from fusec.runtime import heap  # local: as above
 
-    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > heap.FROZEN_AT_START
+    before = gc.get_threshold()
     gc.unfreeze()
     monkeypatch.setattr(heap, "_is_users", False)
     yield
     gc.set_threshold(*before)
     gc.enable()
-    gc.unfreeze()
-    if is_frozen:  # as the tests behind want it
-        gc.freeze()
+    gc.freeze()  # as the tests behind want it
 
 
 @pytest.fixture

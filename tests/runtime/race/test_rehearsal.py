@@ -52,6 +52,17 @@ def test_what_runs_well_runs_once_in_one_process() -> None:
     assert len(rehearsal._seen) == 2
 
 
+def test_a_helper_that_ended_is_made_anew() -> None:
+    run("sound")
+    (before,) = rehearsal._helpers
+    before.process.kill()
+    before.process.wait()
+    rehearsal._seen.clear()
+    run("sound")
+    (after,) = rehearsal._helpers
+    assert after is not before and after.is_alive
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "seen"),
@@ -67,17 +78,6 @@ def test_a_fault_ends_the_helper_and_not_this_process(kind: str, seen: str) -> N
     with pytest.raises(KernelFault, match=seen):
         run(kind, run_s=0.5 if kind == "hang" else 60.0)
     assert not before.is_alive and not rehearsal._helpers and len(rehearsal._seen) == 1
-
-
-def test_a_helper_that_ended_is_made_anew() -> None:
-    run("sound")
-    (before,) = rehearsal._helpers
-    before.process.kill()
-    before.process.wait()
-    rehearsal._seen.clear()
-    run("sound")
-    (after,) = rehearsal._helpers
-    assert after is not before and after.is_alive
 
 
 def test_without_a_second_process_the_race_goes_on() -> None:
