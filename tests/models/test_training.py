@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.zoo import VOCABULARY, Loss, gpt2, mlp, resnet
+from tests.models.zoo import mlp, resnet
 from tests.support import assert_agree, compile_with, values
 
 OPTIMIZERS = {
@@ -45,18 +45,6 @@ def compare_steps(model, optimizer, batches, loss_of, tol=1e-4):
         assert_agree(*triple, f"{name} after training", tol=tol)
 
 
-@pytest.mark.first
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_two_steps_of_a_small_gpt_end_where_eager_ends(optimizer):
-    def ids(seed):
-        return [values(2, 9, dtype=torch.int64, low=0, high=VOCABULARY, seed=seed)]
-
-    model = Loss(gpt2(layers=1), shift=True)
-    # AdamW divides a gradient by its own size: rounding of tiny gradients is magnified.
-    tol = 1e-4 if optimizer == "sgd" else 2e-3
-    compare_steps(model, optimizer, [ids(0), ids(1)], lambda call, b: call(*b), tol)
-
-
 @pytest.mark.slow
 def test_two_steps_of_a_residual_network_move_its_running_statistics_as_eager():
     def batch(seed):
@@ -67,26 +55,17 @@ def test_two_steps_of_a_residual_network_move_its_running_statistics_as_eager():
                   lambda call, b: F.cross_entropy(call(b[0]), b[1]))  # fmt: skip
 
 
-def test_three_steps_of_an_mlp_reuse_one_compilation():
+@pytest.mark.first
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_three_steps_of_an_mlp_end_where_eager_ends_by_one_compilation(optimizer):
     from torch._dynamo.utils import counters
 
     batches = [[values(17, 33, seed=s), torch.arange(17) % 9] for s in range(3)]
     counters.clear()
-    compare_steps(mlp(), "sgd", batches, lambda call, b: F.nll_loss(call(b[0]), b[1]))
+    # AdamW divides a gradient by its own size: rounding of tiny gradients is magnified.
+    tol = 1e-4 if optimizer == "sgd" else 2e-3
+    compare_steps(mlp(), optimizer, batches, lambda call, b: F.nll_loss(call(b[0]), b[1]), tol)
     assert counters["stats"]["unique_graphs"] == 1
-
-
-def test_gradients_accumulate_over_two_backward_calls():
-    torch._dynamo.reset()
-    model = mlp().train()
-    trained = copy.deepcopy(model)
-    compiled = compile_with(trained)
-    for seed in range(2):
-        x = values(17, 33, seed=seed)
-        model(x).sum().backward()
-        compiled(x).sum().backward()
-    for (name, a), b in zip(model.named_parameters(), trained.parameters(), strict=True):
-        assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5), name
 
 
 def test_inference_and_training_of_one_compiled_model_alternate():
@@ -103,17 +82,6 @@ def test_inference_and_training_of_one_compiled_model_alternate():
     assert torch.allclose(before, model(x), atol=1e-5)
     assert torch.allclose(before, after, atol=1e-6)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
-def test_frozen_parameters_get_no_gradient():
-    torch._dynamo.reset()
-    model = mlp().train()
-    model[1].weight.requires_grad_(False)
-    reference = copy.deepcopy(model)
-    compile_with(model)(values(17, 33)).sum().backward()
-    reference(values(17, 33)).sum().backward()
-    assert model[1].weight.grad is None
-    assert torch.allclose(model[1].bias.grad, reference[1].bias.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

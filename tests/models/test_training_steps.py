@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -198,7 +197,7 @@ def test_a_gradient_penalty_inside_the_graph_trains():
 def test_double_backward_through_a_compiled_graph_says_that_there_is_none():
     torch._dynamo.reset()
     x = values(8, 33).requires_grad_()
-    (first,) = torch.autograd.grad(compile_with(mlp())(x).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(compile_with(lambda x: x.sin())(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         first.square().sum().backward()
 
@@ -382,22 +381,6 @@ def test_autocast_with_a_scaled_loss_trains_within_eager_s_error(dtype, inside):
         return losses
 
     compare(mlp(), procedure, tol=1e-2)
-
-
-def test_a_scaler_skips_the_step_whose_gradients_overflow():
-    torch._dynamo.reset()
-    model = mlp().train()
-    call, before = compile_with(model), copy.deepcopy(model.state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)  # beyond the range of f16
-    x, labels = rows(model, 0)
-    with torch.autocast("cpu", dtype=torch.float16):
-        loss = F.nll_loss(call(x), labels)
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 2.0**99
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
 def test_master_weights_in_f32_of_a_bf16_model_move_as_eager_s():
