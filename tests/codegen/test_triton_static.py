@@ -35,25 +35,14 @@ def report(program: Program, **options: object) -> StaticReport:
     return inspect_kernel(compiled(program, **options))
 
 
-def test_layer_norm_of_4096_columns_fits_registers() -> None:
-    found = report(programs.layer_norm(Size("M", 8192), 4096))
-    assert found.load_widths == {16: 16}
-    assert found.store_widths == {16: 8}
-    assert found.spill_bytes == 0
-    assert found.registers <= 70
-    assert found.convert_layouts == 0
-    assert found.occupancy >= 0.5
-
-
 def test_layer_norm_of_1024_columns_in_one_warp_has_no_barrier() -> None:
     found = report(programs.layer_norm(4096, 1024), warps=1)
     assert (found.barriers, found.shared_bytes) == (0, 0)
     assert set(found.load_widths) == set(found.store_widths) == {16}
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-def test_pointwise_chain_moves_16_bytes_at_once(dtype: DType) -> None:
-    found = report(programs.relu_chain(dtype, 2**24, 1024 if dtype is F32 else 2048, masked=False))
+def test_pointwise_chain_of_f32_moves_16_bytes_at_once() -> None:
+    found = report(programs.relu_chain(F32, 2**24, 1024, masked=False))
     assert set(found.load_widths) == set(found.store_widths) == {16}
     assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
 
