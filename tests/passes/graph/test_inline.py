@@ -178,35 +178,33 @@ def test_the_few_rows_of_a_product_are_stored_for_all_its_columns(
     assert names(inline(product, replace(H200_MACHINE, skinny_rows=most))) == left
 
 
-REARRANGED = {
-    "flip": lambda y: y.flip(0),
-    "roll": lambda y: y.roll(1, 0),
-    "cat": lambda y: torch.cat([y, y]),
-    "pad": lambda y: torch.nn.functional.pad(y, (1, 1)),
-    "stack": lambda y: torch.stack([y, y]),
-    "repeat": lambda y: y.repeat(2, 1),
-    "product": lambda y: y @ y.t(),
-    "row of a product": lambda y: (y[:, :, None] * y[:, None, :]).sum(1),
-    "sum": lambda y: y.flip(1).sum(0),
-}
+REARRANGED = (
+    lambda y: y.flip(0),
+    lambda y: y.roll(1, 0),
+    lambda y: torch.cat([y, y]),
+    lambda y: torch.nn.functional.pad(y, (1, 1)),
+    lambda y: torch.stack([y, y]),
+    lambda y: y.repeat(2, 1),
+    lambda y: y @ y.t(),
+    lambda y: (y[:, :, None] * y[:, None, :]).sum(1),
+    lambda y: y.flip(1).sum(0),
+)
 
 
-@pytest.mark.sampled(2)  # a diagonal
 @pytest.mark.parametrize("write", ("add_", "zero_", "part"))
-@pytest.mark.parametrize("name", REARRANGED)
-def test_no_read_is_moved_behind_a_write(name: str, write: str) -> None:
+def test_no_read_is_moved_behind_a_write(write: str) -> None:
     def fn(x):
-        y = REARRANGED[name](x * 2)
+        made = [rearranged(x * (2 + n)) for n, rearranged in enumerate(REARRANGED)]
         match write:
             case "add_":
-                x.add_(y.sum())
+                x.add_(sum(y.sum() for y in made))
             case "zero_":
                 x.zero_()
             case _:
                 x[0].mul_(3)
-        return y
+        return made
 
-    torch._dynamo.reset()  # one code for all cases: Dynamo gives up at its limit of compiles
+    torch._dynamo.reset()
     given, other = (torch.from_numpy(numbers(4, 6, seed=1)) for _ in range(2))
     torch.testing.assert_close(compile_with(fn)(given), fn(other))
     torch.testing.assert_close(given, other)
