@@ -21,6 +21,7 @@ import torch
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
 from tests.philox import random_bits
+from tests.quick_build import QUICK as QUICK_BUILD
 
 WIDTHS = {16: "-march=native", 8: "-march=x86-64 -mavx2 -mfma -mf16c", 4: "-march=x86-64"}
 """Lanes and instruction sets: all there is; AVX2; SSE2, without FMA or F16C."""
@@ -88,7 +89,8 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flags = [f for f in (*FLAGS, *OPTIMISE) if f not in ("-march=native", "-fopenmp")] + WIDTHS[
         width
     ].split()
-    command = [compiler, *flags, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
+    quick = [] if request.config.getoption("--slow") else [QUICK_BUILD]
+    command = [compiler, *flags, *quick, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
     subprocess.run(command, cwd=directory, check=True)
     return Library(directory / "all.so", width)
 
