@@ -25,7 +25,7 @@ from fusec.ir.interp.program import run_program
 from fusec.ir.program import For, Let, Multiply, Program, Update, statements
 from fusec.options import Options
 from fusec.tools.report.observe import observe
-from tests.support import FUSED, OPTIONS, TRAINED, check
+from tests.support import FUSED, OPTIONS, TRAINED, check, threads
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -88,11 +88,11 @@ def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    row = torch.arange(q.shape[-2])
+    row, key = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
     slope = 2.0 ** -(torch.arange(q.shape[1]) + 1.0)
-    bias = (row - row[:, None]) * slope[:, None, None]
+    bias = (key - row[:, None]) * slope[:, None, None]
     scores = q @ k.transpose(-1, -2) / 4 + bias
-    return torch.softmax(scores.masked_fill(row > row[:, None], float("-inf")), -1) @ v
+    return torch.softmax(scores.masked_fill(key > row[:, None], float("-inf")), -1) @ v
 
 
 def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,14 +154,16 @@ def test_a_tile_is_a_left_operand_by_rows_and_a_right_one_in_panels() -> None:
 def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
     spelling: Callable, width: int
 ) -> None:
-    inputs = heads(1, 1, 130, 8)
-    graph, program = kernel(spelling, *inputs, width=width)
+    """Keys fill more than a tile, and neither a tile nor vectors of queries are full."""
+    queries, (keys, features) = tensor(1, 1, 34, 8), heads(1, 1, 130, 8)[1:]
+    graph, program = kernel(spelling, queries, keys, features, width=width)
     values = [s.value for s in statements(program.body) if isinstance(s, Let | Update)]
     assert not any(isinstance(value, Dot) for value in values)
     assert [lane.extent.const for lane in program.lanes] == [width]
-    named = {b.name: t for b, t in zip(program.reads, inputs, strict=True)}
-    placeholders = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    (expected, *_) = graph(*(named[name] for name in placeholders))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    shapes = {n.name: n.meta["val"].shape for n in placeholders}
+    named = {name: tensor(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    (expected, *_) = graph(*named.values())
     storage = {b.base: named[b.name].numpy().ravel().copy() for b in program.reads}
     with np.errstate(all="ignore"):
         run_program(program, storage, {})
@@ -301,15 +303,9 @@ def test_a_product_with_what_stands_around_it() -> None:
     fused(lambda x, w, v: F.silu(x @ w.t()) * (x @ v.t()), x, w, w.flip(0))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("threads", (1, 2))
-def test_any_number_of_threads(threads: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+def test_two_threads() -> None:
+    with threads(2):
         fused(library_causal, *heads(2, 2, 200, 32), train=True)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_product_without_terms_is_zero() -> None:
