@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -136,6 +137,60 @@ def check(
         reference = run(_fresh(exact), given, train=train, dtype=torch.float64)
         found = run(compiled, given, train=train, state=_reset(module, fn))
         compare(eager, found, reference, tol=tol)
+
+
+def check_all(cases: Mapping[str, tuple[Any, ...]], **how: Any) -> None:
+    """Assert of many functions, compiled as one, what `check` asserts; a failure names the case.
+
+    A compile costs more than a small function in it. Each case has inputs of its own, so cases stay
+    apart but for launches that they share. If they fail together, each is checked alone.
+
+    Args:
+        cases: by name, a function, which is no module, and its inputs.
+        how: what `check` takes, the same for all.
+    """
+    functions = {name: fn for name, (fn, *_) in cases.items()}
+    inputs = [tuple(given) for _, *given in cases.values()]
+
+    def every(*inputs: tuple[Any, ...]) -> dict[str, Any]:
+        named = zip(functions.items(), inputs, strict=True)
+        return {name: fn(*given) for (name, fn), given in named}
+
+    try:
+        check(every, *inputs, **how)
+    except Exception:
+        for name, (fn, *given) in cases.items():
+            try:
+                check(fn, *given, **how)
+            except Exception as error:
+                raise AssertionError(f"{name}: {error}") from error
+        raise  # each is right alone
+
+
+class Cases:
+    """A decorator for what returns a case of `check_all`, a function and its inputs."""
+
+    def __init__(self) -> None:
+        self.makers: dict[str, Callable[[], tuple[Any, ...]]] = {}
+
+    def __call__(self, make: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+        assert make.__name__ not in self.makers, make.__name__
+        self.makers[make.__name__] = make
+        return make
+
+    def each(self, given: Iterable[Any]) -> Callable[[Callable], Callable]:
+        """Decorate what returns a case for each of some values."""
+
+        def add(make: Callable) -> Callable:
+            for value in given:
+                self.makers[f"{make.__name__}[{value}]"] = functools.partial(make, value)
+            return make
+
+        return add
+
+    def check(self, **how: Any) -> None:
+        """Check all that were decorated, compiled as one."""
+        check_all({name: make() for name, make in self.makers.items()}, **how)
 
 
 def check_captured(fn: Callable, *inputs: Any, **how: Any) -> None:

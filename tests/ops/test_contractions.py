@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from tests.support import TRAINED, check, externs, values, with_layout
+from tests.support import TRAINED, Cases, check, externs, values, with_layout
+
+in_inference, in_training = Cases(), Cases()
 
 
 @pytest.mark.sampled(3)
@@ -26,13 +28,14 @@ def test_linear_layers_between_chains_match_eager(dtype, train):
     check(mlp, *scaled, train=train, tol=2e-2 if dtype == torch.bfloat16 else None)
 
 
-def test_factors_of_integer_products_become_integers():
+@in_inference
+def factors_of_integer_products_become_integers():
     c, a, b = (values(2, 3, 3, dtype=torch.int64, seed=k) for k in range(3))
 
     def products(c, a, b):
         return torch.baddbmm(c, a, b, beta=0.6, alpha=2.5), torch.addmm(c[0], a[0], b[0], alpha=1.5)
 
-    check(products, c, a, b)
+    return products, c, a, b
 
 
 @pytest.mark.sampled(2)
@@ -136,8 +139,8 @@ def test_attention_between_chains_matches_eager(kind, train):
     check(attend, *(values(2, 9, 16, seed=s) for s in range(3)), train=train)
 
 
-@TRAINED
-def test_attention_with_masks_and_grouped_heads_matches_eager(train):
+@in_training
+def attention_with_masks_and_grouped_heads_matches_eager():
     def attend(q, k, v, mask, bias):
         return (
             F.scaled_dot_product_attention(q, k, v, mask),
@@ -146,25 +149,24 @@ def test_attention_with_masks_and_grouped_heads_matches_eager(train):
         )
 
     mask = values(7, 9, dtype=torch.bool) | torch.eye(7, 9, dtype=torch.bool)
-    check(
+    return (
         attend,
         values(2, 4, 7, 8),
         values(2, 4, 9, 8, seed=1),
         values(2, 4, 9, 8, seed=2),
         mask,
         values(2, 1, 7, 9, seed=3),
-        train=train,
     )
 
 
-@TRAINED
-def test_attention_written_out_matches_eager(train):
+@in_training
+def attention_written_out_matches_eager():
     def attend(q, k, v):
         scores = q @ k.transpose(-2, -1) / 8**0.5
         ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
         return scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v
 
-    check(attend, *(values(2, 2, 9, 8, seed=s) for s in range(3)), train=train)
+    return attend, *(values(2, 2, 9, 8, seed=s) for s in range(3))
 
 
 def test_operations_nobody_lowers_run_between_chains():
@@ -181,7 +183,8 @@ def test_operations_nobody_lowers_run_between_chains():
     check(rare, values(9, 9), tol=1e-4)
 
 
-def test_a_custom_operation_nobody_knows_runs_eagerly():
+@in_inference
+def a_custom_operation_nobody_knows_runs_eagerly():
     @torch.library.custom_op("fusec_tests::double_rows", mutates_args=())
     def double_rows(x: torch.Tensor) -> torch.Tensor:
         return torch.cat((x, x))
@@ -190,7 +193,7 @@ def test_a_custom_operation_nobody_knows_runs_eagerly():
     def _(x):
         return x.new_empty(2 * x.shape[0], *x.shape[1:])
 
-    check(lambda x: double_rows(x.relu() * 2).sum(0) + 1, values(5, 9))
+    return (lambda x: double_rows(x.relu() * 2).sum(0) + 1, values(5, 9))
 
 
 @TRAINED
@@ -207,3 +210,12 @@ def test_contractions_take_dynamic_shapes(train):
         return h @ h.mT + x.shape[1], (x.softmax(-1) @ w.t()).sum(1)
 
     check(block, values(3, 5, 8), values(6, 8, seed=1), dynamic=True, train=train)
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

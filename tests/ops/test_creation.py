@@ -6,19 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import TRAINED, check, compile_with, in_both, seeded, values
+from tests.support import TRAINED, Cases, check, compile_with, in_both, seeded, values
+
+in_inference, in_training = Cases(), Cases()
 
 ARANGES = [(7,), (0,), (2, 9), (9, 2, -2), (-3, 4, 3), (0.0, 1.0, 0.25), (5, 5)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
-def test_aranges_match_eager():
+@in_inference
+def aranges_match_eager():
     def make(x):
         made = [torch.arange(*bounds) for bounds in ARANGES]
         typed = [torch.arange(2, 12, 3, dtype=d) for d in DTYPES[:5]]
         return made, typed, [m * 2 + 1 for m in made], torch.arange(x.shape[0]) + x
 
-    check(make, values(7))
+    return make, values(7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -43,7 +46,8 @@ def test_fills_match_eager(dtype, check):
     check(make, values(4, 6, dtype=dtype).t())
 
 
-def test_special_fills_match_eager():
+@in_inference
+def special_fills_match_eager():
     def make(x):
         low = torch.finfo(x.dtype).min
         return (
@@ -55,10 +59,11 @@ def test_special_fills_match_eager():
             torch.full((), 3.5) * x,
         )
 
-    check(make, values(3))
+    return make, values(3)
 
 
-def test_linspaces_and_grids_match_eager():
+@in_inference
+def linspaces_and_grids_match_eager():
     def make(x):
         rows, columns = torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")
         return (
@@ -70,10 +75,11 @@ def test_linspaces_and_grids_match_eager():
             torch.linspace(3, 3, 1),
         )
 
-    check(make, values(33))
+    return make, values(33)
 
 
-def test_triangles_match_eager():
+@in_inference
+def triangles_match_eager():
     def make(x):
         ones = torch.ones(5, 7)
         return (
@@ -86,7 +92,7 @@ def test_triangles_match_eager():
             torch.full((4, 4), -torch.inf).triu(1),
         )
 
-    check(make, values(3, 5, 7))
+    return make, values(3, 5, 7)
 
 
 def test_a_function_without_inputs_compiles():
@@ -105,8 +111,8 @@ def test_a_constant_output_is_private_to_each_call():
     assert torch.equal(second, torch.zeros(4))
 
 
-@TRAINED
-def test_dropout_that_drops_nothing_matches_eager(train):
+@in_training
+def dropout_that_drops_nothing_matches_eager():
     def drop(x):
         return (
             F.dropout(x, 0.0, True) * 2,
@@ -115,11 +121,12 @@ def test_dropout_that_drops_nothing_matches_eager(train):
             F.dropout1d(x, 0.3, False),
         )
 
-    check(drop, values(6, 33), train=train)
+    return drop, values(6, 33)
 
 
-def test_dropout_that_drops_everything_matches_eager():
-    check(lambda x: F.dropout(x, 1.0, True) + 1, values(6, 33), train=True)
+@in_training
+def dropout_that_drops_everything_matches_eager():
+    return (lambda x: F.dropout(x, 1.0, True) + 1, values(6, 33))
 
 
 def test_dropout_modules_in_eval_mode_match_eager():
@@ -209,3 +216,12 @@ def test_a_range_counts_down_by_a_step_that_is_a_symbol(step: float) -> None:
 
     compiled = compile_with(fn, dynamic=True)
     assert torch.equal(compiled(step), fn(step))
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

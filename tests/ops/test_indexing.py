@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import LAYOUTS, TRAINED, as_captured, check, in_both, values, with_layout
+from tests.support import LAYOUTS, TRAINED, Cases, as_captured, check, in_both, values, with_layout
+
+in_inference, in_training = Cases(), Cases()
 
 INTS = (torch.int64, torch.int32)
 
@@ -43,13 +45,12 @@ def test_gathers_match_eager(check):
     )
 
 
-@in_both
-def test_gathers_inside_a_chain_have_eager_gradients(check):
-    check(
+@in_training
+def gathers_inside_a_chain_have_eager_gradients():
+    return (
         lambda x, i: {name: op(x.exp(), i) * 2 + 1 for name, op in GATHERS.items()},
         values(6, 9),
         indices(8, below=6),
-        train=True,
     )
 
 
@@ -73,8 +74,8 @@ def test_gathers_of_strided_tensors_match_eager(layout, check):
     check(gather, with_layout(values(4, 6, 8), layout), indices(5, below=4))
 
 
-@in_both
-def test_advanced_indices_separated_by_a_slice_come_first_as_in_eager(check):
+@in_training
+def advanced_indices_separated_by_a_slice_come_first_as_in_eager():
     def advanced(x, i, j):
         return (
             x[i, :, j] + 1,
@@ -87,9 +88,7 @@ def test_advanced_indices_separated_by_a_slice_come_first_as_in_eager(check):
             x[i, 1:, None, j],
         )
 
-    check(
-        advanced, values(5, 4, 6, 7), indices(3, below=4), indices(3, below=5, seed=1), train=True
-    )
+    return advanced, values(5, 4, 6, 7), indices(3, below=4), indices(3, below=5, seed=1)
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
@@ -103,7 +102,8 @@ def test_index_tensors_of_both_widths_match_eager(dtype, check):
     )
 
 
-def test_an_index_computed_in_the_graph_matches_eager():
+@in_training
+def an_index_computed_in_the_graph_matches_eager():
     def computed(x, i):
         best = x.argmax(-1)
         return (
@@ -113,34 +113,34 @@ def test_an_index_computed_in_the_graph_matches_eager():
             x[i.clamp(max=3)].sum(0),
         )
 
-    check(computed, values(6, 9), indices(8, below=6), train=True)
+    return computed, values(6, 9), indices(8, below=6)
 
 
-@TRAINED
-def test_embedding_with_positions_matches_eager(train):
+@in_training
+def embedding_with_positions_matches_eager():
     def embed(ids, table, positions):
         steps = torch.arange(ids.shape[1])
         h = F.embedding(ids, table) + F.embedding(steps, positions)
         return F.layer_norm(h, (16,)), h * 0.5
 
-    check(embed, indices(3, 7, below=50), values(50, 16), values(9, 16, seed=1), train=train)
+    return embed, indices(3, 7, below=50), values(50, 16), values(9, 16, seed=1)
 
 
-@pytest.mark.parametrize("padding_idx", (0, 3, -1))
-def test_padded_embedding_has_no_gradient_in_its_padding_row(padding_idx):
-    check(
+@in_training.each((0, 3, -1))
+def padded_embedding_has_no_gradient_in_its_padding_row(padding_idx):
+    return (
         lambda i, w: F.embedding(i, w, padding_idx=padding_idx) * 2,
         indices(5, 6, below=8),
         values(8, 12),
-        train=True,
     )
 
 
-def test_gradients_of_repeated_indices_accumulate():
+@in_training
+def gradients_of_repeated_indices_accumulate():
     def repeated(x, i):
         return x[i] * torch.arange(40.0)[:, None], F.embedding(i, x).exp(), x.index_select(0, i)
 
-    check(repeated, values(3, 5), indices(40, below=3), train=True)
+    return repeated, values(3, 5), indices(40, below=3)
 
 
 @TRAINED
@@ -174,7 +174,8 @@ def test_masks_match_eager_and_its_gradients(dtype, check):
     )
 
 
-def test_causal_masks_built_from_positions_match_eager():
+@in_training
+def causal_masks_built_from_positions_match_eager():
     def causal(x):
         n = x.shape[-1]
         triangle = torch.ones(n, n, dtype=torch.bool).tril()
@@ -188,7 +189,7 @@ def test_causal_masks_built_from_positions_match_eager():
             x + torch.full((n, n), -torch.inf).triu(1),
         )
 
-    check(causal, values(2, 9, 9), train=True)
+    return causal, values(2, 9, 9)
 
 
 SCATTERS = {
@@ -219,28 +220,31 @@ def scatter_inputs(dtype=torch.float32):
     return values(6, 9, dtype=dtype), rows, values(6, 9, dtype=dtype, seed=2)
 
 
-def test_scatters_match_eager():
-    check(lambda x, i, s: {name: op(x, i, s) for name, op in SCATTERS.items()}, *scatter_inputs())
+@in_inference
+def scatters_match_eager():
+    return (lambda x, i, s: {name: op(x, i, s) for name, op in SCATTERS.items()}, *scatter_inputs())
 
 
-def test_scatters_between_pointwise_operations_have_eager_gradients():
+@in_training
+def scatters_between_pointwise_operations_have_eager_gradients():
     table = {n: op for n, op in SCATTERS.items() if n not in ("masked_scatter",)}
-    check(
+    return (
         lambda x, i, s: {name: op(x.sin(), i, s * 2) + 1 for name, op in table.items()},
         *scatter_inputs(),
-        train=True,
     )
 
 
-def test_scatters_of_half_precision_match_eager():
+@in_inference
+def scatters_of_half_precision_match_eager():
     names = ("scatter", "scatter_value", "scatter_add", "slice_scatter", "select_scatter")
-    check(
+    return (
         lambda x, i, s: {name: SCATTERS[name](x, i, s) for name in names},
         *scatter_inputs(torch.bfloat16),
     )
 
 
-def test_repeated_scatter_indices_accumulate_every_value():
+@in_inference
+def repeated_scatter_indices_accumulate_every_value():
     def accumulate(x, i, s):
         return (
             x.scatter_add(0, i, s),
@@ -248,28 +252,31 @@ def test_repeated_scatter_indices_accumulate_every_value():
             x.new_zeros(4).scatter_add(0, i[:, 1], x.new_ones(60)),
         )
 
-    check(accumulate, values(4, 5), indices(60, 5, below=4), values(60, 5, seed=2))
+    return accumulate, values(4, 5), indices(60, 5, below=4), values(60, 5, seed=2)
 
 
-def test_the_last_of_repeated_scatter_indices_replaces():
+@in_inference
+def the_last_of_repeated_scatter_indices_replaces():
     def replace(x, i, s):
         line = x[:, 0]
         return (line.scatter(0, i, s), line.index_put((i - 4,), s), line.put(i, s),
                 line.put(i, s, accumulate=True), x.index_copy(0, i, s[:, None].expand(-1, 5)),
                 x.take(i), line.index_reduce(0, i, s, "mean", include_self=False))  # fmt: skip
 
-    check(replace, values(4, 5), indices(20, below=4), values(20, seed=2))
+    return replace, values(4, 5), indices(20, below=4), values(20, seed=2)
 
 
-def test_one_hot_and_bucket_counts_match_eager():
+@in_inference
+def one_hot_and_bucket_counts_match_eager():
     def encode(i):
         hot = F.one_hot(i, 7)
         return hot, hot.float() * 2, hot.sum(0), (i[..., None] == torch.arange(7)).to(torch.float32)
 
-    check(encode, indices(4, 5, below=7))
+    return encode, indices(4, 5, below=7)
 
 
-def test_searching_and_sorting_indices_match_eager_wherever_they_run():
+@in_inference
+def searching_and_sorting_indices_match_eager_wherever_they_run():
     def search(x, edges):
         order = x.argsort(-1)
         return (
@@ -280,20 +287,22 @@ def test_searching_and_sorting_indices_match_eager_wherever_they_run():
             x.topk(2).values + 1,
         )
 
-    check(search, values(4, 9), torch.linspace(-2, 2, 7))
+    return search, values(4, 9), torch.linspace(-2, 2, 7)
 
 
-def test_windows_of_keys_by_relative_position_match_eager():
+@in_training
+def windows_of_keys_by_relative_position_match_eager():
     def relative(scores, table):
         n = scores.shape[-1]
         distance = torch.arange(n)[:, None] - torch.arange(n)[None, :]
         bias = table[distance.clamp(-4, 4) + 4]
         return (scores + bias.permute(2, 0, 1)).softmax(-1)
 
-    check(relative, values(3, 11, 11), values(9, 3, seed=1), train=True)
+    return relative, values(3, 11, 11), values(9, 3, seed=1)
 
 
-def test_rotary_tables_are_gathered_by_position():
+@in_training
+def rotary_tables_are_gathered_by_position():
     def rotate(q, positions, table):
         angles = positions[:, None].float() * table
         angles = torch.cat((angles, angles), -1)
@@ -301,7 +310,7 @@ def test_rotary_tables_are_gathered_by_position():
         turned = torch.cat((-q[..., half:], q[..., :half]), -1)
         return q * angles.cos() + turned * angles.sin()
 
-    check(
+    return (
         rotate,
         values(2, 3, 7, 8),
         torch.arange(7),
@@ -309,7 +318,6 @@ def test_rotary_tables_are_gathered_by_position():
             4,
             seed=1,
         ),
-        train=True,
     )
 
 
@@ -326,22 +334,23 @@ def test_indexing_takes_dynamic_shapes(train):
     check(index, values(6, 9), indices(8, below=6), dynamic=True, train=train)
 
 
-def test_indexing_with_no_index_gives_nothing():
+@in_inference
+def indexing_with_no_index_gives_nothing():
     def nothing(x, i):
         return x[i], x[:, i] * 2, x.index_select(0, i).sum(0), F.embedding(i, x)
 
-    check(nothing, values(6, 9), indices(0, below=6))
+    return nothing, values(6, 9), indices(0, below=6)
 
 
-@pytest.mark.parametrize("fill", (float("nan"), -1.0))
-def test_an_out_of_range_select_by_a_mask_is_never_read(fill):
+@in_inference.each((float("nan"), -1.0))
+def an_out_of_range_select_by_a_mask_is_never_read(fill):
     x = torch.full((4, 6), fill)
 
     def guarded(x, i):
         safe = i.clamp(0, 3)
         return torch.where((i >= 0)[:, None], x[safe], torch.zeros(()))
 
-    check(guarded, x, torch.tensor([-1, 0, 3, -7, 2]))
+    return guarded, x, torch.tensor([-1, 0, 3, -7, 2])
 
 
 @pytest.mark.sampled(2)
@@ -362,3 +371,12 @@ def test_a_size_that_is_the_larger_of_two_is_that_for_each_length(length):
 def test_a_scatter_adds_what_its_type_adds(places: list[list[int]], dtype: torch.dtype) -> None:
     x, source = torch.zeros(3, 5).to(dtype), torch.ones(2, 5).to(dtype)
     check(lambda x, i, s: x.scatter_add(0, i, s), x, torch.tensor(places), source)
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import LAYOUTS, check, compile_with, in_both, values, with_layout
+from tests.support import LAYOUTS, TRAINED, Cases, check, compile_with, in_both, values, with_layout
+
+in_inference, in_training = Cases(), Cases()
 
 
 def add_one(x):
@@ -122,13 +124,13 @@ def test_mutated_input_holds_what_eager_leaves(mutate):
     check(mutate, values(6, 9))
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])
-def test_mutated_strided_input_is_written_in_place_and_nowhere_else(layout):
+@in_inference.each([name for name in LAYOUTS if name != "expanded"])
+def mutated_strided_input_is_written_in_place_and_nowhere_else(layout):
     def mutate(x, y):
         x.add_(y).mul_(2)
         return x.sum(-1), y + x
 
-    check(mutate, with_layout(values(4, 6, 8), layout), values(4, 6, 8, seed=1))
+    return mutate, with_layout(values(4, 6, 8), layout), values(4, 6, 8, seed=1)
 
 
 @pytest.mark.sampled(7)
@@ -158,19 +160,24 @@ def test_in_place_arithmetic_keeps_the_dtype_of_the_input(dtype):
     check(mutate, values(5, 9, dtype=dtype), values(5, 9, dtype=dtype, seed=1))
 
 
-def test_in_place_arithmetic_casts_a_wider_operand():
+@in_inference
+def in_place_arithmetic_casts_a_wider_operand():
     def mutate(x, h, y):
         x.add_(y)
         h.mul_(y)
         h.copy_(x)
         return x + h
 
-    check(
-        mutate, values(5, 9), values(5, 9, dtype=torch.float16), values(5, 9, dtype=torch.float64)
+    return (
+        mutate,
+        values(5, 9),
+        values(5, 9, dtype=torch.float16),
+        values(5, 9, dtype=torch.float64),
     )
 
 
-def test_bits_and_truth_are_updated_in_place():
+@in_inference
+def bits_and_truth_are_updated_in_place():
     def mutate(i, b):
         i.bitwise_and_(6).bitwise_or_(1)
         i <<= 2
@@ -178,17 +185,18 @@ def test_bits_and_truth_are_updated_in_place():
         b &= i > 8
         return b.sum()
 
-    check(mutate, values(5, 9, dtype=torch.int64), values(5, 9, dtype=torch.bool))
+    return mutate, values(5, 9, dtype=torch.int64), values(5, 9, dtype=torch.bool)
 
 
-def test_two_inputs_are_updated_from_each_other_in_order():
+@in_inference
+def two_inputs_are_updated_from_each_other_in_order():
     def swap(x, y):
         x.add_(y)
         y.mul_(x)
         x.sub_(y)
         return x * y
 
-    check(swap, values(5, 9), values(5, 9, seed=1))
+    return swap, values(5, 9), values(5, 9, seed=1)
 
 
 def test_an_input_and_its_view_passed_together_stay_one_memory():
@@ -228,16 +236,18 @@ def test_the_same_tensor_passed_twice_stays_one_memory():
     check(mutate, base, base)
 
 
-def test_an_input_returned_as_it_is_stays_the_same_memory():
-    check(lambda x, y: (x, x + y, y[1:], y.t()), values(6, 9), values(6, 9, seed=1), train=True)
+@in_training
+def an_input_returned_as_it_is_stays_the_same_memory():
+    return (lambda x, y: (x, x + y, y[1:], y.t()), values(6, 9), values(6, 9, seed=1))
 
 
-def test_an_input_returned_twice_and_a_result_returned_twice_match_eager():
+@in_inference
+def an_input_returned_twice_and_a_result_returned_twice_match_eager():
     def twice(x):
         y = x * 2
         return x, x, y, y, y[0]
 
-    check(twice, values(4, 5))
+    return twice, values(4, 5)
 
 
 def test_outputs_do_not_share_memory_that_eager_keeps_apart():
@@ -257,31 +267,34 @@ def test_a_result_mutated_by_the_caller_does_not_disturb_the_next_call():
     assert torch.equal(compiled(torch.ones(9)), torch.full((9,), 2.0))
 
 
-def test_running_statistics_are_updated_in_place():
+@in_inference
+def running_statistics_are_updated_in_place():
     def update(mean, count, x):
         count += 1
         mean.lerp_(x.mean(0), 0.1)
         return (x - mean) / (x.std(0) + 1e-5)
 
-    check(update, values(9), torch.tensor(3), values(17, 9, seed=1))
+    return update, values(9), torch.tensor(3), values(17, 9, seed=1)
 
 
-def test_a_key_value_cache_is_written_at_a_position():
+@in_inference
+def a_key_value_cache_is_written_at_a_position():
     def append(cache, key, position):
         cache[:, position] = key
         cache.index_copy_(1, position + 2, key * 2)
         return cache.sum(1), cache
 
-    check(append, torch.zeros(2, 8, 5), values(2, 1, 5), torch.tensor([3]))
+    return append, torch.zeros(2, 8, 5), values(2, 1, 5), torch.tensor([3])
 
 
-def test_out_arguments_are_written():
+@in_inference
+def out_arguments_are_written():
     def write(x, out):
         torch.add(x, 1, out=out)
         torch.mul(x, out, out=out)
         return out + 0
 
-    check(write, values(5, 9), torch.zeros(5, 9))
+    return write, values(5, 9), torch.zeros(5, 9)
 
 
 def test_buffers_of_a_module_are_updated():
@@ -300,14 +313,15 @@ def test_buffers_of_a_module_are_updated():
     check(Counter(), values(5, 9), train=True)
 
 
-def test_an_optimizer_step_written_by_hand_matches_eager():
+@in_inference
+def an_optimizer_step_written_by_hand_matches_eager():
     def adam(p, g, m, v):
         m.mul_(0.9).add_(g, alpha=0.1)
         v.mul_(0.999).addcmul_(g, g, value=0.001)
         p.addcdiv_(m / 0.1, (v / 0.001).sqrt_().add_(1e-8), value=-0.01)
 
     tensors = [values(5, 9, seed=s) for s in range(3)] + [values(5, 9, seed=3).abs()]
-    check(adam, *tensors)
+    return adam, *tensors
 
 
 def test_mutation_between_graph_breaks_is_seen_on_both_sides():
@@ -321,13 +335,14 @@ def test_mutation_between_graph_breaks_is_seen_on_both_sides():
     check(broken, values(5, 9), fullgraph=False)
 
 
-def test_relu_in_place_inside_a_network_matches_eager():
+@in_training
+def relu_in_place_inside_a_network_matches_eager():
     def network(x, w):
         h = F.linear(x, w)
         F.relu(h, inplace=True)
         return F.dropout(h, 0.3, False) + x
 
-    check(network, values(5, 9), values(9, 9, seed=1), train=True)
+    return network, values(5, 9), values(9, 9, seed=1)
 
 
 @pytest.mark.parametrize("n", (4, 11))
@@ -353,3 +368,12 @@ def test_a_write_that_cannot_be_made_functional_runs_as_it_is(caplog):
     assert torch.equal(found, windows(b))
     assert torch.equal(a, b)
     assert re.search("iadd runs as PyTorch runs it.*internal overlap", caplog.text)
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import TRAINED, check, in_both, values
+from tests.support import TRAINED, Cases, check, in_both, values
+
+in_inference, in_training = Cases(), Cases()
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -28,23 +30,22 @@ def test_cross_entropy_matches_eager(reduction, smoothing):
     check(loss, values(17, 33), t, train=True)
 
 
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
-def test_cross_entropy_of_other_dtypes_matches_eager(dtype):
-    check(
-        lambda x, t: F.cross_entropy(x, t), values(17, 33, dtype=dtype), targets(17, 33), train=True
-    )
+@in_training.each((torch.bfloat16, torch.float64))
+def cross_entropy_of_other_dtypes_matches_eager(dtype):
+    return (lambda x, t: F.cross_entropy(x, t), values(17, 33, dtype=dtype), targets(17, 33))
 
 
-def test_cross_entropy_of_float_logits_from_half_matches_eager():
-    check(
+@in_training
+def cross_entropy_of_float_logits_from_half_matches_eager():
+    return (
         lambda x, t: F.cross_entropy(x.float(), t),
         values(17, 129, dtype=torch.bfloat16),
         targets(17, 129),
-        train=True,
     )
 
 
-def test_cross_entropy_with_class_weights_and_ignored_classes_matches_eager():
+@in_training
+def cross_entropy_with_class_weights_and_ignored_classes_matches_eager():
     def loss(x, t, w):
         w = w.detach()
         return (
@@ -53,41 +54,43 @@ def test_cross_entropy_with_class_weights_and_ignored_classes_matches_eager():
             F.cross_entropy(x, t, w, reduction="sum", label_smoothing=0.2),
         )
 
-    check(loss, values(17, 9), targets(17, 9), values(9, seed=1).abs() + 0.1, train=True)
+    return loss, values(17, 9), targets(17, 9), values(9, seed=1).abs() + 0.1
 
 
-def test_cross_entropy_of_class_probabilities_matches_eager():
-    check(
+@in_training
+def cross_entropy_of_class_probabilities_matches_eager():
+    return (
         lambda x, p: (
             F.cross_entropy(x, p.softmax(-1)),
             F.kl_div(x.log_softmax(-1), p.softmax(-1), reduction="batchmean"),
         ),
         values(7, 33),
         values(7, 33, seed=1),
-        train=True,
     )
 
 
-def test_cross_entropy_over_pixels_matches_eager():
+@in_training
+def cross_entropy_over_pixels_matches_eager():
     t = values(2, 4, 3, dtype=torch.int64, low=0, high=5)
-    check(
+    return (
         lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none")),
         values(2, 5, 4, 3),
         t,
-        train=True,
     )
 
 
-def test_cross_entropy_with_every_target_ignored_is_nan_as_in_eager():
-    check(lambda x, t: F.cross_entropy(x, t), values(5, 9), torch.full((5,), -100))
+@in_inference
+def cross_entropy_with_every_target_ignored_is_nan_as_in_eager():
+    return (lambda x, t: F.cross_entropy(x, t), values(5, 9), torch.full((5,), -100))
 
 
-def test_language_model_loss_shifts_its_targets():
+@in_training
+def language_model_loss_shifts_its_targets():
     def loss(logits, ids):
         shifted = logits[:, :-1].reshape(-1, logits.shape[-1])
         return F.cross_entropy(shifted, ids[:, 1:].reshape(-1)), logits.argmax(-1)
 
-    check(loss, values(2, 9, 33), targets(18, 33).view(2, 9), train=True)
+    return loss, values(2, 9, 33), targets(18, 33).view(2, 9)
 
 
 LOSSES = {
@@ -112,12 +115,14 @@ def test_elementwise_losses_match_eager(reduction, check):
     check(losses, values(7, 33), values(7, 33, seed=1), train=True)
 
 
-def test_gradient_of_soft_margin_does_not_cancel_where_the_margin_is_wide():
+@in_training
+def gradient_of_soft_margin_does_not_cancel_where_the_margin_is_wide():
     x = torch.tensor([14.0, -15.0, 16.25, 0.5])
-    check(lambda x: F.soft_margin_loss(x, x.detach().sign(), reduction="sum"), x, train=True)
+    return (lambda x: F.soft_margin_loss(x, x.detach().sign(), reduction="sum"), x)
 
 
-def test_losses_over_pairs_match_eager():
+@in_training
+def losses_over_pairs_match_eager():
     def losses(x, y, z):
         sign, a, b = torch.ones(9), x[:, 0], y[:, 0]
         return (
@@ -129,17 +134,19 @@ def test_losses_over_pairs_match_eager():
             F.hinge_embedding_loss(a, sign),
         )
 
-    check(losses, *(values(9, 17, seed=s) for s in range(3)), train=True)
+    return losses, *(values(9, 17, seed=s) for s in range(3))
 
 
-def test_nll_loss_matches_eager():
+@in_training
+def nll_loss_matches_eager():
     def loss(x, t):
         return F.nll_loss(x.log_softmax(-1), t), F.nll_loss(x, t, reduction="none", ignore_index=3)
 
-    check(loss, values(17, 9), targets(17, 9), train=True)
+    return loss, values(17, 9), targets(17, 9)
 
 
-def test_label_smoothing_written_by_hand_matches_eager():
+@in_training
+def label_smoothing_written_by_hand_matches_eager():
     def loss(x, t):
         log_p = x.log_softmax(-1)
         hot = torch.zeros_like(x).scatter(1, t[:, None], 1.0)
@@ -147,16 +154,17 @@ def test_label_smoothing_written_by_hand_matches_eager():
         picked = log_p.gather(1, t[:, None]).squeeze(1)
         return -(soft * log_p).sum(-1).mean(), -picked.mean(), (x.argmax(-1) == t).float().mean()
 
-    check(loss, values(17, 9), targets(17, 9), train=True)
+    return loss, values(17, 9), targets(17, 9)
 
 
-def test_z_loss_and_masked_mean_match_eager():
+@in_training
+def z_loss_and_masked_mean_match_eager():
     def loss(x, mask):
         z = x.logsumexp(-1)
         weight = mask.to(x.dtype)
         return (z * z * weight).sum() / weight.sum().clamp(min=1)
 
-    check(loss, values(17, 33), values(17, dtype=torch.bool), train=True)
+    return loss, values(17, 33), values(17, dtype=torch.bool)
 
 
 @TRAINED
@@ -165,3 +173,12 @@ def test_losses_take_dynamic_shapes(train):
         return F.cross_entropy(x, t), F.mse_loss(x, y), F.cross_entropy(x, t, ignore_index=2)
 
     check(losses, values(17, 9), targets(17, 9), values(17, 9, seed=1), dynamic=True, train=train)
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

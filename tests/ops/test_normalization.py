@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import tests.triton_backend  # noqa: F401  registers triton_interpreter
-from tests.support import FLOATS, TRAINED, as_captured, check, in_both, values, with_layout
+from tests.support import FLOATS, TRAINED, Cases, as_captured, check, in_both, values, with_layout
+
+in_inference, in_training = Cases(), Cases()
 
 
 def affine(n, dtype=torch.float32):
@@ -147,12 +149,13 @@ def far_from_zero(rows):
     return x
 
 
-def test_statistics_of_long_columns_match_eager_whatever_their_means():
+@in_inference
+def statistics_of_long_columns_match_eager_whatever_their_means():
     def statistics(x):
         images = x.view(len(x), 2, 4)
         return (*torch.var_mean(x, 0), F.batch_norm(images, None, None, training=True), x.std())
 
-    check(statistics, far_from_zero(4099))
+    return statistics, far_from_zero(4099)
 
 
 @pytest.mark.slow
@@ -160,25 +163,28 @@ def test_statistics_of_long_columns_match_eager_on_a_gpu():
     check(lambda x: torch.var_mean(x, 0), far_from_zero(2051), backend="triton_interpreter")
 
 
-def test_statistics_of_infinite_values_match_eager():
+@in_inference
+def statistics_of_infinite_values_match_eager():
     x = values(4096, 8)
     x[0, 0], x[9, 1], x[0, 2] = torch.inf, -torch.inf, torch.nan
-    check(lambda x: (x.mean(0), x.var(0)), x)
+    return (lambda x: (x.mean(0), x.var(0)), x)
 
 
-def test_residual_stream_through_two_norms_matches_eager():
+@in_training
+def residual_stream_through_two_norms_matches_eager():
     def block(x, r, w, b):
         h = x + r
         y = F.layer_norm(h, (33,), w, b)
         h = h + F.gelu(y)
         return h, F.layer_norm(h, (33,), w, b) * 0.5, y
 
-    check(block, values(4, 5, 33), values(4, 5, 33, seed=1), *affine(33), train=True)
+    return block, values(4, 5, 33), values(4, 5, 33, seed=1), *affine(33)
 
 
-def test_norm_of_a_constant_row_matches_eager():
+@in_inference
+def norm_of_a_constant_row_matches_eager():
     x = torch.ones(4, 33) * torch.tensor([0.0, 1.0, -3.0, 1e-8])[:, None]
-    check(lambda x: (F.layer_norm(x, (33,)), F.rms_norm(x, (33,)), F.normalize(x, dim=-1)), x)
+    return (lambda x: (F.layer_norm(x, (33,)), F.rms_norm(x, (33,)), F.normalize(x, dim=-1)), x)
 
 
 @TRAINED
@@ -189,19 +195,19 @@ def test_norms_take_dynamic_shapes(train):
     check(norms, values(3, 5, 32), *affine(32), dynamic=True, train=train)
 
 
-@TRAINED
-def test_bias_gelu_residual_and_softmax_chains_match_eager(train):
+@in_training
+def bias_gelu_residual_and_softmax_chains_match_eager():
     def chains(x, r, b, mask):
         y = F.gelu(x + b) + r
         p = (x * 0.125).masked_fill(mask, -1e9).softmax(-1)
         return y, p, (p * y).sum(-1), F.silu(x) * r
 
     tensors = values(4, 7, 33), values(4, 7, 33, seed=1), values(33, seed=2)
-    check(chains, *tensors, values(7, 33, dtype=torch.bool), train=train)
+    return chains, *tensors, values(7, 33, dtype=torch.bool)
 
 
-@TRAINED
-def test_rotary_embedding_after_rms_norm_matches_eager(train):
+@in_training
+def rotary_embedding_after_rms_norm_matches_eager():
     def rotate(x, w, cos, sin):
         q = F.rms_norm(x, (x.shape[-1],), w).transpose(1, 2)
         a, b = q.chunk(2, -1)
@@ -209,4 +215,13 @@ def test_rotary_embedding_after_rms_norm_matches_eager(train):
 
     angles = torch.arange(9.0)[:, None] * values(8, seed=3)
     angles = torch.cat((angles, angles), -1)
-    check(rotate, values(2, 9, 3, 16), affine(16)[0], angles.cos(), angles.sin(), train=train)
+    return rotate, values(2, 9, 3, 16), affine(16)[0], angles.cos(), angles.sin()
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

@@ -13,7 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
-from tests.support import FLOATS, LAYOUTS, TRAINED, as_captured, check, in_both, values, with_layout
+from tests.support import (
+    FLOATS,
+    LAYOUTS,
+    TRAINED,
+    Cases,
+    as_captured,
+    check,
+    in_both,
+    values,
+    with_layout,
+)
+
+in_inference, in_training = Cases(), Cases()
 
 ANY = {
     "abs": torch.abs,
@@ -308,11 +320,11 @@ def test_every_pair_of_layouts_matches_eager(left, right, dtype):
     check(fn, x, y)
 
 
-@TRAINED
-def test_channels_last_images_stay_channels_last(train):
+@in_training
+def channels_last_images_stay_channels_last():
     x, y = (with_layout(values(2, 5, 4, 6, seed=s), "channels_last") for s in (0, 1))
     bias = values(1, 5, 1, 1, seed=2)
-    check(lambda x, y, b: (F.relu(x + b) * y, x.sigmoid(), x * 2), x, y, bias, train=train)
+    return (lambda x, y, b: (F.relu(x + b) * y, x.sigmoid(), x * 2), x, y, bias)
 
 
 BROADCASTS = [
@@ -338,38 +350,39 @@ def test_broadcasting_shapes_match_eager(check):
     check(pairs, *tensors)
 
 
-@in_both
-def test_broadcast_gradients_are_summed_over_the_broadcast_axes(check):
+@in_training
+def broadcast_gradients_are_summed_over_the_broadcast_axes():
     tensors = [values(*shape, seed=i) for i, pair in enumerate(BROADCASTS) for shape in pair]
-    check(
+    return (
         lambda *args: [torch.tanh(a) * b for a, b in zip(args[::2], args[1::2], strict=True)],
         *tensors,
-        train=True,
     )
 
 
 SIZES = ((), (1,), (1, 1), (7,), (17,), (31,), (33,), (100,), (1000,), (4097,), (3, 1, 5), (1, 129))
 
 
-def test_odd_sizes_are_computed_to_the_last_element():
+@in_inference
+def odd_sizes_are_computed_to_the_last_element():
     tensors = [values(*shape, seed=i) for i, shape in enumerate(SIZES)]
-    check(lambda *xs: [F.gelu(x) * 2 + x for x in xs], *tensors)
+    return (lambda *xs: [F.gelu(x) * 2 + x for x in xs], *tensors)
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64), ids=str)
-def test_odd_sizes_of_other_dtypes_are_computed_to_the_last_element(dtype):
+@in_inference.each((torch.float16, torch.bfloat16, torch.float64))
+def odd_sizes_of_other_dtypes_are_computed_to_the_last_element(dtype):
     tensors = [values(n, dtype=dtype, seed=n) for n in (1, 7, 33, 1000, 4097)]
-    check(lambda *xs: [F.silu(x) + 1 for x in xs], *tensors)
+    return (lambda *xs: [F.silu(x) + 1 for x in xs], *tensors)
 
 
-@TRAINED
-def test_tensors_without_elements_pass_through(train):
+@in_training
+def tensors_without_elements_pass_through():
     tensors = [values(*shape) for shape in ((0,), (0, 5), (3, 0, 4))] + [values(3)]
-    check(lambda a, b, c, d: (a.exp(), b * 2 + 1, c + c, d * 2), *tensors, train=train)
+    return (lambda a, b, c, d: (a.exp(), b * 2 + 1, c + c, d * 2), *tensors)
 
 
-def test_a_large_tensor_is_computed_by_several_threads_alike():
-    check(lambda x, y: F.relu(x) * 0.5 + y.sigmoid(), values(513, 1025), values(1025, seed=1))
+@in_inference
+def a_large_tensor_is_computed_by_several_threads_alike():
+    return (lambda x, y: F.relu(x) * 0.5 + y.sigmoid(), values(513, 1025), values(1025, seed=1))
 
 
 def test_a_chain_of_eighty_operations_compiles_and_matches():
@@ -381,27 +394,30 @@ def test_a_chain_of_eighty_operations_compiles_and_matches():
     check(chain, values(5, 33), tol=1e-4)
 
 
-def test_one_input_feeds_many_outputs_of_other_shapes_and_dtypes():
+@in_inference
+def one_input_feeds_many_outputs_of_other_shapes_and_dtypes():
     def many(x, row):
         y = x * 2
         return y, y + row, y.to(torch.float64), (y > 0), y.to(torch.int32), row * 3, y[0] * row
 
-    check(many, values(6, 9), values(9, seed=1))
+    return many, values(6, 9), values(9, seed=1)
 
 
-def test_the_same_expression_twice_and_unused_results_do_no_harm():
+@in_training
+def the_same_expression_twice_and_unused_results_do_no_harm():
     def twice(x):
         unused = torch.exp(x * 1000)
         _ = unused + 1
         a, b = torch.tanh(x * 2), torch.tanh(x * 2)
         return a + b, a * b
 
-    check(twice, values(4, 8), train=True)
+    return twice, values(4, 8)
 
 
-def test_constants_of_the_closure_are_used():
+@in_inference
+def constants_of_the_closure_are_used():
     table = values(8, seed=5)
-    check(lambda x: (x + table) * torch.tensor(2.5) + torch.tensor([1.0] * 8), values(4, 8))
+    return (lambda x: (x + table) * torch.tensor(2.5) + torch.tensor([1.0] * 8), values(4, 8))
 
 
 @TRAINED
@@ -427,3 +443,12 @@ def test_autocast_region_computes_in_half_precision_as_eager():
 def test_relu_keeps_the_sign_of_zero_at_any_size():
     for size in (4, 64):
         check(lambda x: 1 / x.relu(), torch.full((size,), -0.0))
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

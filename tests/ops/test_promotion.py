@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support import as_captured, check, in_both, values
+from tests.support import TRAINED, Cases, as_captured, check, in_both, values
+
+in_inference, in_training = Cases(), Cases()
 
 ALL_DTYPES = (
     torch.float32,
@@ -61,14 +63,14 @@ def test_zero_dimensional_tensors_do_not_widen_the_other_operand(check):
     check(promote, rows, scalars)
 
 
-@in_both
-def test_python_scalars_promote_by_category_alone(check):
+@in_inference
+def python_scalars_promote_by_category_alone():
     rows = [one_of(dtype, 3, 7) for dtype in ALL_DTYPES]
 
     def promote(*rows):
         return [[r + 1, r * 1.5, r / 2, 2 - r.to(torch.float32), r == 1, r + True] for r in rows]
 
-    check(promote, *rows)
+    return promote, *rows
 
 
 @pytest.mark.parametrize("train", (False, True), ids=("forward", "training"))
@@ -98,17 +100,20 @@ def test_casts_to_every_dtype_match_eager(source, check):
     check(lambda x, m: ([x.to(d) for d in targets], m.to(torch.uint8)), x, magnitude)
 
 
-def test_integers_wrap_as_in_eager_when_cast_to_narrower_ones():
+@in_inference
+def integers_wrap_as_in_eager_when_cast_to_narrower_ones():
     x = torch.tensor([300, -300, 70000, -70000, 2**31, 2**40 + 5, -1, 127, 128, 255, 256])
-    check(lambda x: [x.to(d) for d in (*ALL_INTS, torch.bool)], x)
+    return (lambda x: [x.to(d) for d in (*ALL_INTS, torch.bool)], x)
 
 
-def test_large_integers_keep_all_their_bits():
+@in_inference
+def large_integers_keep_all_their_bits():
     x = torch.tensor([2**53 + 1, -(2**53) - 1, 2**62, -(2**62), 2**31, 2**31 - 1])
-    check(lambda x: (x + 1, x * 3, x - 2**40, x // 7, x > 2**53, x.to(torch.float64)), x)
+    return (lambda x: (x + 1, x * 3, x - 2**40, x // 7, x > 2**53, x.to(torch.float64)), x)
 
 
-def test_explicit_casts_round_and_are_not_elided():
+@in_inference
+def explicit_casts_round_and_are_not_elided():
     x = values(8, 65) * 3
 
     def rounds(x):
@@ -116,13 +121,13 @@ def test_explicit_casts_round_and_are_not_elided():
         narrow = x.to(torch.float16).to(torch.float32)
         return low.to(torch.float32), narrow - x, low.float() == x, x.double().float(), x.int() * x
 
-    check(rounds, x)
+    return rounds, x
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-def test_rounding_feeds_an_equality_as_in_eager(dtype):
+@in_training.each((torch.float16, torch.bfloat16))
+def rounding_feeds_an_equality_as_in_eager(dtype):
     # Found in Inductor: the cast was elided, the equality failed, the gradient was NaN.
-    check(lambda x: x.to(dtype).amin(0), values(9, 17), train=True)
+    return (lambda x: x.to(dtype).amin(0), values(9, 17))
 
 
 @as_captured
@@ -184,29 +189,33 @@ def test_bits_and_shifts_match_eager(dtype, check):
     check(bits, x, y)
 
 
-def test_bytes_shifted_by_their_width_and_more_are_zero():
+@in_inference
+def bytes_shifted_by_their_width_and_more_are_zero():
     def shift(x, y):
         return x >> 8, x >> 9, x << 8, x >> 64, x >> y, x << y
 
-    check(
-        shift, torch.tensor([0, 255, 200, 3], dtype=torch.uint8), torch.tensor([7, 8, 9, 64]).byte()
+    return (
+        shift,
+        torch.tensor([0, 255, 200, 3], dtype=torch.uint8),
+        torch.tensor([7, 8, 9, 64]).byte(),
     )
 
 
-@pytest.mark.parametrize("times", [1, 30])
-def test_numbers_beyond_the_type_beside_them_compare_as_in_eager(times):
+@in_inference.each([1, 30])
+def numbers_beyond_the_type_beside_them_compare_as_in_eager(times):
     def compare(x, y):
         return x > 2**40, x == 2**31, x < -(2**35), y > 2**63, y >= 2**63 - 1
 
     x = torch.tensor([1, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
     y = torch.tensor([1, -1, 2**63 - 1, -(2**63)])
-    check(compare, x.repeat(times), y.repeat(times))
+    return compare, x.repeat(times), y.repeat(times)
 
 
-def test_integer_overflow_wraps_around_as_in_eager():
+@in_inference
+def integer_overflow_wraps_around_as_in_eager():
     x = torch.tensor([250, 255, 3, 128], dtype=torch.uint8)
     i = torch.tensor([2**31 - 1, -(2**31), 5, -7], dtype=torch.int32)
-    check(lambda x, i: (x + 10, x * 2, x - 200, i + 1, i - 1, i * 2, -x), x, i)
+    return (lambda x, i: (x + 10, x * 2, x - 200, i + 1, i - 1, i * 2, -x), x, i)
 
 
 @pytest.mark.sampled(3)
@@ -222,9 +231,10 @@ def test_integer_powers_match_eager(exponent, check):
     )
 
 
-def test_integer_powers_have_eager_gradients_at_zero():
+@in_training
+def integer_powers_have_eager_gradients_at_zero():
     x = torch.tensor([0.0, -0.0, 1.0, -2.0, 0.5])
-    check(lambda x: (x**0, x**1, x**2, x**3, x**4), x, train=True)
+    return (lambda x: (x**0, x**1, x**2, x**3, x**4), x)
 
 
 @as_captured
@@ -269,9 +279,10 @@ def test_where_promotes_and_broadcasts_its_branches(check):
     check(choose, c, x, i)
 
 
-def test_gradients_flow_through_where_with_a_nan_in_the_branch_not_taken():
+@in_training
+def gradients_flow_through_where_with_a_nan_in_the_branch_not_taken():
     x = torch.tensor([-1.0, 0.0, 1.0, 4.0])
-    check(lambda x: torch.where(x > 0, torch.sqrt(x), x * 2), x, train=True)
+    return (lambda x: torch.where(x > 0, torch.sqrt(x), x * 2), x)
 
 
 def test_half_precision_chain_is_no_worse_than_eager():
@@ -281,3 +292,12 @@ def test_half_precision_chain_is_no_worse_than_eager():
 
     for dtype in (torch.float16, torch.bfloat16):
         check(chain, values(33, 65, dtype=dtype), values(33, 65, dtype=dtype, seed=1), train=True)
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

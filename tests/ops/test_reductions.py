@@ -13,6 +13,8 @@ from tests.support import (
     FLOATS,
     LAYOUTS,
     TORCH,
+    TRAINED,
+    Cases,
     as_captured,
     check,
     externs,
@@ -20,6 +22,8 @@ from tests.support import (
     values,
     with_layout,
 )
+
+in_inference, in_training = Cases(), Cases()
 
 # Variances of one value are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
@@ -201,13 +205,10 @@ def test_reductions_of_strided_tensors_match_eager(layout, check):
     check(reduce, with_layout(values(5, 6, 17), layout), train=True)
 
 
-def test_reductions_of_channels_last_images_match_eager():
+@in_training
+def reductions_of_channels_last_images_match_eager():
     x = with_layout(values(2, 5, 4, 6), "channels_last")
-    check(
-        lambda x: (x.mean((2, 3)), x.sum(1), x.softmax(1), torch.var_mean(x, (0, 2, 3))),
-        x,
-        train=True,
-    )
+    return (lambda x: (x.mean((2, 3)), x.sum(1), x.softmax(1), torch.var_mean(x, (0, 2, 3))), x)
 
 
 INTEGER_REDUCTIONS = {
@@ -278,8 +279,8 @@ def test_reductions_may_change_the_dtype(check):
     check(reduce, values(6, 17), values(6, 17, dtype=torch.float16))
 
 
-@in_both
-def test_positions_of_ties_are_the_first_as_in_eager(check):
+@in_inference
+def positions_of_ties_are_the_first_as_in_eager():
     x = values(9, 33, dtype=torch.int64, low=-1, high=2).float()
 
     def positions(x):
@@ -296,14 +297,13 @@ def test_positions_of_ties_are_the_first_as_in_eager(check):
             x.long().min(1),
         )
 
-    check(positions, x)
+    return positions, x
 
 
-def test_gradient_of_amax_is_shared_between_ties_and_that_of_max_is_not():
+@in_training
+def gradient_of_amax_is_shared_between_ties_and_that_of_max_is_not():
     x = values(5, 17, dtype=torch.int64, low=-1, high=2).float()
-    check(
-        lambda x: (x.amax(1), x.amin(0), x.max(1).values, x.min(0).values, x.amax()), x, train=True
-    )
+    return (lambda x: (x.amax(1), x.amin(0), x.max(1).values, x.min(0).values, x.amax()), x)
 
 
 @pytest.mark.sampled(3)
@@ -332,7 +332,8 @@ def test_special_values_pass_through_reductions_as_in_eager(special, check):
     )
 
 
-def test_rows_masked_altogether_become_nan_and_others_do_not():
+@in_inference
+def rows_masked_altogether_become_nan_and_others_do_not():
     x = values(6, 33)
     mask = values(6, 33, dtype=torch.bool)
     mask[2] = True
@@ -342,18 +343,19 @@ def test_rows_masked_altogether_become_nan_and_others_do_not():
         scores = x.masked_fill(mask, -math.inf)
         return scores.softmax(-1), scores.log_softmax(-1), scores.logsumexp(-1), scores.amax(-1)
 
-    check(masked, x, mask)
+    return masked, x, mask
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
-def test_softmax_of_large_values_does_not_overflow(dtype):
+@in_inference.each((torch.float32, torch.float16))
+def softmax_of_large_values_does_not_overflow(dtype):
     x = values(5, 65, dtype=dtype) * 1e4
-    check(lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1)), x)
+    return (lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1)), x)
 
 
-def test_variance_survives_a_large_mean():
+@in_inference
+def variance_survives_a_large_mean():
     x = values(5, 1000) + 1000
-    check(lambda x: (torch.var_mean(x, 1), x.std(0), F.layer_norm(x, (1000,))), x)
+    return (lambda x: (torch.var_mean(x, 1), x.std(0), F.layer_norm(x, (1000,))), x)
 
 
 @pytest.mark.sampled(5)
@@ -387,21 +389,23 @@ def test_spread_whose_squares_leave_the_range_is_as_exact_as_eager_s(scale):
     check(fn, x.bfloat16())
 
 
-def test_spread_of_infinities_is_nan():
+@in_inference
+def spread_of_infinities_is_nan():
     x = torch.tensor([[math.inf] * 3, [-math.inf, 1.0, 2.0], [1.0, math.inf, 2.0]])
-    check(lambda x: (x.std(-1), x[:1, :1].var(1, correction=0), torch.std_mean(x, 1)[0]), x)
+    return (lambda x: (x.std(-1), x[:1, :1].var(1, correction=0), torch.std_mean(x, 1)[0]), x)
 
 
-def test_spread_of_a_large_offset_keeps_the_digits_of_the_differences():
+@in_training
+def spread_of_a_large_offset_keeps_the_digits_of_the_differences():
     x = values(6, 1000) + 1e6
-    check(
-        lambda x: (x.std(-1), x.var(0), *torch.var_mean(x), torch.std_mean(x, 1)[0]), x, train=True
-    )
+    return (lambda x: (x.std(-1), x.var(0), *torch.var_mean(x), torch.std_mean(x, 1)[0]), x)
 
 
-def test_variance_of_one_value_is_nan_or_zero_as_in_eager():
-    check(
-        lambda x: (x.var(1), x.var(1, correction=0), x.std(1), torch.var_mean(x, 1)), values(5, 1)
+@in_inference
+def variance_of_one_value_is_nan_or_zero_as_in_eager():
+    return (
+        lambda x: (x.var(1), x.var(1, correction=0), x.std(1), torch.var_mean(x, 1)),
+        values(5, 1),
     )
 
 
@@ -427,16 +431,18 @@ def test_reductions_of_tensors_without_elements_match_eager(check):
     check(reduce, values(3, 0), values(0, 4))
 
 
-def test_reduced_values_are_broadcast_back_over_their_rows():
+@in_training
+def reduced_values_are_broadcast_back_over_their_rows():
     def rows(x):
         centered = x - x.mean(-1, keepdim=True)
         scaled = centered / (x.std(-1, keepdim=True) + 1e-5)
         return scaled, x / x.amax(0, keepdim=True), x - x.logsumexp(-1, keepdim=True), x * x.sum()
 
-    check(rows, values(9, 65), train=True)
+    return rows, values(9, 65)
 
 
-def test_a_reduction_of_a_reduction_matches_eager():
+@in_training
+def a_reduction_of_a_reduction_matches_eager():
     def nested(x):
         return (
             x.sum(-1).amax(0),
@@ -445,15 +451,12 @@ def test_a_reduction_of_a_reduction_matches_eager():
             (x.amax(2) * 2).sum((0, 1)),
         )
 
-    check(nested, values(4, 7, 33), train=True)
+    return nested, values(4, 7, 33)
 
 
-def test_row_and_column_reductions_of_one_tensor_match_eager():
-    check(
-        lambda x: ((x * 2).sum(0), (x * 2).sum(1), (x * 2).sum(), x * 2),
-        values(65, 129),
-        train=True,
-    )
+@in_training
+def row_and_column_reductions_of_one_tensor_match_eager():
+    return (lambda x: ((x * 2).sum(0), (x * 2).sum(1), (x * 2).sum(), x * 2), values(65, 129))
 
 
 @pytest.mark.sampled(2)
@@ -463,8 +466,8 @@ def test_long_reductions_are_split_without_loss(rows, columns):
     check(lambda x: (x.sum(0), x.sum(1), x.sum(), x.var(0), x.amax(0), x.mean(1)), x, tol=1e-4)
 
 
-@in_both
-def test_cumulative_operations_match_eager(check):
+@in_training
+def cumulative_operations_match_eager():
     def cumulative(x):
         return (
             x.cumsum(0),
@@ -476,7 +479,7 @@ def test_cumulative_operations_match_eager(check):
             x.diff(dim=1),
         )
 
-    check(cumulative, values(6, 17), train=True)
+    return cumulative, values(6, 17)
 
 
 @as_captured
@@ -484,15 +487,15 @@ def test_order_statistics_match_eager_wherever_they_run(check):
     check(lambda x: (x.sort(-1), x.topk(3, -1), x.median(-1), x.kthvalue(4, -1)), values(6, 17))
 
 
-def test_a_sum_over_an_expanded_axis_counts_every_copy():
-    check(
+@in_training
+def a_sum_over_an_expanded_axis_counts_every_copy():
+    return (
         lambda x: (
             x.expand(7, 5, 9).sum(0),
             x.expand(7, 5, 9).mean(),
             x[None].expand(3, -1, -1).amax(0),
         ),
         values(5, 9),
-        train=True,
     )
 
 
@@ -538,3 +541,12 @@ def test_long_scans_are_left_to_the_eager_kernel():
     assert [name for name, _ in externs(lambda x: x.cumsum(0) * 2, values(300))] == [
         "cumsum.default"
     ]
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)

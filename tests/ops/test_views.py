@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import LAYOUTS, as_captured, check, in_both, values, with_layout
+from tests.support import LAYOUTS, TRAINED, Cases, as_captured, check, in_both, values, with_layout
+
+in_inference, in_training = Cases(), Cases()
 
 # On a tensor of shape [4, 6, 10]; each is a view in eager wherever strides allow.
 VIEWS = {
@@ -182,13 +184,14 @@ def test_splits_match_eager(train, check):
     check(split, values(4, 6, 10), train=train)
 
 
-def test_parts_of_a_fused_projection_are_combined():
+@in_training
+def parts_of_a_fused_projection_are_combined():
     def gates(x):
         q, k, v = x.chunk(3, -1)
         a, b = x.split((12, 18), -1)
         return F.silu(q) * k + v, a.sum(-1) + b.amax(-1), q.softmax(-1) @ k.mT
 
-    check(gates, values(3, 5, 30), train=True)
+    return gates, values(3, 5, 30)
 
 
 @pytest.mark.sampled(3)
@@ -235,9 +238,10 @@ def test_cat_of_many_parts_matches_eager(check):
     check(lambda *xs: torch.cat([x.sin() for x in xs], 1) * 3, *parts, train=True)
 
 
-def test_cat_of_channels_last_images_keeps_their_layout():
+@in_inference
+def cat_of_channels_last_images_keeps_their_layout():
     x, y = (with_layout(values(2, 3, 4, 5, seed=s), "channels_last") for s in (0, 1))
-    check(lambda x, y: (torch.cat((x, y), 1), F.pad(x, (1, 1, 1, 1)) + 1, x.flip(2)), x, y)
+    return (lambda x, y: (torch.cat((x, y), 1), F.pad(x, (1, 1, 1, 1)) + 1, x.flip(2)), x, y)
 
 
 PADS = [(1, 1), (0, 3), (4, 0), (-1, -2), (2, -3), (1, 2, 3, 4), (-1, 0, 0, 2), (1, 0, 0, 1, 2, 2)]
@@ -254,22 +258,24 @@ def test_constant_pads_match_eager(train, check):
     )
 
 
-def test_padding_of_a_masked_score_does_not_leak_into_a_row_reduction():
+@in_inference
+def padding_of_a_masked_score_does_not_leak_into_a_row_reduction():
     def leak(x):
         padded = F.pad(x, (0, 3), value=-torch.inf)
         return padded.softmax(-1), F.pad(x, (2, 1)).exp().sum(-1), F.pad(x, (0, 1)).amax(-1)
 
-    check(leak, values(5, 13) - 5)
+    return leak, values(5, 13) - 5
 
 
-def test_axes_merged_and_split_again_match_eager():
+@in_training
+def axes_merged_and_split_again_match_eager():
     def rows(x, w):
         flat = x.reshape(-1, 12)
         y = (flat * w).reshape(3, 5, 12)
         z = y.reshape(3, 5, 4, 3).transpose(1, 2)
         return y + x, z * 2, z.sum(-1), (flat.softmax(-1)).view(3, 5, 12) - x
 
-    check(rows, values(3, 5, 12), values(12, seed=1), train=True)
+    return rows, values(3, 5, 12), values(12, seed=1)
 
 
 @in_both
@@ -281,11 +287,11 @@ def test_reshape_between_incompatible_factorisations_matches_eager(check):
     check(refold, values(4, 15), train=True)
 
 
-def test_transposed_layouts_are_kept_through_a_chain():
-    check(
+@in_training
+def transposed_layouts_are_kept_through_a_chain():
+    return (
         lambda x: (x.t() + 1, (x.t() * 2).contiguous(), x.t().exp().t(), x.t().sum(0)),
         values(7, 33),
-        train=True,
     )
 
 
@@ -321,13 +327,13 @@ EINSUMS = {
 }
 
 
-@in_both
-def test_einsum_matches_eager(check):
+@in_training
+def einsum_matches_eager():
     def contract(x, y):
         found = {name: torch.einsum(eq, x, y) for name, eq in EINSUMS.items()}
         return found, torch.einsum("bii->bi", x), torch.einsum("bij->ji", x)
 
-    check(contract, values(2, 5, 5), values(2, 5, 7, seed=1), train=True)
+    return contract, values(2, 5, 5), values(2, 5, 7, seed=1)
 
 
 @as_captured
@@ -349,12 +355,13 @@ def test_sizes_one_and_zero_pass_through_views(check):
     check(views, values(1, 1, 6), values(0, 5))
 
 
-def test_a_view_taken_of_a_view_of_an_intermediate_is_right():
+@in_training
+def a_view_taken_of_a_view_of_an_intermediate_is_right():
     def nested(x):
         h = (x * 2)[1:].transpose(0, 1)[::2].unsqueeze(0).expand(3, -1, -1)
         return h[:, 1:] + 1, h.reshape(-1)[5:20] * 2, h[0].t().flip(0)
 
-    check(nested, values(5, 8), train=True)
+    return nested, values(5, 8)
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -366,11 +373,11 @@ def test_the_size_of_a_window_may_be_a_tensor(train):
     check(chunks, values(8, 3), train=train)
 
 
-def test_overlapping_windows_are_read_and_their_gradients_accumulated():
-    check(
+@in_training
+def overlapping_windows_are_read_and_their_gradients_accumulated():
+    return (
         lambda x: (x.unfold(0, 5, 2) * 2, x.unfold(0, 3, 1).amax(-1), x.unfold(0, 4, 4).sum(0)),
         values(33),
-        train=True,
     )
 
 
@@ -394,9 +401,18 @@ def test_views_take_dynamic_shapes(train, check):
     check(rearrange, values(3, 5, 8), dynamic=True, train=train)
 
 
-@in_both
-def test_bits_reinterpreted_as_another_dtype_match_eager(check):
-    check(
+@in_inference
+def bits_reinterpreted_as_another_dtype_match_eager():
+    return (
         lambda x: (x.view(torch.int32), (x * 2).view(torch.int32) & 0xFF, x.view(torch.uint8)),
         values(4, 8),
     )
+
+
+def test_cases_match_eager():
+    in_inference.check()
+
+
+@TRAINED
+def test_cases_match_eager_with_their_gradients(train):
+    in_training.check(train=train)
