@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
@@ -56,15 +58,6 @@ def test_eager_numbers_are_philox_by_position(which):
     assert torch.equal(turned, expected) and turned.stride() == (1, 3)
 
 
-@pytest.mark.sampled(4)
-@RUNNERS
-@pytest.mark.parametrize("size", ([], [1], [5], [64], [3, 37], [2, 3, 40], [7, 4, 4]))
-def test_every_runner_draws_the_eager_bits(runner, size):
-    run = runs(lambda seeds: (drawn(size, 0, seeds=seeds) + 0, drawn(size, 2, seeds=seeds)), runner)
-    first, second = run(SEEDS)
-    assert torch.equal(first, drawn(size, 0)) and torch.equal(second, drawn(size, 2))
-
-
 VIEWS = {
     "transposed": lambda r: r.t() * 2,
     "a slice": lambda r: r[1:, 3::2] * 2,
@@ -78,61 +71,66 @@ VIEWS = {
 }
 
 
-@pytest.mark.sampled(5)
-@RUNNERS
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_of_a_draw_reads_the_same_numbers(runner, view):
-    run = runs(lambda seeds: VIEWS[view](drawn([8, 35], seeds=seeds)), runner)
-    assert torch.equal(run(SEEDS), VIEWS[view](drawn([8, 35])))
+def rows(width, seeds):
+    r = drawn([4, width], seeds=seeds)
+    return torch.where(r == r.amax(1, keepdim=True), 2, r)  # a row stays together
 
 
-@pytest.mark.sampled(5)
-@RUNNERS
-@pytest.mark.parametrize("width", (1, 3, 16, 33, 64, 100, 128, 1000))
-def test_bits_do_not_depend_on_how_rows_are_cut(runner, width):
-    def rows(seeds):
-        r = drawn([4, width], seeds=seeds)
-        return torch.where(r == r.amax(1, keepdim=True), 2, r)  # a row stays together
-
-    assert torch.equal(runs(rows, runner)(SEEDS), rows(SEEDS))
+def integers(dtype, low, high, seeds):
+    return drawn([5, 33], 1, "integer", dtype, (low, high), seeds)
 
 
-@pytest.mark.sampled(2)  # a diagonal
-@RUNNERS
-@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.float16), ids=str)
-def test_other_types_have_the_eager_bits(runner, dtype):
-    run = runs(lambda seeds: drawn([5, 33], dtype=dtype, seeds=seeds), runner)
-    assert torch.equal(run(SEEDS), drawn([5, 33], dtype=dtype))
+LARGEST = torch.int64, -5, random_ops.LARGEST_RANGE - 5
+INTEGERS = [
+    (torch.int64, 0, 7), (torch.int64, -5, 120), (torch.int64, 0, 1), (torch.int32, 0, 7),
+    (torch.int32, -5, 120), (torch.uint8, 0, 7), (torch.uint8, 0, 120), (torch.float32, 0, 7),
+    (torch.float32, -5, 120), LARGEST,
+]  # fmt: skip
+BITS = {
+    **{f"of size {n}": lambda s, n=n: (drawn(n, 0, seeds=s) + 0, drawn(n, 2, seeds=s))
+       for n in ([], [1], [5], [64], [3, 37], [2, 3, 40], [7, 4, 4])},
+    **{name: lambda s, view=view: view(drawn([8, 35], seeds=s)) for name, view in VIEWS.items()},
+    **{f"rows of {n}": partial(rows, n) for n in (1, 3, 16, 33, 64, 100, 128, 1000)},
+    **{str(dtype): lambda s, dtype=dtype: drawn([5, 33], dtype=dtype, seeds=s)
+       for dtype in (torch.float64, torch.bfloat16, torch.float16)},
+    **{f"{dtype} from {low} to {high}": partial(integers, dtype, low, high)
+       for dtype, low, high in INTEGERS},
+}  # fmt: skip
+"""Functions of the seeds whose results are the same bits whoever runs them."""
+NORMAL = (torch.float32, torch.float64, torch.bfloat16)
 
 
-@pytest.mark.sampled(5)
-@RUNNERS
-@pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8, torch.float32), ids=str)
-@pytest.mark.parametrize("bounds", ((0, 7), (-5, 120), (0, 1)), ids=str)
-def test_integers_have_the_eager_bits(runner, dtype, bounds):
-    if dtype is torch.uint8:
-        bounds = (0, bounds[1])
-    run = runs(lambda s: drawn([5, 33], 1, "integer", dtype, bounds, s), runner)
-    values = run(SEEDS)
-    assert torch.equal(values, drawn([5, 33], 1, "integer", dtype, bounds))
-    assert values.min() >= bounds[0] and values.max() < bounds[1]
+@pytest.mark.parametrize(
+    ("runner", "step"),
+    (
+        ("numpy", 1),
+        ("fusec", 2),
+        ("triton_interpreter", 5),
+        pytest.param("fusec", 1, marks=pytest.mark.slow),
+        pytest.param("triton_interpreter", 1, marks=pytest.mark.slow),
+    ),
+)
+def test_every_runner_draws_the_eager_bits(runner, step):
+    names = list(BITS)[::step]
+
+    def every(seeds):
+        normal = [drawn([5, 33], 1, "normal", dtype, seeds=seeds) for dtype in NORMAL[::step]]
+        return {name: BITS[name](seeds) for name in names}, normal
+
+    expected, normal = every(SEEDS)
+    found, found_normal = runs(every, runner)(SEEDS)
+    for name, values in expected.items():
+        for a, b in zip(pytree.tree_leaves(found[name]), pytree.tree_leaves(values), strict=True):
+            assert torch.equal(a, b), name
+    torch.testing.assert_close(found_normal, normal)
 
 
-@RUNNERS
-def test_integers_of_the_largest_range_have_the_eager_bits(runner):
-    bounds = (-5, random_ops.LARGEST_RANGE - 5)
-    run = runs(lambda s: drawn([5, 33], 1, "integer", torch.int64, bounds, s), runner)
-    values = run(SEEDS)
-    assert torch.equal(values, drawn([5, 33], 1, "integer", torch.int64, bounds))
+def test_integers_lie_between_their_bounds():
+    for dtype, low, high in INTEGERS:
+        values = integers(dtype, low, high, SEEDS)
+        assert values.min() >= low and values.max() < high
+    values = integers(*LARGEST, SEEDS)
     assert values.min() < 2**28 and values.max() > 2**32 - 2**28
-
-
-@pytest.mark.sampled(2)  # a diagonal
-@RUNNERS
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
-def test_normal_numbers_agree_to_rounding(runner, dtype):
-    run = runs(lambda seeds: drawn([5, 33], 1, "normal", dtype, seeds=seeds), runner)
-    torch.testing.assert_close(run(SEEDS), drawn([5, 33], 1, "normal", dtype))
 
 
 @pytest.mark.parametrize(("seed", "uniform"), ((12121362, 0.0), (16390493, 1 - 2**-24)))
