@@ -141,21 +141,36 @@ REINTERPRETED = {
 }
 
 
-@pytest.mark.parametrize("view", REINTERPRETED)
-@pytest.mark.parametrize("same", (lambda x: x * 1, lambda x: x / 1, lambda x: x.flip(0).flip(0)))
-def test_a_view_of_a_copy_that_has_no_memory_is_none_of_what_it_copies(same, view) -> None:
-    def written(x: torch.Tensor) -> torch.Tensor:
-        y = REINTERPRETED[view](same(x))
-        x.add_(1)
-        return y
+SAME: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x * 1, lambda x: x / 1, lambda x: x.flip(0).flip(0),
+)  # fmt: skip
+COPIED = {
+    f"{name} of {k}": (view, same)
+    for name, view in REINTERPRETED.items()
+    for k, same in enumerate(SAME)
+}
+"""What looks at a copy in another type, and what the copy is of."""
 
-    def beside(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = x + 1
-        return h, REINTERPRETED[view](same(h))
+
+def test_a_view_of_a_copy_that_has_no_memory_is_none_of_what_it_copies() -> None:
+    def written(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        made = [view(same(x)) for (view, same), x in zip(COPIED.values(), inputs, strict=True)]
+        for x in inputs:
+            x.add_(1)
+        return made
+
+    def beside(*inputs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        each = zip(COPIED.values(), [x + 1 for x in inputs], strict=True)
+        return [(h, view(same(h))) for (view, same), h in each]
+
+    def inputs() -> list[torch.Tensor]:
+        return [torch.arange(6.0).reshape(3, 2) + k for k in range(len(COPIED))]
 
     torch.compiler.reset()
-    x = torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(compile_with(written)(x.clone()), written(x.clone()))
-    h, y = compile_with(beside)(x)
-    h.zero_()
-    assert torch.equal(y, beside(x)[1])
+    made, expected = compile_with(written)(*inputs()), written(*inputs())
+    for name, found, wanted in zip(COPIED, made, expected, strict=True):
+        assert torch.equal(found, wanted), name
+    results, others = compile_with(beside)(*inputs()), beside(*inputs())
+    for name, (h, found), (_, wanted) in zip(COPIED, results, others, strict=True):
+        h.zero_()
+        assert torch.equal(found, wanted), name
