@@ -440,9 +440,9 @@ def test_autocast_region_computes_in_half_precision_as_eager():
     check(block, values(6, 16), values(16, 16, seed=1))
 
 
-def test_relu_keeps_the_sign_of_zero_at_any_size():
-    for size in (4, 64):
-        check(lambda x: 1 / x.relu(), torch.full((size,), -0.0))
+@in_inference.each((4, 64))
+def relu_keeps_the_sign_of_zero(size):
+    return (lambda x: 1 / x.relu(), torch.full((size,), -0.0))
 
 
 def test_cases_match_eager():

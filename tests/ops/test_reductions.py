@@ -378,15 +378,14 @@ def test_spread_of_equal_values_is_zero_and_so_is_the_slope_of_a_deviation(shape
     assert torch.count_nonzero(slope) == 0
 
 
-@pytest.mark.parametrize("scale", [1e30, 1e19, 1e-30])
-def test_spread_whose_squares_leave_the_range_is_as_exact_as_eager_s(scale):
+@in_inference.each((1e30, 1e19, 1e-30))
+def spread_whose_squares_leave_the_range_is_as_exact_as_eager_s(scale):
     x = torch.tensor([[1.0, 1.0, -1.0, 1e-30], [0.5, 0.25, 1.0, 2.0]]).repeat(1, 9) * scale
 
     def fn(x):
         return x.std(1), x.std(0), x.std(), torch.std_mean(x, 1, correction=0), x[:, :3].var(1)
 
-    check(fn, x)
-    check(fn, x.bfloat16())
+    return (lambda x, y: (fn(x), fn(y)), x, x.bfloat16())
 
 
 @in_inference
