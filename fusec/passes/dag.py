@@ -49,9 +49,11 @@ def find_uses(graph: Graph) -> UseDef:
     uses = UseDef({}, {}, set(graph.returned), {})
     for position, line in enumerate(graph.nodes):
         uses.producer.update((buffer, position) for buffer in line.writes)
-        for buffer in line.reads if isinstance(line, Def) else ():
-            uses.readers.setdefault(buffer, []).append(position)
-        uses.live_out.update(() if isinstance(line, Def) else line.reads)
+        if isinstance(line, Def):
+            for buffer in line.reads:
+                uses.readers.setdefault(buffer, []).append(position)
+        else:
+            uses.live_out.update(line.reads)
         for buffer in dict.fromkeys((*line.reads, *line.writes)) if line.impure else ():
             uses.overwrites.setdefault(buffer, []).append(position)
     return uses

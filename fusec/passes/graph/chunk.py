@@ -152,8 +152,11 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tu
 
 def _points(node: Line) -> int:
     """Return the elements that a line iterates over: of its result, or of a reduction's body."""
-    sums = reductions(node.expr) if isinstance(node, Def) else ()
-    return max((*(count(n.inner) for n in sums), *map(numel, node.writes)), default=0)
+    inner: list[int] = []
+    match node:
+        case Def():
+            inner = [count(n.inner) for n in reductions(node.expr)]
+    return max((*inner, *map(numel, node.writes)), default=0)
 
 
 def _replaced(
