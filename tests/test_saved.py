@@ -176,6 +176,23 @@ def test_a_policy_that_saves_products_has_none_computed_again() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "compared",
+    (
+        lambda x: torch.nan_to_num((x * 2).sin().exp()),
+        lambda x: torch.maximum((x * 2).sin().exp(), (x * 3).cos().exp()),
+    ),
+    ids=("with itself", "with another"),
+)
+def test_values_that_are_no_maximum_of_a_row_are_computed_again(compared: Callable) -> None:
+    class Compared(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return compared(x)
+
+    x = torch.randn(64, 64, requires_grad=True)
+    assert saved_bytes(*cut(Compared(), x)) == 0
+
+
 @pytest.mark.slow
 def test_a_smaller_budget_saves_less() -> None:
     module = DropoutBlock(64, 4)

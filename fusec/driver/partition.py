@@ -7,9 +7,9 @@ GELU's gradient reads GELU's input, that of a norm's gradient reads x and its st
 the operand as one output more, without another kernel. So that ban is switched off, and the cut
 saves products and row statistics. The other bans stay: no product, no small reduction and no chain
 from a far layer is recomputed. Three kinds of values are always saved: an input's copy in 16 bits
-(autocast's weights), because no kernel of a backward reads the f32 weight; random draws; and
-floats that are compared for equality, as the gradient of a maximum does, because another kernel's
-recomputation may differ in the last bit, and then no value equals the maximum.
+(autocast's weights), because no kernel of a backward reads the f32 weight; random draws; and the
+values that the gradient of a maximum compares with it, because another kernel's recomputation may
+differ in the last bit, and then no value equals the maximum.
 
 **Expansions.** The cut saves the results of matrix products, because it takes every product to be
 expensive. An *expansion* is a product far larger than its rows, which a reduction over its columns
@@ -52,6 +52,7 @@ from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.expr import Cast, Load, Op, loads, reach, reductions
 from fusec.ir.linear import is_linear
 from fusec.ir.machine import FusionTuning, Machine
+from fusec.ir.monoid import MAX, MIN
 from fusec.passes.graph.chunk import is_expansion
 from fusec.torch_interior import functorch_config, min_cut_rematerialization_partition
 
@@ -144,14 +145,11 @@ def _names_sizes(joint: fx.Graph) -> bool:
 
 def _save_what_is_not_free(nodes: NodeDefinitions) -> None:
     """Tag what the backward must not recompute, unless checkpointing has tagged it."""
-    joint = nodes.gm.graph
-    equalities = joint.find_nodes(op="call_function", target=aten.eq.Tensor)
-    compared = {_source(side, nodes) for node in equalities for side in node.all_input_nodes}
-    for node in joint.nodes:
+    compared = _compared_with_extremes(nodes)
+    for node in nodes.gm.graph.nodes:
         untagged = node.op == "call_function" and "recompute" not in node.meta
         drawn = draws_random_numbers(node.target)
-        compares = node in compared and _is_float(node)
-        if untagged and (_is_converted_input(node) or drawn or compares):
+        if untagged and (_is_converted_input(node) or drawn or node in compared):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
@@ -171,6 +169,17 @@ def _leave_constants_to_the_last(joint: fx.Graph) -> None:
                 node.meta["ac_graph_id"] = max(numbers)
 
 
+def _compared_with_extremes(nodes: NodeDefinitions) -> set[fx.Node]:
+    """Return what maxima and minima are taken of that a node compares with other values."""
+    found: set[fx.Node] = set()
+    for node in nodes.gm.graph.find_nodes(op="call_function", target=aten.eq.Tensor):
+        lines = [line for side in node.all_input_nodes for line in nodes.of(_source(side, nodes))]
+        extremes = [r for d in lines for r in reductions(d.expr) if r.monoid in (MAX, MIN)]
+        read = [nodes.node_of.get(load.buffer) for r in extremes for load in loads(r.bodies)]
+        found.update(_source(one, nodes) for one in read if one is not None)
+    return found
+
+
 def _source(node: fx.Node, nodes: NodeDefinitions) -> fx.Node:
     """Return the source of a node, through views, copies and absolute values of one type."""
     match nodes.of(node):
@@ -181,11 +190,6 @@ def _source(node: fx.Node, nodes: NodeDefinitions) -> fx.Node:
             if isinstance(value, Load) and value.dtype is line.expr.dtype:
                 return _source(nodes.node_of[value.buffer], nodes)
     return node
-
-
-def _is_float(node: fx.Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype.is_floating_point
 
 
 def _is_converted_input(node: fx.Node) -> bool:
@@ -371,7 +375,8 @@ def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> 
 
 
 def _is_scalar(node: fx.Node) -> bool:
-    return _is_float(node) and node.meta["val"].dim() == 0
+    value = tensor_of(node)
+    return value is not None and value.dim() == 0 and value.dtype.is_floating_point
 
 
 def _between(
