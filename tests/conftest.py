@@ -106,17 +106,17 @@ def _what_earlier_modules_left_is_old() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _torch_s_trace_has_no_listener() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _torch_s_trace_has_no_listener() -> None:
     """Keep pytest off the logger of ``TORCH_TRACE``, to which each compile prints all its graphs.
 
-    Pytest listens to whatever does not propagate. So fusec would not start from its cache, either.
+    Pytest listens to whatever does not propagate when a test begins. So fusec would not start from
+    its cache, either. Torch sets the logger up anew whenever a program sets its logs.
     """
-    for handler in list(trace_log.handlers):  # pytest's, and torch's that waits for a listener
-        trace_log.removeHandler(handler)
     trace_log.propagate = True
-    yield
-    trace_log.propagate = False
+    for handler in list(trace_log.handlers):
+        if type(handler).__module__.startswith("_pytest."):
+            trace_log.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,17 +40,35 @@ from fusec.ir.index import (
 )
 from fusec.ir.scalar import SCALAR_OPS
 
-
-def _name_of(dtype: torch.dtype) -> str:
-    """Return the IR's name of a type, as "bf16" for ``torch.bfloat16``; "f8e5m2", "c64", "u8"."""
-    short = re.sub(r"^(bf|[fuic])[a-z]+(?=\d)", r"\1", str(dtype).removeprefix("torch."))
-    return short.replace("_", "", 1)
-
+_TORCH_NAMES = {
+    "bool": "bool",
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex32": "c32",
+    "complex64": "c64",
+    "complex128": "c128",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e4m3fnuz": "f8e4m3fnuz",
+    "float8_e5m2": "f8e5m2",
+    "float8_e5m2fnuz": "f8e5m2fnuz",
+    "float8_e8m0fnu": "f8e8m0fnu",
+    "float4_e2m1fn_x2": "f4e2m1fn_x2",
+}
 
 _FROM_TORCH: dict[torch.dtype, DType] = {
-    dtype: DTYPES[_name_of(dtype)]
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and _name_of(dtype) in DTYPES
+    getattr(torch, name): DTYPES[short]
+    for name, short in _TORCH_NAMES.items()
+    if hasattr(torch, name)
 }
 _TO_TORCH: dict[DType, torch.dtype] = {d: t for t, d in _FROM_TORCH.items()}
 

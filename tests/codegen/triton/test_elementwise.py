@@ -33,7 +33,7 @@ class _Body:
     def items(self) -> list[Statement | Chain]:
         body = tuple(self.statements)
         program = Program("k", (), (), (), (), (M, N), body, (), (), 4)
-        return list(find_chains(body, readers(program)))
+        return list(find_chains(body, readers(program), program.code.chain))
 
 
 def _loaded(body: _Body) -> Var:
