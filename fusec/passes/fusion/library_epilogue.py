@@ -56,30 +56,36 @@ def library_epilogue(schedule: Schedule, *, convolutions: bool = True) -> Schedu
     Args:
         convolutions: whether epilogues of convolutions may be computed before results are rounded.
     """
-    before = schedule
+    before, readers = schedule, _readers(schedule)
     kinds = Product | Convolution if convolutions else Product
     for call in schedule.externs:
         if isinstance(call.effect, kinds):
-            schedule = _with_sum(schedule, call) or _with_activation(schedule, call) or schedule
+            found = readers.get(call.writes[0], [])
+            changed = _with_sum(schedule, call, found) or _with_activation(schedule, call, found)
+            if changed is not None:
+                schedule, readers = changed, _readers(changed)
     if schedule is before:
         return before
     count = itertools.count()
     return schedule.map_kernels(lambda kernel: (replace(kernel, name=f"k{next(count)}"),))
 
 
-def _readers(schedule: Schedule, buffer: Buffer) -> list[Kernel]:
-    """Return the kernels that read a buffer; empty if another step or the caller reads it."""
-    found = [kernel for kernel in schedule.kernels if buffer in kernel.reads]
-    return found if len(found) == count_readers(schedule)[buffer] else []
+def _readers(schedule: Schedule) -> dict[Buffer, list[Kernel]]:
+    """Return buffer -> the kernels that read it, of buffers that no call and no caller reads."""
+    found: dict[Buffer, list[Kernel]] = {}
+    for kernel in schedule.kernels:
+        for buffer in kernel.reads:
+            found.setdefault(buffer, []).append(kernel)
+    count = count_readers(schedule)
+    return {buffer: kernels for buffer, kernels in found.items() if len(kernels) == count[buffer]}
 
 
 # -- sums ------------------------------------------------------------------------------------------
 
 
-def _with_sum(schedule: Schedule, call: Extern) -> Schedule | None:
+def _with_sum(schedule: Schedule, call: Extern, readers: list[Kernel]) -> Schedule | None:
     """Return the schedule with a call's only consumer, an addition, merged into it, or None."""
     (made,) = call.writes
-    readers = _readers(schedule, made)
     if len(readers) != 1 or len(readers[0].stores) != 1 or readers[0].inside:
         return None
     (kernel,) = readers
@@ -158,12 +164,11 @@ def _view(store: Store, load: Load) -> View | None:
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _with_activation(schedule: Schedule, call: Extern) -> Schedule | None:
+def _with_activation(schedule: Schedule, call: Extern, readers: list[Kernel]) -> Schedule | None:
     """Return the schedule with the activation that all consumers apply moved into the call."""
     if not isinstance(call.effect, Convolution):
         return None
     (made,) = call.writes
-    readers = _readers(schedule, made)
     found = {n for k in readers for n in loads(s.expr for s in k.stores) if n.buffer is made}
     if not found or any(load.guard is not None for load in found):
         return None
