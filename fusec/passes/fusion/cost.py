@@ -43,8 +43,8 @@ class Cost:
 
 def numel(window: Buffer | View) -> int:
     """Return the number of distinct elements of a buffer or view: expanded axes count once."""
-    pairs = zip(window.shape, window.strides, strict=True)
-    return math.prod(extent.hint() for extent, stride in pairs if stride is not index(0))
+    pairs, zero = zip(window.shape, window.strides, strict=True), index(0)
+    return math.prod([extent.hint() for extent, stride in pairs if stride is not zero])
 
 
 def buffer_bytes(buffer: Buffer) -> int:
