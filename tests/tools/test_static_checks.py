@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from fusec.runtime.kernels.triton_interior import assembler
 from fusec.runtime.kernels.triton_kernel import TritonSource, compile_kernel
 from fusec.tools import static_checks
 from fusec.tools.static_checks import DotTile, GlobalAccess, StaticReport, inspect_kernel
@@ -119,13 +117,9 @@ ptxas info    : Used 168 registers, used 1 barriers, 24 bytes spill stores, 8 by
 """
 
 
-def test_remarks_and_resources_are_read_from_the_assembler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    saying = tmp_path / "ptxas"
-    saying.write_text(f"#!/bin/sh\n{assembler('sm_90')} \"$@\" 2>/dev/null\necho '{SAID}' >&2\n")
-    saying.chmod(0o755)
-    monkeypatch.setenv("TRITON_PTXAS_PATH", str(saying))
+def test_remarks_and_resources_are_read_from_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton takes another assembler by TRITON_PTXAS_PATH, but not in each of its versions.
+    monkeypatch.setattr(static_checks, "_assembler_output", lambda ptx: SAID)
     found = product("sm_90")
     (remark,) = found.serialised
     assert "C7510" in remark
