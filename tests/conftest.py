@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -106,14 +107,19 @@ def _what_earlier_modules_left_is_old() -> None:
     gc.freeze()
 
 
+_NOBODY = logging.Logger("nobody")
+
+
 @pytest.fixture(autouse=True)
 def _torch_s_trace_has_no_listener() -> None:
     """Keep pytest off the logger of ``TORCH_TRACE``, to which each compile prints all its graphs.
 
     Pytest listens to whatever does not propagate when a test begins. So fusec would not start from
-    its cache, either. Torch sets the logger up anew whenever a program sets its logs.
+    its cache, either. What has a listener of its own propagates to nobody: torch's handlers would
+    print it. Torch sets the logger up anew whenever a program sets its logs.
     """
     trace_log.propagate = True
+    trace_log.parent = _NOBODY
     for handler in list(trace_log.handlers):
         if type(handler).__module__.startswith("_pytest."):
             trace_log.removeHandler(handler)
