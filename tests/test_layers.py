@@ -25,7 +25,6 @@ FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
 WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.summary"}
-CACHED = {"driver.archive", "driver.compiler", "driver.size_formulas"}
 
 LAYERS: dict[str, set[str]] = {
     # What every layer stands on.
@@ -46,7 +45,6 @@ LAYERS: dict[str, set[str]] = {
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
-    "driver.size_formulas": FOUNDATION | {"frontend", "ir", "runtime", "torch_interior"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
@@ -61,11 +59,9 @@ LAYERS: dict[str, set[str]] = {
     | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"}
     | {"driver.verification"},
     "driver.aot_metadata": FOUNDATION | {"runtime", "torch_interior"},
-    "driver.archive": WHOLE | {"driver.compiler", ""},
-    "driver.warm": WHOLE | CACHED | {"driver.aot_metadata"},
+    "driver.warm": WHOLE | {"driver.aot_metadata", "driver.compiler"},
     "driver.backend": WHOLE
     | {
-        "driver.archive",
         "driver.compiler",
         "driver.partition",
         "driver.reference",
@@ -74,8 +70,11 @@ LAYERS: dict[str, set[str]] = {
     },
     # Around it: nothing above imports what follows.
     "native": set(),
-    "archive": {"errors", "runtime"},
-    "export": {"archive"} | WHOLE | CACHED | {"driver.backend", "driver.warm", "tools.report"},
+    "archive": {"errors", "runtime", ""},
+    "export": {"archive"}
+    | WHOLE
+    | {"driver.aot_metadata", "driver.backend", "driver.compiler", "driver.warm"}
+    | {"tools.report"},
     "tools": set(),
     "tools.static_checks": COMPILER | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
@@ -88,7 +87,7 @@ LAYERS: dict[str, set[str]] = {
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
     | {"tools.emulator", "archive", ""},
-    "backend": {"driver.backend"},
+    "backend": {"driver.backend", "export", "torch_interior"},
     "": {"driver.backend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }
@@ -109,6 +108,7 @@ LIBRARIES: dict[str, set[str]] = {
     "torch_interior": {"torch"},
     "runtime": {"torch", "triton", "platformdirs"},
     "archive": {"torch", "safetensors"},
+    "backend": {"torch"},
     "driver": {"torch"},
     "export": {"torch"},
     "tools": {"torch"},

@@ -70,14 +70,15 @@ ELSEWHERE = {
     "export/description": "export/test_building",
     "export/tracing": "export/test_building",
     "runtime/interior": "export/test_building",
-    "runtime/archive/loading": "driver/test_archive",
+    "archive/graph": "export/test_packing",
+    "runtime/calls/stored": "driver/test_warm",
     "archive/model": "export/test_building",
     # What C runs is tested by a program in C.
     "export/native_sizes": "native/test_native",
     "export/native_writes": "native/test_native",
     "export/native_names": "native/test_native",
     "export/size_conditions": "export/test_building",
-    "driver/size_formulas": "export/test_building",
+    "export/size_formulas": "export/test_building",
     # What every compile runs through.
     "driver/build": "runtime/cache/test_store",
     "driver/compiler": "runtime/cache/test_store",

@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusec.archive import graph as loading
 from fusec.archive import trees
-from fusec.archive.trees import Tree
-from fusec.errors import EnvironmentProblem, UsageError
-from fusec.runtime.archive import loading
-from fusec.runtime.archive.loading import (
+from fusec.archive.graph import (
     UNKNOWN,
     BadArchive,
     Spec,
@@ -40,8 +38,10 @@ from fusec.runtime.archive.loading import (
     unpack,
     wanted_of,
 )
-from fusec.runtime.archive.sizes import SizeCondition, SizeFormula, bind_sizes, holds, names_in
-from fusec.runtime.archive.sizes import shown as formula
+from fusec.archive.sizes import SizeCondition, SizeFormula, bind_sizes, holds, names_in
+from fusec.archive.sizes import shown as formula
+from fusec.archive.trees import Tree
+from fusec.errors import EnvironmentProblem, UsageError
 from fusec.runtime.cache.entry import decode
 from fusec.runtime.calls.executable import restride
 

@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from fusec.codegen.targets import find_target
-from fusec.driver.archive import Shipped, pack
 from fusec.driver.compiler import (
     RECENT,
     compile_graph,
@@ -61,7 +60,6 @@ from fusec.torch_interior import (
     replay_no_view_twice,
     run_autograd,
     views_without_gradient,
-    without_its_caches,
 )
 
 __all__ = ["artifacts", "fusec", "refreeze", "reset"]
@@ -75,17 +73,12 @@ def fusec(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    begin: Callable[..., Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph; called by ``torch.compile``.
+    """Compile a Dynamo graph, as ``fusec.backend.fusec`` says.
 
     Args:
-        mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
-        options: fields of ``fusec.options.Options`` by name.
-    Raises:
-        UsageError: for an unknown mode or option; the message names the nearest one.
-        SkipFrame: for a graph that only Python runs as eager does; Dynamo then runs its frame so.
-        Exception: under ``strict``, what AOTAutograd raises for a graph that cannot be cut around
-            the operations that it does not trace; else that runs as it is, with one warning.
+        begin: compiles a graph that Dynamo's frame can run; default: ``start``.
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
@@ -101,7 +94,7 @@ def fusec(
     split = splitting(partial(compile_one_graph, options=chosen), context)
     try:
         with settled_heap():
-            whole = partial(start, gm, example_inputs, compile_one, context)
+            whole = partial(begin or start, gm, example_inputs, compile_one, context)
             call = with_room(split.compile, gm, example_inputs, whole)
     except Unsupported as error:
         if is_shipping():
@@ -153,13 +146,6 @@ def start(
     context: CompileContext,
 ) -> Callable[..., Any]:
     """Return the callable for Dynamo: from the cache, without AOTAutograd, if possible."""
-    if is_shipping():
-        whole = Start(gm, "", context.options)
-        with without_its_caches():
-            compile_with(gm, example_inputs, whole.noting(compile_one), context)
-            convention, packed = whole.packed()
-            shipped = convention.around(*(part.call for part in whole.parts.values()))
-            return Shipped(shipped, pack(convention, packed, context.target))
     known = Start.of(gm, example_inputs, context)
     if known is None:
         return compile_with(gm, example_inputs, compile_one, context)

@@ -69,7 +69,6 @@ from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import all_launches
 from fusec.ir.text import print_schedule
 from fusec.options import Options
-from fusec.runtime.archive.loading import Stored, load_kernels
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import fingerprint, open_cache
 from fusec.runtime.calls import executable
@@ -77,6 +76,7 @@ from fusec.runtime.calls.clock import current_clock
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.calls.ranges import Ranges
+from fusec.runtime.calls.stored import Stored, load_kernels
 from fusec.runtime.kernels import cpp_kernel
 from fusec.runtime.kernels.background import Background, when_ready
 from fusec.runtime.kernels.processor import (

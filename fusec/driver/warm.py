@@ -23,24 +23,21 @@ import torch
 from torch import fx
 
 from fusec.driver.aot_metadata import NoConvention, convention_of
-from fusec.driver.archive import Packed
 from fusec.driver.compiler import bind_stored, is_unobserved, salt_of
-from fusec.driver.size_formulas import specs_of
 from fusec.driver.stages import CompileContext
 from fusec.driver.summary import launch_titles
 from fusec.driver.trace import Trace
-from fusec.errors import Unsupported
 from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory
 from fusec.frontend.capture import main_device
 from fusec.frontend.origin import op_name, origin_of
 from fusec.options import Options
-from fusec.runtime.archive.loading import Stored, read_parts
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.fake import called_with_memory_only, unchecked
 from fusec.runtime.calls.outside import describe, unnamed
+from fusec.runtime.calls.stored import Stored, read_parts
 from fusec.torch_interior import (
     TracingContext,
     compile_phase,
@@ -52,7 +49,7 @@ logger = logging.getLogger("fusec.compile")
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedGraph:
+class CachedGraph:
     """A graph that was compiled, forward, backward or inference."""
 
     gm: fx.GraphModule
@@ -99,7 +96,7 @@ class Start:
     gm: fx.GraphModule
     key: str
     options: Options
-    parts: dict[str, _CachedGraph] = field(default_factory=dict)
+    parts: dict[str, CachedGraph] = field(default_factory=dict)
     said: Callable[[fx.GraphModule | None], Convention | None] | None = None
     called: _Called | None = None
 
@@ -150,7 +147,7 @@ class Start:
         def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
             trace = Trace(name, phase=compile_phase)
             call = compile_one(gm, inputs, name=name, trace=trace)
-            self.parts[name] = _CachedGraph(gm, call, trace)
+            self.parts[name] = CachedGraph(gm, call, trace)
             if name == "backward" and self.said is not None:
                 convention = self.said(gm)
                 self._store(convention)
@@ -185,29 +182,6 @@ class Start:
         """Return the compiled graphs, without their checks for fake tensors."""
         return [unchecked(part.call) for part in self.parts.values()]
 
-    def packed(self) -> tuple[Convention, list[Packed]]:
-        """Return the convention and the compiled graphs, as an archive holds them.
-
-        Raises:
-            Unsupported: naming what of it cannot be saved.
-        """
-        tracing = TracingContext.try_get()
-        assert tracing is not None
-        backward = self.parts.get("backward")
-        graph = None if backward is None else backward.gm
-        try:
-            convention = convention_of(tracing.fw_metadata, graph)
-        except NoConvention as reason:
-            raise Unsupported(f"a graph with {reason} cannot be saved") from reason
-        packed = [
-            Packed(name, part.row(), part.trace.entry, *specs_of(_inputs(part.gm)))
-            for name, part in self.parts.items()
-        ]
-        for part in packed:
-            if part.row["outside"] is None:
-                raise Unsupported(self.parts[part.name].obstacle())
-        return convention, packed
-
     def _store(self, convention: Convention | None) -> None:
         rows = {name: part.row() for name, part in self.parts.items()}
         whole = all(row["outside"] is not None for row in rows.values())
@@ -237,11 +211,6 @@ def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that Dynamo does not trace."""
     called: Callable[..., Any] = torch.compiler.disable(call, reason="a compiled graph")
     return called
-
-
-def _inputs(gm: fx.GraphModule) -> list[Any]:
-    """Return the traced values of a graph's inputs."""
-    return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:

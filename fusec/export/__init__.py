@@ -23,11 +23,11 @@ from torch import nn
 
 from fusec.archive.model import CALLING, KEY, named_tensors
 from fusec.codegen.targets import Target, find_target
-from fusec.driver.archive import pack
 from fusec.errors import FusecError, ModelError, UsageError, describe_failure
 from fusec.export.description import bound_arguments, describe
 from fusec.export.native import SIGNATURE
 from fusec.export.native_names import NAMES, describe_native
+from fusec.export.packing import pack
 from fusec.export.tracing import (
     Seen,
     compile_graph,

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fusec.archive import trees
+from fusec.archive.graph import Spec, spec_of
 from fusec.archive.model import HELD, named_tensors
 from fusec.errors import UsageError
 from fusec.export.tracing import Seen
-from fusec.runtime.archive.loading import Spec, spec_of
 from fusec.tools.report.arguments import signature_of
 from fusec.torch_interior import FakeTensor
 

@@ -45,6 +45,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
 from fusec.errors import InternalError, UsageError
@@ -67,7 +68,6 @@ from fusec.ir.names import Names
 from fusec.ir.program import Program
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.memory.buffers import plan_host
-from fusec.runtime.archive.sizes import SizeCondition, names_in
 
 FORMAT = "fusec native 2"
 """The first line of a signature: the version of the interface."""
@@ -136,7 +136,7 @@ def print_native(
 
     Args:
         programs, code: as of ``wrapper.print_wrapper``.
-        asked: conditions on symbolic sizes, as trees (``runtime/archive/sizes.py``).
+        asked: conditions on symbolic sizes, as trees (``archive/sizes.py``).
     Raises:
         UsageError: listing the steps that need torch.
     """

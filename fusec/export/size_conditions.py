@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.driver.size_formulas import specs_of
+from fusec.archive import sizes
+from fusec.archive.graph import Spec
 from fusec.errors import Unsupported
+from fusec.export.size_formulas import specs_of
 from fusec.frontend.shapes import SizeMap
 from fusec.ir.atoms import Size
 from fusec.ir.formula import formula_of
 from fusec.ir.index import Index, index
-from fusec.runtime.archive import sizes
-from fusec.runtime.archive.loading import Spec
 from fusec.torch_interior import pytree
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from fusec.archive.graph import Spec, formulas_in
+from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import find_target
-from fusec.driver.archive import Packed
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import Addition, compile_entry
 from fusec.driver.stages import CompileContext
@@ -22,11 +23,10 @@ from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError
 from fusec.export.native import add_native
+from fusec.export.packing import Packed, packed
 from fusec.export.size_conditions import not_empty, renamed, renamed_spec, shape_guards
 from fusec.frontend.fx_passes.freezing import RECIPE, Recipe
 from fusec.options import Options
-from fusec.runtime.archive.loading import Spec, formulas_in
-from fusec.runtime.archive.sizes import SizeCondition, names_in
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.torch_interior import (
@@ -120,7 +120,7 @@ def compile_graph(
 
     start = Start(gm, "", options)
     compile_with(gm, inputs, start.noting(compile_one), context)
-    seen.convention, seen.parts = start.packed()
+    seen.convention, seen.parts = packed(start)
     seen.traced = _traced(gm.graph.find_nodes(op="placeholder"))
     if any(isinstance(value, torch.SymInt) for value in _traced(gm.graph.output_node().args)):
         raise UsageError("a result that is a size, which is another in each call: leave it out.")

@@ -166,7 +166,7 @@ static void show(fusec_text *text, const fusec_symbols *symbols, int is_inner, p
   put_text(page, is_least ? "min(" : brackets ? "(" : "");
   show(text, symbols, !is_least && (kind == 0 || (kind == 2 && sign)), page);
   fusec_take(text, 1, &space);
-  /* As people write it, and as runtime/archive/sizes.py does: "2*A + 1 <= 8". */
+  /* As people write it, and as archive/sizes.py does: "2*A + 1 <= 8". */
   int is_close = kind == 2 && sign;
   size_t length = strlen(kinds[kind][sign]);
   put_text(page, is_least ? ", " : is_close ? "" : " ");

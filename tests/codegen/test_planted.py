@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fusec.archive.graph import load_kernels
 from fusec.codegen.cpp import printer as cpp
 from fusec.codegen.triton import printer as triton
 from fusec.driver.build import BUILDS
@@ -25,7 +26,6 @@ from fusec.ir.interp.expression import Env
 from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
 from fusec.options import Options
-from fusec.runtime.archive.loading import load_kernels
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.outside import of_graph

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fusec
-from fusec import errors
+from fusec import backend, errors
+from fusec.archive.graph import BadArchive
 from fusec.archive.model import Model
-from fusec.driver import backend
-from fusec.runtime.archive.loading import BadArchive
 from fusec.tools.report.explanation import Explanation
 from fusec.tools.report.seen import Seen
 from fusec.tools.report.watching import Watch

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.archive.graph import load_kernels
 from fusec.codegen.targets import find_target
 from fusec.driver import compiler
 from fusec.driver.contests import (
@@ -45,7 +46,6 @@ from fusec.passes.fusion.contract import FUSED, LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice, multiply_adds
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
-from fusec.runtime.archive.loading import load_kernels
 from fusec.runtime.cache.store import Cache, fingerprint
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph

@@ -18,16 +18,16 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import fusec
+from fusec.archive import graph as loading
+from fusec.archive.graph import BadArchive, digest_beside, read_contract
 from fusec.archive.model import CALLING, HELD, KEY, Model
 from fusec.errors import ModelError, Unsupported, UsageError
 from fusec.export import Call, build, weights_of
 from fusec.options import Options
-from fusec.runtime.archive import loading
-from fusec.runtime.archive.loading import BadArchive, digest_beside, read_contract
 from fusec.runtime.cache.entry import decode, encode
 from fusec.tools.cli import main
 from fusec.tools.report.observe import new_fake_mode
-from tests.driver.test_archive import python
+from tests.export.test_packing import python
 from tests.support import BACKEND, on_processor, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own archives")

@@ -21,13 +21,14 @@ from torch import nn
 
 import fusec
 import fusec.native
+from fusec.archive import graph as loading
+from fusec.archive import sizes
 from fusec.archive.model import KEY
 from fusec.errors import UsageError
 from fusec.export import Call, build, weights_of
 from fusec.export.native_sizes import print_formula
 from fusec.options import Options
 from fusec.processors import PROCESSORS
-from fusec.runtime.archive import loading, sizes
 from fusec.runtime.cache.entry import decode, encode
 from fusec.runtime.kernels.processor import cpu_features
 from fusec.tools.cli import main

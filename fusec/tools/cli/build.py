@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.file or Path("model.fusec")
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.archive.model import KEY, conditions_of
+    from fusec.archive.sizes import shown
     from fusec.export import build, weights_of
-    from fusec.runtime.archive.sizes import shown
     from fusec.runtime.cache.entry import decode
     from fusec.tools.cli.model import load_callable
     from fusec.tools.report.observe import new_fake_mode

@@ -1,4 +1,4 @@
-"""Convert a trace's symbolic sizes to data of an archive (``runtime/archive/sizes.py``).
+"""Convert a trace's symbolic sizes to data of an archive (``archive/sizes.py``).
 
 Names are those of the trace's symbols. Worked example, of a table of 64 positions that is read up
 to the second extent of ``x: f32[s0, s1, 8]``::
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from fusec.archive import sizes
+from fusec.archive.graph import NAMES, Spec
 from fusec.errors import Unsupported
 from fusec.frontend.shapes import SizeMap
 from fusec.ir.argument import Comparison, Condition, Junction
 from fusec.ir.atoms import Size
 from fusec.ir.formula import formula_of
-from fusec.runtime.archive import sizes
-from fusec.runtime.archive.loading import NAMES, Spec
 
 
 def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeCondition, ...]]:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fusec.archive.graph import FORMAT, BadArchive, unpack
 from fusec.codegen.targets import find_target
-from fusec.driver.archive import Packed, Shipped, pack
-from fusec.runtime.archive.loading import FORMAT, BadArchive, unpack
+from fusec.export.packing import Packed, Shipped, pack
 from fusec.runtime.cache.entry import decode, encode
 from fusec.runtime.calls.convention import Convention
 from tests.support import BACKEND, values

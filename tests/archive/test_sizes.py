@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fusec.errors import UsageError
-from fusec.runtime.archive.sizes import (
+from fusec.archive.sizes import (
     bind_sizes,
     extent,
     holds,
@@ -16,6 +15,7 @@ from fusec.runtime.archive.sizes import (
     shown,
     value,
 )
+from fusec.errors import UsageError
 
 SIZES = {"B": 5, "T": 7}
 FORMULAS = [

@@ -2,7 +2,7 @@
 
 An archive holds the same as the cache of a graph of Dynamo: the calling convention, and of forward
 and backward the wrapper, the kernels, and the objects that the wrapper takes from its graph.
-``runtime/archive/loading.py`` reads it, and describes the checks before anything runs.
+``archive/graph.py`` reads it, and describes the checks before anything runs.
 
 The bytes are in the format of the cache (``runtime/cache/entry.py``): lengths and digests are
 checked before anything is read. Digests find damage, they do not authenticate. The wrapper is
@@ -16,15 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
+from fusec.archive import graph as loading
+from fusec.archive.graph import BadArchive, Spec
+from fusec.archive.sizes import SizeCondition
 from fusec.codegen.targets import Target
-from fusec.runtime.archive import loading
-from fusec.runtime.archive.loading import BadArchive, Spec
-from fusec.runtime.archive.sizes import SizeCondition
+from fusec.driver.aot_metadata import NoConvention, convention_of
+from fusec.driver.backend import compile_with
+from fusec.driver.stages import CompileContext
+from fusec.driver.warm import Start
+from fusec.errors import Unsupported
+from fusec.export.size_formulas import specs_of
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.calls.convention import Convention
-from fusec.torch_interior import SerializableCallable
+from fusec.torch_interior import SerializableCallable, TracingContext, without_its_caches
 
-__all__ = ["BadArchive", "Packed", "Shipped", "pack"]
+__all__ = ["BadArchive", "Packed", "Shipped", "pack", "packed", "ship"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,57 @@ def pack(
         end = loading.Contract(described, part.arguments, part.conditions)
         content[f"{part.name}/wrapper.py"] += str(end).encode()
     return encode(loading.KEY, content)
+
+
+def packed(start: Start) -> tuple[Convention, list[Packed]]:
+    """Return the convention and the compiled graphs of a graph of Dynamo, as an archive holds them.
+
+    Raises:
+        Unsupported: naming what of it cannot be saved.
+    """
+    tracing = TracingContext.try_get()
+    assert tracing is not None
+    backward = start.parts.get("backward")
+    graph = None if backward is None else backward.gm
+    try:
+        convention = convention_of(tracing.fw_metadata, graph)
+    except NoConvention as reason:
+        raise Unsupported(f"a graph with {reason} cannot be saved") from reason
+    parts = [
+        Packed(name, part.row(), part.trace.entry, *specs_of(_inputs(part.gm)))
+        for name, part in start.parts.items()
+    ]
+    for part in parts:
+        if part.row["outside"] is None:
+            raise Unsupported(start.parts[part.name].obstacle())
+    return convention, parts
+
+
+def _inputs(gm: fx.GraphModule) -> list[Any]:
+    """Return the traced values of a graph's inputs."""
+    return [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+
+
+# -- torch.compile(...).aot_compile ----------------------------------------------------------------
+
+
+def ship(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_one: Callable[..., Any],
+    context: CompileContext,
+) -> Shipped:
+    """Return a compiled graph of Dynamo that torch can save.
+
+    Raises:
+        Unsupported: naming what of it cannot be saved.
+    """
+    whole = Start(gm, "", context.options)
+    with without_its_caches():
+        compile_with(gm, example_inputs, whole.noting(compile_one), context)
+        convention, parts = packed(whole)
+        call = convention.around(*(part.call for part in whole.parts.values()))
+        return Shipped(call, pack(convention, parts, context.target))
 
 
 class Shipped(SerializableCallable):

@@ -1,1 +1,0 @@
-"""Archives: compiled graphs read from bytes."""
