@@ -63,7 +63,7 @@ ELSEWHERE = {
     ("fusec/passes/memory/in_place.py", "redirected"): "the same",
     ("fusec/passes/fusion/store_parts.py", "redirected"): "the same",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",
-    ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its price",
+    ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its cost",
     (
         "fusec/driver/pipeline.py",
         "by_pointers",

@@ -74,28 +74,28 @@ def mark_both(ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ("dynamic", "automatic", "marked"))
+@pytest.mark.parametrize("lengths", ("dynamic", "automatic", "marked"))
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
 @pytest.mark.parametrize("name", ("gpt2", "llama"))
-def test_one_compilation_serves_twenty_lengths_in_five_batches(name, train, way):
+def test_one_compilation_serves_twenty_lengths_in_five_batches(name, train, lengths):
     torch._dynamo.reset()
     counters.clear()
     model = LANGUAGE_MODELS[name](layers=1)
     model = Loss(model, shift=True).train() if train else model
     options = {"strict": True, "verify": True}
-    dynamic = True if way == "dynamic" else None
+    dynamic = True if lengths == "dynamic" else None
     compiled = torch.compile(
         model, backend=backend_of("fusec"), dynamic=dynamic, fullgraph=True, options=options
     )
     for batch in (2, 3, 5, 8, 16):
         for length in range(5, 65, 3):
             ids = tokens(length, batch)
-            if way == "marked":
+            if lengths == "marked":
                 mark_both(ids)
             with torch.set_grad_enabled(train):
                 assert torch.allclose(compiled(ids), model(ids), atol=1e-4)
     # Two sizes become dynamic one after the other, each when it is seen to change.
-    assert counters["stats"]["unique_graphs"] == (3 if way == "automatic" else 1)
+    assert counters["stats"]["unique_graphs"] == (3 if lengths == "automatic" else 1)
 
 
 class Patches(nn.Module):
@@ -120,19 +120,19 @@ class Patches(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", (False, True), ids=("inference", "training"))
-@pytest.mark.parametrize("way", ("dynamic", "automatic", "marked"))
-def test_fusec_compiles_no_more_often_than_dynamo_asks(way, train):
+@pytest.mark.parametrize("lengths", ("dynamic", "automatic", "marked"))
+def test_fusec_compiles_no_more_often_than_dynamo_asks(lengths, train):
     graphs = []
     for backend in ("aot_eager", "fusec"):
         torch._dynamo.reset()
         counters.clear()
         model = Patches()
-        dynamic = True if way == "dynamic" else None
+        dynamic = True if lengths == "dynamic" else None
         call = torch.compile(model, backend=backend_of(backend), dynamic=dynamic, fullgraph=True)
         for batch in (2, 3, 5):
             for height, width in ((8, 12), (12, 8), (16, 32), (32, 20)):
                 x = values(batch, 3, height, width)
-                for axis in (0, 2, 3) if way == "marked" else ():
+                for axis in (0, 2, 3) if lengths == "marked" else ():
                     torch._dynamo.mark_dynamic(x, axis)
                 with torch.set_grad_enabled(train):
                     assert torch.allclose(call(x), model(x), atol=1e-5)
@@ -140,7 +140,7 @@ def test_fusec_compiles_no_more_often_than_dynamo_asks(way, train):
                         call(x).square().sum().backward()
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[1] == graphs[0]
-    assert way == "automatic" or graphs[1] == 1
+    assert lengths == "automatic" or graphs[1] == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a launch does: the bytes that it moves, its multiply-adds, and its price."""
+"""What a launch does: the bytes that it moves, its multiply-adds, and its modelled time."""
 
 from __future__ import annotations
 

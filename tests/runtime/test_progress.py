@@ -56,8 +56,8 @@ def test_what_ends_soon_shows_nothing() -> None:
 
 def test_a_race_has_the_line_to_itself() -> None:
     with redirect_stderr(Terminal()) as terminal, progress.race_line() as say:
-        say("way 1")
-        assert shown(terminal, 2) == ["", "fusec: race: way 1"]
+        say("candidate 1")
+        assert shown(terminal, 2) == ["", "fusec: race: candidate 1"]
 
 
 def test_the_outermost_compile_says_what_is_done() -> None:
@@ -84,5 +84,5 @@ def test_a_compile_tells_its_stages() -> None:
 def test_nothing_is_shown_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.long_compile("graph forward"), progress.race_line() as say:
         assert not progress._open
-        say("way 1")
+        say("candidate 1")
     assert capsys.readouterr() == ("", "")

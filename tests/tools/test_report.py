@@ -315,11 +315,11 @@ def test_kernels_and_merges_of_alike_layers_are_one_line_with_their_number() -> 
 
 def test_ways_to_run_are_no_merges_and_each_reason_stands_once() -> None:
     (graph,) = fusec.explain(Layers(1), torch.randn(8, 64)).graphs
-    way = Decision("mm.default", "oneDNN", False, "by rule: no race", -2.0, "ATen")
+    lost = Decision("mm.default", "oneDNN", False, "by rule: no race", -2.0, "ATen")
     rows = Decision("mm", "chunks of rows", True, "64 of 512 rows at a time", None, "at once")
     apart = [Decision(a, "exp", False, "a cycle", None) for a in ("mean", "tanh_1", "tanh_2")]
     slower = Decision("sum", "exp", False, "slower", -3.0)
-    text = str(replace(graph, decisions=(way, *apart, slower, way, rows)))
+    text = str(replace(graph, decisions=(lost, *apart, slower, lost, rows)))
     assert text.partition("merges")[2].splitlines() == [
         " rejected: 4",
         "    slower",

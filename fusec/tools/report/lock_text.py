@@ -1,10 +1,10 @@
 """The file of ``fusec lock``: text for a review, one fact a line, in the order of the program.
 
-Grammar, schema 1; a line that begins with ``#`` is a comment::
+Grammar, schema 2; a line that begins with ``#`` is a comment::
 
-    file   ::= 'fusec lock 1'  'made by' versions  'model' TARGET ('input' SPEC)*
+    file   ::= 'fusec lock 2'  'made by' versions  'model' TARGET ('input' SPEC)*
                ('train' | 'dynamic' | 'run')* ('option' NAME=VALUE)*  'target' name (',' fact)*
-               graph*  ('way' what '->' how)*  'end'
+               graph*  ('candidate' choice '->' name)*  'end'
     graph  ::= 'graph' name  'launches' n  'bytes' n  'peak' n  ('loop' rows 'rows by' chunk)*
                kernel* call*
     kernel ::= 'kernel' operations [',' n 'times'] ('computes' part)+ 'bytes' n ['sums' how]
@@ -28,7 +28,7 @@ from fusec.tools.report.candidates import is_candidate
 from fusec.tools.report.lock import Asked, Lock, LockedCall, LockedGraph, LockedKernel
 from fusec.tools.report.parts import Part
 
-SCHEMA = 1
+SCHEMA = 2
 FIRST = f"fusec lock {SCHEMA}"
 FLAGS = ("train", "dynamic", "run")
 _HEAD = "# What fusec makes of a model. `fusec lock --check FILE` compares, and says what changed."
@@ -63,7 +63,7 @@ def _lines(lock: Lock) -> Iterator[str]:
             yield from ("", *_call_lines(call))
     if lock.choices:
         yield ""
-    yield from (f"way {choice}{_ARROW}{name}" for choice, name in lock.choices)
+    yield from (f"candidate {choice}{_ARROW}{name}" for choice, name in lock.choices)
     yield from ("", _LAST)
 
 
@@ -237,7 +237,7 @@ def _part(lines: _Lines, text: str) -> Part:
 
 
 def _choices(lines: _Lines) -> Iterator[tuple[str, str]]:
-    while (text := lines.may("way")) is not None:
+    while (text := lines.may("candidate")) is not None:
         choice, _, name = text.rpartition(_ARROW)
         if not is_candidate(choice, name):
             raise lines.wrong("it names no candidate that exists", lines.at - 1)

@@ -163,14 +163,14 @@ def _added(rows: Iterable[tuple[str, Launched, float]]) -> list[Entry]:
 
 
 def _entry(name: str, alike: Sequence[tuple[Launched, float]]) -> Entry:
-    priced = [share * one.predicted_seconds for one, share in alike if one.predicted_seconds]
+    modelled = [share * one.predicted_seconds for one, share in alike if one.predicted_seconds]
     return Entry(
         name,
         sum(share * one.seconds for one, share in alike),
         sum(share * one.calls for one, share in alike),
         sum(share * one.bytes for one, share in alike),
         sum(share * one.floor_seconds for one, share in alike),
-        sum(priced) if len(priced) == len(alike) else None,
+        sum(modelled) if len(modelled) == len(alike) else None,
     )
 
 

@@ -63,5 +63,5 @@ def _rates(profile: Profile) -> list[str]:
     products = [f"{dtype} at {2 * rate / 1e9:.3g} GFLOP/s"
                 for dtype, rate in profile.products.items()]  # fmt: skip
     lines = ["floor: the share of the time that PyTorch's own copy of as many bytes, or product,"]
-    lines.append("takes on this machine; predicted: what fusion priced it at")
+    lines.append("takes on this machine; predicted: its time by the cost model")
     return [*lines, *(f"  {', '.join(part)}" for part in (copies, products) if part)]

@@ -1,4 +1,4 @@
-"""The price of a kernel: bytes once, operations where they run, and a grid that keeps busy."""
+"""The modelled cost of a kernel: bytes once, operations where they run, a grid that keeps busy."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_a_reduction_does_not_capture_a_free_axis_of_its_body() -> None:
 
 
 def test_sums_without_a_common_axis_run_one_after_the_other() -> None:
-    """Legal, but without a grid: the price decides."""
+    """Legal, but without a grid: the cost model decides."""
     other = buffer("o", 5, 7)
     s, t = row_sum("s"), row_sum("t", other)
     kernel = together(s, t, stored=(s, t))

@@ -64,7 +64,7 @@ def with_kernels(*kernels: LockedKernel, decisions: tuple[Decision, ...] = ()) -
 def test_a_file_is_one_fact_a_line() -> None:
     text = print_lock(LOCK)
     assert text.splitlines()[:22] == [
-        "fusec lock 1",
+        "fusec lock 2",
         "# What fusec makes of a model. `fusec lock --check FILE` compares, and says what changed.",
         "made by fusec 0.1.0, torch 2.9.0",
         "model model.py:Block(64)",
@@ -87,7 +87,7 @@ def test_a_file_is_one_fact_a_line() -> None:
         "    bytes 3,145,728",
         "    sums 768 as lanes(1024), warps 1",
     ]
-    assert "way product mm f32[4,2](2,1) -> oneDNN" in text
+    assert "candidate product mm f32[4,2](2,1) -> oneDNN" in text
 
 
 def test_what_was_written_is_read() -> None:
@@ -99,7 +99,7 @@ def test_what_was_written_is_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "why"),
     [
-        ("fusec lock 1", "fusec lock 2", 1, "begins with 'fusec lock 1'"),
+        ("fusec lock 2", "fusec lock 1", 1, "begins with 'fusec lock 2'"),
         ("model model", "modl model", 4, "'model' belongs here"),
         ("launches 3", "launches three", 12, "'three' is no number"),
         ("bytes 6,295,552", "bytes 6295552", 13, "it would be written 'bytes 6,295,552'"),
