@@ -8,7 +8,7 @@
                          "reads": [[name, type, size]], "writes": [...],
                          "feeds": [id], "fed": [id], "calls": [id],
                          "findings": [[kind, rule, seen, advice]],
-                         "decisions": [[taken, a, b, saved, reason, against]],
+                         "decisions": [[taken, a, b, saving, reason, against]],
                          "listings": [[label, text]]}}}
 """
 
@@ -94,7 +94,7 @@ def _tensor(tensor: Tensor) -> list[str]:
 
 def _decision(decision: Decision) -> list[Any]:
     saved = decision.saved_us
-    saved = (
+    saving = (
         "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_seconds(abs(saved) / 1e6)}"
     )
-    return [decision.taken, decision.a, decision.b, saved, decision.reason, decision.against]
+    return [decision.taken, decision.a, decision.b, saving, decision.reason, decision.against]

@@ -56,11 +56,11 @@
     item.append(make("span", `${sign}, ${rule}: `, { class: kind }), `${seen}. ${advice}`);
     return item;
   };
-  const decision = ([taken, a, b, saved, reason, against]) => {
+  const decision = ([taken, a, b, saving, reason, against]) => {
     const item = make("li");
     const [yes, no, between] = against ? ["run", "not run", "in"] : ["merged", "apart", "with"];
     const sign = taken ? `✓ ${yes}` : `– ${no}`;
-    item.append(make("span", `${sign} ${saved} `, { class: taken ? "yes" : "no" }));
+    item.append(make("span", `${sign} ${saving} `, { class: taken ? "yes" : "no" }));
     item.append(make("code", `${a} ${between} ${b}`), `${against && `, not ${against}`}: ${reason}`);
     return item;
   };

@@ -85,7 +85,7 @@ def test_a_price_has_its_sign_and_what_is_not_legal_has_none(
 ) -> None:
     made = [Decision("a", "b", True, "axes unify", saved) for saved in (2.5, -2.5, 0.0, None)]
     found = shown(document, replace(kernel, decisions=tuple(made)))["decisions"]
-    assert [saved for _, _, _, saved, *_ in found] == ["+2.5 us", "-2.5 us", "+0 us", ""]
+    assert [saving for _, _, _, saving, *_ in found] == ["+2.5 us", "-2.5 us", "+0 us", ""]
     assert found[0] == [True, "a", "b", "+2.5 us", "axes unify", ""]
 
 
