@@ -83,14 +83,12 @@ DTYPES: dict[str, DType] = {
 
 
 def compute_type(dtype: DType) -> DType:
-    """Return the type that values stored as ``dtype`` are computed in: f32, f64, i32, i64, bool."""
+    """Return the type that values stored as ``dtype`` are computed and summed in.
+
+    That is f32, f64, i32, i64 or bool.
+    """
     if dtype in (F16, BF16):
         return F32
     if dtype in (U8, I8, I16):
         return I32
     return dtype
-
-
-def accumulate_type(dtype: DType) -> DType:
-    """Return the type in which a sum or product of ``dtype`` values is accumulated."""
-    return compute_type(dtype)

@@ -7,7 +7,6 @@ Worked example: ``n <= m and not n + 40 <= m`` holds exactly where ``n - m <= 0`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fusec.ir.expr import Expr, Op, index_of
 from fusec.ir.index import Index
@@ -16,25 +15,18 @@ OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "e
 """Comparison -> its negation, for numbers that are not NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """The bound ``value <= 0``, which a condition implies."""
-
-    value: Index
-
-
-def edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...]:
+def edges_when(condition: Expr, holds: bool) -> tuple[Index, ...]:
     """Return bounds that hold wherever the value of a condition is ``holds``."""
     return tuple(edge for edge in _parts(condition, holds) if edge is not None)
 
 
-def all_edges_when(condition: Expr, holds: bool) -> tuple[Edge, ...] | None:
+def all_edges_when(condition: Expr, holds: bool) -> tuple[Index, ...] | None:
     """Return the bounds that are equivalent to a condition being ``holds``, or None if unknown."""
     parts = tuple(_parts(condition, holds))
     return None if None in parts else tuple(edge for edge in parts if edge is not None)
 
 
-def _parts(condition: Expr, holds: bool) -> Iterator[Edge | None]:
+def _parts(condition: Expr, holds: bool) -> Iterator[Index | None]:
     """Yield the bound of each conjunct of ``condition == holds``; None for one without a bound."""
     match condition:
         case Op(name="not", args=(opposite,)):
@@ -48,17 +40,17 @@ def _parts(condition: Expr, holds: bool) -> Iterator[Edge | None]:
             yield None
 
 
-def _edge(name: str, a: Index | None, b: Index | None) -> Edge | None:
+def _edge(name: str, a: Index | None, b: Index | None) -> Index | None:
     if a is None or b is None:
         return None
     match name:
         case "le":
-            return Edge(a - b)
+            return a - b
         case "lt":
-            return Edge(a - b + 1)
+            return a - b + 1
         case "ge":
-            return Edge(b - a)
+            return b - a
         case "gt":
-            return Edge(b - a + 1)
+            return b - a + 1
         case _:
             return None

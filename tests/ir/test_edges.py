@@ -57,7 +57,7 @@ def test_a_condition_holds_within_all_its_edges_and_nowhere_else(name: str):
     assert edges is not None and edges == edges_when(CONDITIONS[name], True)
     for m, n in product(range(EXTENT), repeat=2):
         here = {M: index(m), N: index(n)}
-        inside = all(substitute(edge.value, here).const <= 0 for edge in edges)
+        inside = all(substitute(edge, here).const <= 0 for edge in edges)
         assert inside is truth(CONDITIONS[name], m, n)
 
 
@@ -67,7 +67,7 @@ def test_the_opposite_has_the_opposite_edge(name: str):
     assert all_edges_when(condition, False) == all_edges_when(negated(condition), True)
     for m, n in product(range(EXTENT), repeat=2):
         (edge,) = edges_when(condition, False)
-        at = substitute(edge.value, {M: index(m), N: index(n)}).const
+        at = substitute(edge, {M: index(m), N: index(n)}).const
         assert (at <= 0) is not truth(condition, m, n)
 
 

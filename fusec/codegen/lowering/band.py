@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from fusec.ir.edges import Edge, all_edges_when, edges_when
+from fusec.ir.edges import all_edges_when, edges_when
 from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
@@ -33,16 +33,16 @@ def loop_bounds(
 
     The first may be negative, as for a window in the first rows.
     """
-    shared: frozenset[Edge] | None = None
+    shared: frozenset[Index] | None = None
     for node in reductions:
         edges = frozenset(_edges_of(node))
         shared = edges if shared is None else shared & edges
     start, stop = index(0), None
-    for edge in sorted(shared or (), key=lambda e: repr(e.value)):
-        step = edge.value.coefficient(loop)
-        if step is None or not step.is_constant or step.const == 0 or _divides(edge.value, lanes):
+    for edge in sorted(shared or (), key=repr):
+        step = edge.coefficient(loop)
+        if step is None or not step.is_constant or step.const == 0 or _divides(edge, lanes):
             continue
-        least = _least_over(edge.value - step * index(loop), lanes)
+        least = _least_over(edge - step * index(loop), lanes)
         if least is None or loop in least.axes:
             continue
         if step.const > 0 and stop is None:  # step*loop <= -least
@@ -100,13 +100,13 @@ def mask_free_part(
 
 
 def _inside(
-    loop: Axis, edge: Edge, lanes: frozenset[Axis]
+    loop: Axis, edge: Index, lanes: frozenset[Axis]
 ) -> tuple[Index | None, Index | None] | None:
     """Return the first iteration, or the stop, of the part where all lanes are within an edge."""
-    step = edge.value.coefficient(loop)
-    if step is None or not step.is_constant or step.const == 0 or _divides(edge.value, lanes):
+    step = edge.coefficient(loop)
+    if step is None or not step.is_constant or step.const == 0 or _divides(edge, lanes):
         return None
-    least = _least_over(step * index(loop) - edge.value, lanes)
+    least = _least_over(step * index(loop) - edge, lanes)
     if least is None or loop in least.axes:
         return None
     if step.const > 0:  # step*loop <= least
@@ -137,13 +137,13 @@ def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
 # -- conditions under which a term is the identity -------------------------------------------------
 
 
-def _edges_of(node: Reduce) -> tuple[Edge, ...]:
+def _edges_of(node: Reduce) -> tuple[Index, ...]:
     known = node.monoid in (MAX, SUM) and node.dtype.is_float
     return _unless(node.body, node.monoid.start) if known else ()
 
 
 @functools.lru_cache(maxsize=4096)
-def _unless(node: Expr, identity: float) -> tuple[Edge, ...]:
+def _unless(node: Expr, identity: float) -> tuple[Index, ...]:
     """Return conditions such that ``node`` is 0 or minus infinity where any of them is false."""
     match node, identity:
         case Select(condition=c, then=a, other=Const(value=value)), _ if value == identity:

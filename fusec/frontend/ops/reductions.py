@@ -22,7 +22,7 @@ from fusec.frontend.ops.comparisons import truth
 from fusec.frontend.ops.domain import Domain, Extreme, Region, reduction, region
 from fusec.frontend.ops.registry import LoweringFunction, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
-from fusec.ir.dtype import BOOL, F64, I64, DType, accumulate_type, compute_type
+from fusec.ir.dtype import BOOL, F64, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.index import product
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
@@ -59,7 +59,7 @@ def reduced(call: AtenCall, over: Region, monoid: Monoid, value: Callable[[Domai
 
 def total(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     """Emit a sum or product in the accumulation type of the result."""
-    kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
+    kind = I64 if call.out.dtype is BOOL else compute_type(call.out.dtype)
     return reduced(call, over, monoid, lambda p: p.term(x, kind))
 
 

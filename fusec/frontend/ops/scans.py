@@ -21,7 +21,7 @@ from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
-from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import Expr, cast, op
 from fusec.ir.index import Axis
 from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
@@ -37,7 +37,7 @@ def scan(
     monoid: Monoid, call: AtenCall, x: Value, dim: int, *, dtype: torch.dtype | None = None
 ) -> Value:
     """Emit a cumulative sum or product, in the result's accumulation type."""
-    kind = I64 if call.out.dtype is BOOL else accumulate_type(call.out.dtype)
+    kind = I64 if call.out.dtype is BOOL else compute_type(call.out.dtype)
     before = prefixes(call, x, dim, _SCAN)
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 

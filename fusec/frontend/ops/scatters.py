@@ -27,7 +27,7 @@ from fusec.frontend.ops.indexing import checked, counted_from_front
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
-from fusec.ir.dtype import BOOL, I64, DType, accumulate_type, compute_type
+from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import (
     Const,
     Expr,
@@ -117,7 +117,7 @@ def combine(
     call.check_steps(updates.extents, _COLLIDE)
     if x.dtype is BOOL:
         raise Unsupported("a scatter that adds truth values")
-    kind = accumulate_type(call.out.dtype)
+    kind = compute_type(call.out.dtype)
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
@@ -262,7 +262,7 @@ lowers(aten.index_reduce.default)(partial(reduce_with, updates_of_slices))
 def index_add(
     call: AtenCall, x: Value, dim: int, indices: Value, source: Value, *, alpha: Scalar = 1
 ) -> Value:
-    kind = accumulate_type(call.out.dtype)
+    kind = compute_type(call.out.dtype)
     factor = read(alpha, (), kind)
     updates = updates_of_slices(call, x, dim, indices, source)
 

@@ -343,7 +343,7 @@ def guarded_indices(node: Load) -> Expr:
 def _bounds_by_guard(guard: Expr) -> list[tuple[Axis, Index, Index]]:
     """Return (axis, low, high), high exclusive, for each axis that a guard's comparisons bound."""
     found: dict[Axis, tuple[Index, Index]] = {}
-    for value in (edge.value for edge in edges_when(guard, True)):
+    for value in edges_when(guard, True):
         (axis, *others) = value.axes or (None,)
         step = None if axis is None or others else value.coefficient(axis)
         if axis is None or step is None or axis.limit is not None:

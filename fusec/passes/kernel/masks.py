@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fusec.ir.contraction import factors
-from fusec.ir.edges import Edge, all_edges_when
+from fusec.ir.edges import all_edges_when
 from fusec.ir.expr import (
     Cast,
     Const,
@@ -136,18 +136,18 @@ def _uncast(node: Expr) -> Expr:
     return node
 
 
-def _points(edges: Iterable[Edge], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:
+def _points(edges: Iterable[Index], keys: frozenset[Axis]) -> Iterator[dict[Axis, Index]]:
     """Yield candidate keys that a row may leave unmasked: the first, and the keys on an edge."""
     first = dict.fromkeys(keys, index(0))
     yield first
     for edge in edges:
         for key in keys:
-            step = edge.value.coefficient(key)
+            step = edge.coefficient(key)
             if step is not None and step.is_constant and abs(step.const) == 1:
-                at = substitute(index(key) - step * edge.value, first)
+                at = substitute(index(key) - step * edge, first)
                 if is_in_range(at, key.extent):
                     yield {**first, key: at}
 
 
-def _holds(edges: Iterable[Edge], point: dict[Axis, Index]) -> bool:
-    return all(is_nonnegative(-substitute(edge.value, point)) for edge in edges)
+def _holds(edges: Iterable[Index], point: dict[Axis, Index]) -> bool:
+    return all(is_nonnegative(-substitute(edge, point)) for edge in edges)
