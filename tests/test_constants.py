@@ -46,7 +46,6 @@ DEFINITIONS = {
         "frontend/fx_passes/memory_formats": {"_CERTAIN_US"},
         "frontend/size_facts": {"UNSEEN"},
         "ir/disjoint": {"UNKNOWN"},
-        "ir/interp/program": {"_NOBODY"},
         "ir/program": {"GROUPS"},
         "ir/scalar": {"CHECKED"},
     },
@@ -62,7 +61,7 @@ DEFINITIONS = {
         "frontend/aot/trials": {"FEW", "LARGEST", "MANY", "SMALL"},
         "ir/disjoint": {"CHOICES"},
         "ir/index": {"_LONGEST_DIVISION"},
-        "ir/interp/expression": {"POINTS_TRIED"},
+        "ir/points": {"POINTS_TRIED"},
         "passes/graph/simplify": {"NEAR"},
     },
     "what a form is, before a target is known: a cut of a graph, a literal, a panel": {

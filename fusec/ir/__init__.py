@@ -1,4 +1,4 @@
 """The index-notation IR: dtypes, indices, scalar expressions, graphs, kernels, programs.
 
-Imports nothing but ``fusec.errors``, and NumPy in ``interp/`` alone.
+Imports nothing but ``fusec.errors``.
 """

@@ -53,8 +53,8 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, Index, index, is_in_range, product
-from fusec.ir.interp.expression import is_in_range_everywhere
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, Monoid
+from fusec.ir.points import is_in_range_everywhere
 from fusec.ir.scalar import SCALAR_OPS
 
 

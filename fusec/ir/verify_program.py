@@ -37,7 +37,7 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.index import Axis, Index, Size, index, is_in_range
-from fusec.ir.interp.expression import is_in_range_everywhere
+from fusec.ir.points import is_in_range_everywhere
 from fusec.ir.program import (
     Carry,
     For,

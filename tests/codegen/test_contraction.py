@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusec.ir.interp.program import run_program
+from fusec.tools.interpreter.program import run_program
 from fusec.tools.report.observe import observe
 from tests.support import check
 from tests.triton_backend import gpu_pipeline

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fusec.codegen.cpp import printer as cpp
 from fusec.errors import InvalidIR
-from fusec.ir.interp.graph import run_graph, run_schedule
+from fusec.tools.interpreter.graph import run_graph, run_schedule
 from tests.codegen.cpp.test_vector_tiles import alibi, causal, compiled, heads, tensor
 from tests.codegen.cross import MISSING, Elsewhere
 from tests.fuzz.graphs import copy_extern, example

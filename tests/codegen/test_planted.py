@@ -22,8 +22,6 @@ from fusec.driver.compiler import target_for
 from fusec.driver.pipeline import compile_to_source, kernel_rows
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.runtime.calls import executable
@@ -31,6 +29,8 @@ from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.kernels import cpp_kernel
 from fusec.tools.bisect.interpret import fill
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.program import run_program
 from fusec.tools.report.observe import observe
 from tests.codegen.programs import form_of
 from tests.fuzz.kernels import launch_on

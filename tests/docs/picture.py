@@ -16,7 +16,7 @@ from tests.test_layers import CORE, LAYERS
 
 PICTURE = ROOT / "docs" / "images" / "layers.svg"
 SAYS = {
-    "ir": "index notation, kernels, programs: data, verifiers, interpreters",
+    "ir": "index notation, kernels, programs: data, verifiers",
     "frontend": "FX graph to index notation",
     "passes": "rewrites, fusion, schedules",
     "codegen": "programs to Triton, C++, host code",

@@ -28,10 +28,10 @@ from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.capture import capture
 from fusec.ir.graph import CallStep, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.text import print_graph
 from fusec.options import Options
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.graph import run_graph
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

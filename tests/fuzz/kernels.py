@@ -12,10 +12,10 @@ from fusec.codegen.targets import Target
 from fusec.driver.stages import FUSE
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType
 from fusec.ir.graph import Kernel, Schedule
-from fusec.ir.interp.expression import Env, allocate
-from fusec.ir.interp.graph import run_schedule
 from fusec.ir.program import Program
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.expression import Env, allocate
+from fusec.tools.interpreter.graph import run_schedule
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import context, lower_all
 

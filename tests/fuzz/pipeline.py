@@ -18,14 +18,14 @@ from fusec.driver.stages import FUSE, LOWER, CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.host import HostProgram, verify_host
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import run_graph, run_host, run_schedule
-from fusec.ir.interp.program import run_program
 from fusec.ir.machine import FusionTuning, LoopTuning, RowTuning
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.stage import Observe, Stage, fold, fold_each
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import run_graph, run_host, run_schedule
+from fusec.tools.interpreter.program import run_program
 
 SMALL = {
     "fusion": FusionTuning(split_elements=16, least_part_rows=2, min_reused_input_bytes=1),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fusec.errors import InvalidIR
-from fusec.ir.interp.graph import run_graph
+from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
 from tests.fuzz.pipeline import small_target

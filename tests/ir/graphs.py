@@ -7,10 +7,10 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduc
 from fusec.ir.extern import Product
 from fusec.ir.graph import Argument, Def, Extern, Graph, View
 from fusec.ir.index import Axis, IntoIndex, Runtime, Size, index
-from fusec.ir.interp.expression import Env, eval_tile, expand, sort_axes
-from fusec.ir.interp.scalar import Array
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.strides import contiguous_strides
+from fusec.tools.interpreter.expression import Env, eval_tile, expand, sort_axes
+from fusec.tools.interpreter.scalar import Array
 
 
 def buffer(name: str, *shape: IntoIndex, dtype: DType = F32) -> Buffer:

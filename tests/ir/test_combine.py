@@ -13,10 +13,10 @@ from fusec.ir.combine import AxisSplit, State, combine, folded, identities, rfac
 from fusec.ir.dtype import BOOL, F32, I32
 from fusec.ir.expr import Const, Expr, IndexValue, Op, Reduce, Select
 from fusec.ir.index import Axis, index
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import to_storage
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, MAX, MIN, PROD, SUM, Monoid
 from fusec.ir.verify import verify_expr
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import to_storage
 from tests.ir.graphs import axes, buffer, eval_expr, load
 
 NAN, INFINITE = math.nan, math.inf

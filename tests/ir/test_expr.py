@@ -30,12 +30,12 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.index import Axis, Runtime, Size, index
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import to_storage
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import Normalizer, Rules, inline_loads, rewrite, with_guard
 from fusec.ir.text import print_expr, print_lines
 from fusec.ir.verify import verify_expr
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import to_storage
 from tests.ir.graphs import axes, below, buffer, eval_expr, f32, load, position, total
 
 X = buffer("x", 4)

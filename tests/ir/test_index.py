@@ -26,7 +26,7 @@ from fusec.ir.index import (
     most,
     product,
 )
-from fusec.ir.interp.expression import Env, eval_scalar
+from fusec.tools.interpreter.expression import Env, eval_scalar
 
 N, M, C, T = Size("N", 5), Size("M", 3), Size("C", 40), Size("T", 6, 2)
 K = Size("K", 8)

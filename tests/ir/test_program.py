@@ -11,8 +11,6 @@ from fusec.errors import InternalError, InvalidIR
 from fusec.ir.dtype import BF16, BOOL, F32, I64, DType
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
 from fusec.ir.index import Axis, Index, IntoIndex, Runtime, Size, index
-from fusec.ir.interp.program import run_program
-from fusec.ir.interp.scalar import round_bf16
 from fusec.ir.monoid import ARGMAX, MAX, SUM
 from fusec.ir.program import (
     Carry,
@@ -26,6 +24,8 @@ from fusec.ir.program import (
     print_program,
 )
 from fusec.ir.verify_program import verify_program
+from fusec.tools.interpreter.program import run_program
+from fusec.tools.interpreter.scalar import round_bf16
 from tests.ir.graphs import buffer, f32
 
 RNG = np.random.default_rng(0)

@@ -16,13 +16,13 @@ from fusec.ir.dtype import BF16, BOOL, F32, I32, I64, DType
 from fusec.ir.expr import Cast, Const, Expr, Load, Reduce, Select, loads, op
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, IntoIndex, Runtime, index
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.monoid import ANY, MAX, SUM
 from fusec.ir.online import ONLINE_RULES, SCALE_RULES
 from fusec.ir.rewrite import Normalizer, Rules
 from fusec.ir.verify import verify_graph
 from fusec.passes.graph.simplify import EAGER_RULES, LOAD_RULES, VALUE_RULES
 from fusec.passes.kernel.masks import MASK_RULES
+from fusec.tools.interpreter.graph import run_graph
 from tests.docs.pages import ROOT
 from tests.ir.graphs import axes, below, buffer, f32, graph, load, position
 from tests.passes.pipelines import numbers

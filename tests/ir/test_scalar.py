@@ -10,11 +10,11 @@ import torch
 
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, U8, DType, compute_type
 from fusec.ir.expr import Expr, Op
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import to_storage
-from fusec.ir.interp.scalar import OPERATIONS, scalar_operation
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import to_storage
+from fusec.tools.interpreter.scalar import OPERATIONS, scalar_operation
 from tests.ir.graphs import axes, buffer, eval_expr, load
 from tests.philox import KNOWN_ANSWERS, philox, random_bits
 

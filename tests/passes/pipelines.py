@@ -12,12 +12,12 @@ from fusec.codegen.targets import find_target
 from fusec.errors import InvalidIR
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
-from fusec.ir.interp.graph import ExternCall, run_graph, run_schedule
 from fusec.ir.program import Program
 from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
+from fusec.tools.interpreter.graph import ExternCall, run_graph, run_schedule
 from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.pipeline import check_pipeline, small_target
 

@@ -22,11 +22,11 @@ from fusec.ir.extern import Constant
 from fusec.ir.graph import Graph, Kernel, Schedule, View
 from fusec.ir.host import HostProgram
 from fusec.ir.index import Size, index
-from fusec.ir.interp.expression import Env, allocate
-from fusec.ir.interp.graph import run_graph, run_host, run_kernel, run_schedule
-from fusec.ir.interp.program import run_program
 from fusec.ir.program import Program
 from fusec.tools.bisect.steps import Step
+from fusec.tools.interpreter.expression import Env, allocate
+from fusec.tools.interpreter.graph import run_graph, run_host, run_kernel, run_schedule
+from fusec.tools.interpreter.program import run_program
 
 
 def differs(step: Step, made: Any, tolerance: float = 2e-2) -> str | None:

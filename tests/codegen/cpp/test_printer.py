@@ -23,7 +23,6 @@ from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Load, Op, Var
 from fusec.ir.graph import Def, Kernel, Schedule, Store
 from fusec.ir.index import Axis, Runtime, Size, index
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Program, Put, Scratch
 from fusec.options import Options
@@ -31,6 +30,7 @@ from fusec.passes.fusion.fuse import separate
 from fusec.passes.kernel.coalesce import flatten
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.runtime.kernels import cpp_kernel
+from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.kernels import compile_example, run_kernels
 from tests.fuzz.pipeline import context, small_target

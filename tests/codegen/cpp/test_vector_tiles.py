@@ -20,10 +20,10 @@ from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.expr import Dot
-from fusec.ir.interp.graph import run_kernel
-from fusec.ir.interp.program import run_program
 from fusec.ir.program import For, Let, Multiply, Program, Update, statements
 from fusec.options import Options
+from fusec.tools.interpreter.graph import run_kernel
+from fusec.tools.interpreter.program import run_program
 from fusec.tools.report.observe import observe
 from tests.support import FUSED, OPTIONS, TRAINED, check, threads
 

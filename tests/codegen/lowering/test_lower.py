@@ -16,14 +16,14 @@ from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import run_kernel, to_storage
-from fusec.ir.interp.program import run_program
 from fusec.ir.monoid import ARGMAX, ARGMIN, MAX, PROD, SUM, Monoid
 from fusec.ir.program import Carry, For, Statement
 from fusec.ir.verify_program import verify_program
 from fusec.passes.kernel.coalesce import flatten
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import run_kernel, to_storage
+from fusec.tools.interpreter.program import run_program
 from tests.ir.graphs import axes, below, buffer, f32, load
 
 ROWS = 3

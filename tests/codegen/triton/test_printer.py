@@ -16,11 +16,11 @@ from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
 from fusec.ir.expr import Const, Op, Reduce
 from fusec.ir.index import Axis, Index, Size, index
-from fusec.ir.interp.expression import Env, eval_scalar
-from fusec.ir.interp.program import run_program
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program, Scratch
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.tools.interpreter.expression import Env, eval_scalar
+from fusec.tools.interpreter.program import run_program
 from tests.codegen import programs
 from tests.codegen.kernels import named_values
 from tests.codegen.programs import Builder, buffer, f32, form_of, tiled

@@ -9,10 +9,10 @@ from fusec.codegen.triton.sink import sink
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Dot, Op
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp.program import run_program
-from fusec.ir.interp.scalar import numpy_type
 from fusec.ir.monoid import SUM
 from fusec.ir.program import Program, print_program
+from fusec.tools.interpreter.program import run_program
+from fusec.tools.interpreter.scalar import numpy_type
 from tests.codegen import programs
 from tests.codegen.programs import Builder, buffer, f32
 

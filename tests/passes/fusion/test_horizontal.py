@@ -10,13 +10,13 @@ from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import generate
 from fusec.driver.stages import FUSE
 from fusec.ir.graph import ForeachKernel, Kernel
-from fusec.ir.interp.graph import run_schedule
-from fusec.ir.interp.program import run_program
 from fusec.ir.text import print_step
 from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.program import run_program
 from tests.frontend.tracing import Captured
 from tests.fuzz.pipeline import context
 from tests.passes.memory.test_in_place import arguments, copied

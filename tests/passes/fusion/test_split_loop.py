@@ -13,12 +13,12 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Expr, Op, Reduce, Select, loads, postorder
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
 from fusec.ir.index import IntoIndex, Size, index
-from fusec.ir.interp.graph import run_graph, run_schedule
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.fusion.split_loop import split_loop, split_loops
 from fusec.passes.fusion.unify import unify
+from fusec.tools.interpreter.graph import run_graph, run_schedule
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import check_same, numbers
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import FUSE
 from fusec.ir.graph import Kernel
-from fusec.ir.interp.graph import run_schedule
 from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.store_parts import store_parts
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.graph import run_schedule
 from tests.frontend.tracing import Captured
 from tests.fuzz.graphs import copy_extern
 from tests.fuzz.pipeline import context

@@ -13,7 +13,6 @@ from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce
 from fusec.ir.graph import Def, Extern, Graph, RowLoop, Schedule, View
 from fusec.ir.index import Axis, Runtime, Size, index
-from fusec.ir.interp.graph import run_graph, run_schedule
 from fusec.ir.machine import FusionTuning
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.text import print_schedule
@@ -21,6 +20,7 @@ from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import chunk, chunk_rows, cut_loops
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.graph import run_graph, run_schedule
 from tests.fuzz.pipeline import context
 from tests.ir.graphs import buffer, graph, mm, whole
 from tests.passes.pipelines import numbers

@@ -9,11 +9,11 @@ from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Op
 from fusec.ir.graph import Def, Graph
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.monoid import SUM
 from fusec.ir.verify import verify_graph
 from fusec.passes.graph.row_parts import sum_rows_by_parts
 from fusec.passes.graph.split_reduction import split_reduction
+from fusec.tools.interpreter.graph import run_graph
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import check_same, names, numbers
 

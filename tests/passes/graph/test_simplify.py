@@ -22,10 +22,10 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import Def, Graph, View
 from fusec.ir.index import Axis, Runtime, index
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.monoid import ALL, ANY, SUM, Monoid
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.graph.simplify import simplify
+from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, f32, graph, load, position
 from tests.passes.pipelines import BOUNDED, check_same, random_graphs

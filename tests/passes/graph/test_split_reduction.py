@@ -13,10 +13,10 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Cast, Const, IndexValue, Op, Reduce, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import IntoIndex, Size, index
-from fusec.ir.interp.graph import run_graph
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.verify import verify_graph
 from fusec.passes.graph.split_reduction import split_reduction
+from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import small_target
 from tests.ir.graphs import axes, buffer, graph, load, total

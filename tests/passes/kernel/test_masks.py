@@ -17,9 +17,9 @@ from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.expr import Const, postorder
 from fusec.ir.graph import Kernel, Schedule
-from fusec.ir.interp.graph import run_schedule
 from fusec.options import Options
 from fusec.passes.kernel.masks import mask_by_infinity
+from fusec.tools.interpreter.graph import run_schedule
 from fusec.tools.report.observe import observe
 from tests.fuzz.graphs import copy_extern
 from tests.support import FUSED, check, values

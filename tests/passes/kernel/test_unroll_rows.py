@@ -21,7 +21,6 @@ from fusec.driver import backend
 from fusec.ir.expr import Op
 from fusec.ir.graph import Def, Graph, Schedule
 from fusec.ir.index import floordiv, index, mod
-from fusec.ir.interp.graph import run_graph, run_schedule
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct
 from fusec.ir.verify import verify_schedule
@@ -29,6 +28,7 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import loop_plans
+from fusec.tools.interpreter.graph import run_graph, run_schedule
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check

@@ -30,11 +30,11 @@ from fusec.ir.host import (
     verify_host,
 )
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp.graph import run_host, run_schedule
 from fusec.ir.memory import bytes_of, footprint, overwritable
 from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.memory.buffers import plan_host
+from fusec.tools.interpreter.graph import run_host, run_schedule
 from tests.codegen.host.test_wrapper import chain, unary
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import lower_all, run_programs, small_target

@@ -9,10 +9,10 @@ from fusec.codegen.targets import find_target
 from fusec.driver.stages import FUSE
 from fusec.ir.extern import CopyInto
 from fusec.ir.graph import Extern, Kernel
-from fusec.ir.interp.graph import run_schedule
 from fusec.ir.verify import verify_schedule
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.graph import run_schedule
 from tests.frontend.tracing import Captured
 from tests.fuzz.pipeline import context
 

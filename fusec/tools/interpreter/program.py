@@ -21,7 +21,19 @@ import numpy as np
 from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, Expr, Load, Var
 from fusec.ir.index import Index, Size
-from fusec.ir.interp.expression import (
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Matrix,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+)
+from fusec.tools.interpreter.expression import (
     STAGE,
     Env,
     Tile,
@@ -35,19 +47,7 @@ from fusec.ir.interp.expression import (
     locate,
     store,
 )
-from fusec.ir.interp.scalar import Array
-from fusec.ir.program import (
-    Carry,
-    For,
-    Let,
-    Matrix,
-    Multiply,
-    Program,
-    Put,
-    Scratch,
-    Statement,
-    Update,
-)
+from fusec.tools.interpreter.scalar import Array
 
 _NOBODY = -1
 

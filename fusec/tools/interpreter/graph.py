@@ -1,14 +1,14 @@
 """Reference interpreter of graphs, kernels and schedules in NumPy: slow, small and exact.
 
 Tensors go in and come out by logical shape; inside, each buffer is flat storage that its strides
-address. bf16 values are passed as float32 arrays (see ``ir/interp/scalar.py``). Unwritten memory
-reads as NaN or as the greatest integer, so that a missing store shows.
+address. bf16 values are passed as float32 arrays (see ``scalar.py``). Unwritten memory reads as NaN
+or as the greatest integer, so that a missing store shows.
 
 Three defects of a printed kernel raise ``InternalError`` here: a load or store out of range, two
 points of a kernel that store to one element, and a load of a buffer that the same kernel writes at
 another index.
 
-Programs are run by ``ir/interp/program.py``, expressions evaluated by ``ir/interp/expression.py``.
+Programs are run by ``program.py``, expressions evaluated by ``expression.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from fusec.ir.host import (
     NativeRun,
 )
 from fusec.ir.index import Size, index
-from fusec.ir.interp.expression import (
+from fusec.ir.memory import made_by
+from fusec.tools.interpreter.expression import (
     STAGE,
     Env,
     Memo,
@@ -68,8 +69,7 @@ from fusec.ir.interp.expression import (
     storage_length,
     store,
 )
-from fusec.ir.interp.scalar import Array, convert, fill_value
-from fusec.ir.memory import made_by
+from fusec.tools.interpreter.scalar import Array, convert, fill_value
 
 ExternCall: TypeAlias = Callable[
     [Extern | Constant, tuple[Any, ...], dict[str, Any]], Sequence[Array | None]

@@ -39,7 +39,7 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index
-from fusec.ir.interp.scalar import (
+from fusec.tools.interpreter.scalar import (
     Array,
     Operation,
     convert,
@@ -50,9 +50,7 @@ from fusec.ir.interp.scalar import (
     scalar_operation,
 )
 
-STAGE = "ir.interp"
-POINTS_TRIED = 1 << 13
-"""The largest domain in which an index that is not provably in range is evaluated everywhere."""
+STAGE = "interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,36 +167,6 @@ def eval_index(value: Index, env: Env, memo: Memo | None = None) -> Tile:
     for tile in tiles:
         total = combine(np.add, total, tile)
     return total
-
-
-def is_in_range_everywhere(value: Index, extent: Index) -> bool:
-    """Return True if an index is in range at every point, tried over a small constant domain.
-
-    Chains of rolls and strided windows leave divisions whose errors only cancel exactly.
-    """
-    domain = set(value.axes)
-    while more := {b for a in domain if a.limit is not None for b in a.limit.axes} - domain:
-        domain |= more
-    if not extent.is_constant or not all(axis.extent.is_constant for axis in domain):
-        return False
-    points = math.prod(axis.extent.const for axis in domain)
-    if points > POINTS_TRIED or not _follows_from_axes(value):
-        return False
-    env = Env()
-    seen = eval_index(value, env)
-    outside = Tile(seen.axes, (seen.array < 0) | (seen.array >= extent.const))
-    known = (a for a in domain if a.limit is not None and _follows_from_axes(a.limit))
-    inside = ragged_mask(known, env)
-    if inside is not None:
-        outside = combine(np.logical_and, outside, inside)
-    return not outside.array.any()
-
-
-def _follows_from_axes(value: Index) -> bool:
-    """Return True if an index has only axes and numbers, and constant positive divisors."""
-    divisors = [a.divisor for a in value.atoms() if isinstance(a, FloorDiv | Mod)]
-    positive = all(d.is_constant and d.const > 0 for d in divisors)
-    return positive and not any(isinstance(a, Size | Runtime) for a in value.atoms())
 
 
 def eval_scalar(value: Index, env: Env) -> int:

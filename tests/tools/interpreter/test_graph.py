@@ -11,10 +11,10 @@ from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, SizeValue, Store, View
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.interp.expression import Env
-from fusec.ir.interp.graph import run_graph, run_kernel, run_schedule, to_storage
-from fusec.ir.interp.scalar import round_bf16
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
+from fusec.tools.interpreter.expression import Env
+from fusec.tools.interpreter.graph import run_graph, run_kernel, run_schedule, to_storage
+from fusec.tools.interpreter.scalar import round_bf16
 from tests.ir.graphs import (
     axes,
     below,

@@ -44,7 +44,7 @@ def numpy_type(dtype: DType) -> type[np.generic]:
         InternalError: for an opaque type: no expression has one.
     """
     if dtype.is_opaque:
-        raise InternalError(f"no arithmetic of type {dtype}", stage="ir.interp")
+        raise InternalError(f"no arithmetic of type {dtype}", stage="interpreter")
     return _NUMPY_TYPES[dtype.name]
 
 
@@ -221,7 +221,7 @@ def scalar_operation(name: str, dtype: DType) -> Operation:
 def _ufunc(monoid: Monoid) -> np.ufunc:
     operation = OPERATIONS[monoid.combine]
     if len(monoid.fields) > 1 or not isinstance(operation, np.ufunc):
-        raise InternalError(f"no reduction {monoid}", stage="ir.interp")
+        raise InternalError(f"no reduction {monoid}", stage="interpreter")
     return operation
 
 

@@ -1,0 +1,40 @@
+"""Proofs by trial that an index is in range, where bounds of its terms prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.ir.atoms import Runtime, Size
+from fusec.ir.index import Axis, Index, index, is_in_range
+from fusec.ir.points import POINTS_TRIED, is_in_range_everywhere
+from tests.ir.graphs import buffer, load
+
+I = index(Axis("i", index(6)))  # noqa: E741
+LONG = index(Axis("j", index(POINTS_TRIED + 1)))
+UNKNOWN = index(Axis("k", index(Size("n", 6))))
+ROW = Axis("r", index(4))
+RAGGED = index(Axis("c", index(4), limit=index(4) - ROW))
+
+
+@pytest.mark.parametrize(
+    ("value", "extent"),
+    [(I // 2 - I // 3, 2), (I % 4 - (I % 4) // 2, 3), (RAGGED + ROW, 4)],
+    ids=["quotients", "remainders", "below a limit"],
+)
+def test_the_greatest_value_is_found_at_the_points(value: Index, extent: int) -> None:
+    assert is_in_range_everywhere(value, index(extent))
+    assert not is_in_range_everywhere(value, index(extent - 1))
+    assert not is_in_range_everywhere(value - 1, index(extent))
+
+
+def test_bounds_of_single_terms_do_not_prove_it() -> None:
+    assert not is_in_range(I // 2 - I // 3, index(2))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [LONG, UNKNOWN, index(Runtime(load(buffer("p", 6), I), index(6))), I // Size("n", 6)],
+    ids=["many points", "an extent by size", "a gather", "a divisor by size"],
+)
+def test_what_has_no_small_constant_domain_is_not_tried(value: Index) -> None:
+    assert not is_in_range_everywhere(value, index(1 << 20))
