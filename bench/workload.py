@@ -169,7 +169,7 @@ def with_cudnn(call: Callable) -> Callable:
 def backend_of(peer: str) -> str | Callable:
     """A peer's name, or fusec itself where it runs from a checkout that is not installed."""
     if peer == "fusec" and peer not in torch.compiler.list_backends():
-        from fusec.driver.backend import fusec
+        from fusec.backend import fusec
 
         return fusec
     return peer

@@ -264,7 +264,7 @@ def stage_of(error: BaseException) -> str:
 
 
 class WrongKernel(FusecError):
-    """A kernel computes something else than eager; ``fusec/driver/verification.py`` finds it.
+    """A kernel computes something else than eager; ``fusec/tools/verify/kernels.py`` finds it.
 
     Args:
         kernel, graph: by name.
@@ -297,7 +297,7 @@ class WrongKernel(FusecError):
 
 class WrongGraph(FusecError):
     """A graph computes something else than eager, by none of its kernels
-    (``fusec/driver/reference.py``).
+    (``fusec/tools/verify/graphs.py``).
 
     Args:
         graph: "forward", "backward" or "inference".

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusec.driver import verification
+from fusec.tools.verify import kernels
 from fusec.torch_interior import trace_log
 from tests import quick_build
 
@@ -128,7 +128,7 @@ def _torch_s_trace_has_no_listener() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
     yield
-    verification._tallies.clear()
+    kernels._tallies.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

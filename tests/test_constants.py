@@ -57,7 +57,6 @@ DEFINITIONS = {
         "ir/text": {"LONGEST_LINE", "LONG_NODE"},
     },
     "the effort of a proof, a trial or a comparison, on the host": {
-        "driver/reference": {"_CALLS", "_LIKE_INFINITY", "_ROUNDINGS"},
         "frontend/aot/trials": {"FEW", "LARGEST", "MANY", "SMALL"},
         "ir/disjoint": {"CHOICES"},
         "ir/index": {"_LONGEST_DIVISION"},

@@ -25,6 +25,7 @@ FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
 WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.summary"}
+WHOLE |= {"driver.observers"}
 
 LAYERS: dict[str, set[str]] = {
     # What every layer stands on.
@@ -45,26 +46,22 @@ LAYERS: dict[str, set[str]] = {
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
+    "driver.observers": {"options", "runtime"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
-    "driver.verification": FOUNDATION | {"frontend", "runtime", "torch_interior"},
-    "driver.reference": FOUNDATION
-    | {"frontend", "runtime", "torch_interior", "driver.verification"},
     "driver.splitting": FOUNDATION | {"frontend", "torch_interior"},
     "driver.dumps": WHOLE,
     "driver.blame": FOUNDATION | {"ir", "frontend"},
     "driver.build": WHOLE,
     "driver.compiler": WHOLE
-    | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"}
-    | {"driver.verification"},
+    | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"},
     "driver.aot_metadata": FOUNDATION | {"runtime", "torch_interior"},
     "driver.warm": WHOLE | {"driver.aot_metadata", "driver.compiler"},
     "driver.backend": WHOLE
     | {
         "driver.compiler",
         "driver.partition",
-        "driver.reference",
         "driver.splitting",
         "driver.warm",
     },
@@ -77,18 +74,20 @@ LAYERS: dict[str, set[str]] = {
     | {"tools.report"},
     "tools": set(),
     "tools.interpreter": {"errors", "ir"},
+    "tools.verify": FOUNDATION | {"frontend", "runtime", "torch_interior", "driver.observers"},
+    "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.observers", "driver.summary"},
     "tools.static_checks": COMPILER | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
     "tools.report": WHOLE
-    | {"driver.build", "driver.compiler", "driver.dumps", "driver.backend", "driver.verification"}
-    | {"tools.emulator", "tools.static_checks"},
+    | {"backend", "driver.build", "driver.compiler", "driver.dumps", "driver.backend"}
+    | {"tools.clock", "tools.emulator", "tools.static_checks", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
-    | {"driver.reference", "driver.verification", "tools.interpreter", ""},
+    | {"tools.clock", "tools.interpreter", "tools.verify", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
     | {"tools.emulator", "archive", ""},
-    "backend": {"driver.backend", "export", "torch_interior"},
+    "backend": {"driver.backend", "export", "tools.verify", "torch_interior"},
     "": {"driver.backend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }

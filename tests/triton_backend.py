@@ -25,7 +25,6 @@ from fusec.driver.backend import compile_with
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.driver.verification import Verification
 from fusec.errors import Unsupported
 from fusec.ir.program import Program
 from fusec.options import Options
@@ -34,6 +33,7 @@ from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.kernels import table
 from fusec.runtime.kernels.triton_kernel import describe
+from fusec.tools.verify.kernels import Verification
 from tests.codegen.kernels import triton_source
 from tests.triton_interpreter import interpret
 
@@ -133,16 +133,13 @@ def _compile_one(
             name: InterpretedTable(program) if program.table else InterpretedKernel(program)
             for name, program in compiled.programs.items()
         }
-        verification = Verification(graph, name, strict=True)
-        call = verification.around(
-            executable.bind(
-                compiled.wrapper,
-                kernels,
-                of_graph(graph),
-                torch.device("cpu"),
-                watch=verification.watch,
-                ranges=Ranges(name, compiled.statements(), dict),
-            )
+        call = executable.bind(
+            compiled.wrapper,
+            kernels,
+            of_graph(graph),
+            torch.device("cpu"),
+            Ranges(name, compiled.statements(), dict),
+            [Verification(graph, name, strict=True).hooks()],
         )
 
     def boxed(args: list[Any]) -> Any:

@@ -24,8 +24,8 @@ from fusec.driver.compiler import (
     run_eagerly,
     target_for,
 )
+from fusec.driver.observers import AROUND, Around, observers_of
 from fusec.driver.partition import Joint
-from fusec.driver.reference import REFERENCE, Reference, draws_random_numbers_in
 from fusec.driver.splitting import SplittingCompiler
 from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, CompileContext
 from fusec.driver.summary import announce
@@ -37,12 +37,13 @@ from fusec.frontend.aot import recompiles
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.aot.eager_strides import tracing_as_eager
 from fusec.frontend.aot.only_eager import only_for_eager, only_for_python
+from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.frontend.fx_passes.freezing import RECIPE
 from fusec.frontend.fx_passes.weights import mark_weights
 from fusec.frontend.modules import name_in_model
-from fusec.frontend.origin import input_names, user_name
+from fusec.frontend.origin import user_name
 from fusec.options import Options
-from fusec.passes.stage import fold
+from fusec.passes.stage import Stage, fold
 from fusec.runtime.cache import artifacts
 from fusec.runtime.calls import cuda_graphs
 from fusec.runtime.calls.convention import outside_autocast
@@ -235,37 +236,35 @@ class _Compilers:
         """Compile a graph without a backward."""
         detach_again(gm)
         mark_weights(gm, self.given)
-        reference = self._reference(gm, None)
-        rewritten = fold(INFERENCE, gm, self.context)
-        rewritten.meta[REFERENCE] = reference or self._reference(rewritten, None, drawn=True)
+        rewritten, around = self._rewritten(INFERENCE, gm, None)
+        rewritten.meta[AROUND] = around
         return self.compile_one(rewritten, inputs, name="inference")
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **settings: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Rewrite a joint graph and cut it into forward and backward."""
-        reference = self._reference(joint, num_fwd_outputs)
-        rewritten = fold(JOINT, joint, self.context)
-        reference = reference or self._reference(rewritten, num_fwd_outputs, drawn=True)
+        rewritten, around = self._rewritten(JOINT, joint, num_fwd_outputs)
         whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
         parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, self.context)
         for part in parts:
-            part.meta[REFERENCE] = reference
+            part.meta[AROUND] = around
         return parts
 
-    def _reference(
-        self, gm: fx.GraphModule, outputs: int | None, *, drawn: bool = False
-    ) -> Reference | None:
-        """Return the reference of a graph under ``verify``; None if it draws eager's numbers.
+    def _rewritten(
+        self, stages: Sequence[Stage], gm: fx.GraphModule, outputs: int | None
+    ) -> tuple[fx.GraphModule, list[Around]]:
+        """Return a graph after some stages, and what observers put around its calls.
 
         Args:
-            drawn: whether its draws are fusec's own already.
+            outputs: how many of its results are the forward's; None: all.
         """
         options = self.context.options
-        drawn = drawn or options.fallback_random or not draws_random_numbers_in(gm)
-        if not (options.verify and drawn):
-            return None
-        return Reference(gm, outputs, input_names(gm, self.names), strict=options.strict)
+        observers = observers_of(options)
+        traced = copied(gm) if observers else gm
+        rewritten = fold(stages, gm, self.context)
+        asked = (o.watch_trace(traced, rewritten, outputs, self.names, options) for o in observers)
+        return rewritten, [around for around in asked if around is not None]
 
 
 def context_of(inputs: Sequence[Any], options: Options) -> CompileContext:
@@ -297,9 +296,8 @@ def compile_one_graph(
     if recipe is not None:
         recipe = recipe.read_by(trace.wrapper)
         call = Frozen(call, recipe.compute, recipe.positions, recipe.keep)
-    reference = graph.meta.pop(REFERENCE, None)
-    if reference is not None:
-        call = reference.around(call, graph, name)
+    for around in graph.meta.pop(AROUND, ()):
+        call = around(call, graph, name)
     if name == "backward":
         call = outside_autocast(call)
     return with_memory_only(call, run_eagerly(graph))

@@ -32,6 +32,7 @@ from fusec.driver.contests import (
     product_contest,
 )
 from fusec.driver.dumps import process_dump, stage_files
+from fusec.driver.observers import observers_of
 from fusec.driver.pipeline import (
     Compiled,
     compile_to_source,
@@ -50,7 +51,6 @@ from fusec.driver.summary import (
     prints_code,
 )
 from fusec.driver.trace import Trace
-from fusec.driver.verification import Verification
 from fusec.errors import (
     EnvironmentProblem,
     Unsupported,
@@ -72,7 +72,6 @@ from fusec.options import Options
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import fingerprint, open_cache
 from fusec.runtime.calls import executable
-from fusec.runtime.calls.clock import current_clock
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.calls.ranges import Ranges
@@ -100,8 +99,6 @@ logger = logging.getLogger("fusec.compile")
 
 RECENT: deque[Trace] = deque(maxlen=64)
 """The latest compiles of this process, for ``explain`` and tests."""
-LISTENERS: list[Callable[[fx.GraphModule, str, Options], None]] = []
-"""What is told of each graph once it is compiled: while a report of a running program is made."""
 Entry: TypeAlias = Mapping[str, bytes]
 """What the cache has of a graph, by name."""
 
@@ -140,8 +137,8 @@ def compile_graph(
         options = replace(options, dump_dir=str(Path(asked, "fusec")))
     call = _or_eagerly(partial(_compile, gm, name, options, trace), gm, options, trace)
     announce(gm, trace)
-    for listener in LISTENERS:
-        listener(gm, name, options)
+    for observer in observers_of(options):
+        observer.compiled(gm, name, options)
     return call
 
 
@@ -281,8 +278,7 @@ def _begin_entry(
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
-    build_async = is_unobserved(options) and not LISTENERS
-    entry = _begin_entry(gm, name, options, trace, build_async=build_async)
+    entry = _begin_entry(gm, name, options, trace, build_async=is_unobserved(options))
     device, target = main_device(gm), trace.target
     missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
     if missing:  # such kernels would stop this process
@@ -301,25 +297,23 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
 
 def is_unobserved(options: Options) -> bool:
     """Return True if nobody looks at this compile, or at its calls."""
-    looked = options.verify or options.dump_dir is not None or debug_directory() is not None
-    return not (looked or prints_code() or has_listeners() or current_clock() is not None)
+    dumped = options.dump_dir is not None or debug_directory() is not None
+    return not (dumped or prints_code() or has_listeners() or observers_of(options))
 
 
 def _binding(
     gm: fx.GraphModule, name: str, options: Options, trace: Trace
 ) -> Callable[[Mapping[str, Callable[..., None]]], BoxedCall]:
     """Return what makes a callable of a graph's wrapper and its kernels."""
-    device, title = main_device(gm), graph_id(name)
+    device = main_device(gm)
     outside = of_graph(gm, _compile_parts(gm, name, options))
     titles = partial(launch_titles, gm, name, trace.manifest)
-    ranges = Ranges(f"fusec {title}", trace.blobs["statements.json"].decode(), titles)
-    bind = partial(executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges)
-    if options.verify:
-        verification = Verification(gm, name, strict=options.strict)
-        return lambda kernels: verification.around(bind(kernels, watch=verification.watch))
-    recorded = options.cudagraphs and device.type == "cuda"
-    clock = None if recorded else current_clock()
-    return partial(bind, clock=clock.of_graph(title, device) if clock is not None else None)
+    ranges = Ranges(f"fusec {graph_id(name)}", trace.blobs["statements.json"].decode(), titles)
+    asked = [observer.watch_calls(gm, name, options) for observer in observers_of(options)]
+    hooks = [hook for hook in asked if hook is not None]
+    return partial(
+        executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges, hooks=hooks
+    )
 
 
 def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusec.driver.observers import observing
 from fusec.tools.cli import main
-from fusec.tools.report.html.collect import collecting
+from fusec.tools.report.html.collect import Collected
 from fusec.tools.report.watching import watch
 from tests.planted import fail
 
@@ -69,7 +70,7 @@ def test_graphs_of_a_run_are_collected_with_their_times(model: Path) -> None:
 
     torch.compile(step, backend="fusec")(torch.randn(64, 64))  # in the cache
     torch._dynamo.reset()
-    with watch("here") as watched, collecting() as collected:
+    with watch("here") as watched, observing(Collected()) as collected:
         compiled = torch.compile(step, backend="fusec")
         for _ in range(3):
             compiled(torch.randn(64, 64))
@@ -85,7 +86,11 @@ def test_graphs_of_a_run_are_collected_with_their_times(model: Path) -> None:
 
 def test_a_graph_whose_compile_failed_is_drawn_as_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, torch.ops.aten.sin.default, ZeroDivisionError("planted"))
-    with watch("here") as watched, collecting() as collected, pytest.warns(match="planted"):
+    with (
+        watch("here") as watched,
+        observing(Collected()) as collected,
+        pytest.warns(match="planted"),
+    ):
         torch.compile(lambda x: torch.sin(x) * 37, backend="fusec")(torch.randn(8))
     (graph,) = collected.document(watched.seen).graphs
     assert "planted" in graph.problem and not graph.boxes

@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch._dynamo.backends import registry
 
-from fusec.driver.backend import fusec
+from fusec.backend import fusec
 
 LOG = "FUSEC_TORCH_SUITE_LOG"
 """The variable that says where the log is."""

@@ -3,7 +3,7 @@
 Each entry that a process loads or stores (kernels, starts, verdicts) is added to torch's collection
 of artifacts; a collection that is loaded is stored in the cache. Keys contain versions and the
 processor, so that an entry is only found where it is valid. Importing this module registers the
-kind ``fusec``: ``import fusec.driver.backend`` before ``torch.compiler.load_cache_artifacts(...)``.
+kind ``fusec``: ``import fusec.backend`` before ``torch.compiler.load_cache_artifacts(...)``.
 """
 
 from __future__ import annotations

@@ -1,28 +1,43 @@
 """Bind the names that a printed wrapper uses, and return its ``call``.
 
-The wrapper is compiled as a whole. While somebody watches (``verify``, ``fusec.watch``, a profiler)
-its statements are interpreted one by one instead, with hooks around launches (``interpreted``).
+The wrapper is compiled as a whole. While somebody looks inside (``verify``, ``fusec.watch``, a
+profiler) its statements are interpreted one by one instead, with ``CallHooks``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType
 from typing import Any, TypeAlias
 
 import torch
 
-from fusec.runtime.calls.clock import GraphClock
 from fusec.runtime.calls.outside import GraphReferences
 from fusec.runtime.calls.ranges import Hook, Ranges
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Any]
 """Takes the arguments in one list, which it empties, so that memory is freed early."""
-Watch: TypeAlias = Callable[[str | None, Sequence[Any], Sequence[torch.Tensor]], None]
-"""Takes the name of what stored some values, the nodes whose values they are, and the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallHooks:
+    """What an observer of a graph does in its calls.
+
+    Attributes:
+        call: takes the whole call, and returns it with something around it.
+        launch: is put around each launch.
+        stored: is told what a step has stored: the step's name, the nodes whose values these are,
+            and the tensors. The name is None for an eager kernel.
+    """
+
+    call: Callable[[BoxedCall], BoxedCall] | None = None
+    launch: Hook | None = None
+    stored: Callable[[str | None, Sequence[Any], Sequence[torch.Tensor]], None] | None = None
+
 
 _FILE = "<fusec wrapper>"
 
@@ -91,9 +106,8 @@ def bind(
     kernels: Mapping[str, Callable[..., None]],
     outside: GraphReferences,
     device: torch.device,
-    watch: Watch | None = None,
-    clock: GraphClock | None = None,
     ranges: Ranges | None = None,
+    hooks: Sequence[CallHooks] = (),
 ) -> BoxedCall:
     """Return the ``call`` of a printed wrapper.
 
@@ -101,9 +115,8 @@ def bind(
         source: text printed by ``codegen.wrapper``.
         kernels: launchers by kernel name.
         outside: the eager callables and constants of its FX graph.
-        watch: takes the values that each step has stored; needs ``ranges``, as ``clock`` does.
-        clock: times the call and its launches; None outside of ``fusec.watch``.
         ranges: the statements of the call, and their names under a profiler.
+        hooks: of observers, the innermost first; they need ``ranges``.
     """
 
     def on_device(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -132,11 +145,13 @@ def bind(
     }
     if ranges is None:
         return _define(source, namespace)
-    interpret = partial(interpreted, ranges.statements, namespace, watch)
-    timed = () if clock is None else (clock.launch,)
-    call = interpret(timed) if watch or timed else _define(source, namespace)
-    call = ranges.around(call, lambda named: interpret((*timed, named)))
-    return call if clock is None else clock.graph(call)
+    interpret = partial(interpreted, ranges.statements, namespace)
+    inside = any(hook.launch or hook.stored for hook in hooks)
+    call = interpret(hooks) if inside else _define(source, namespace)
+    call = ranges.around(call, lambda named: interpret((*hooks, CallHooks(launch=named))))
+    for hook in hooks:
+        call = call if hook.call is None else hook.call(call)
+    return call
 
 
 def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
@@ -148,30 +163,30 @@ def _define(source: str, namespace: Mapping[str, Any]) -> BoxedCall:
 
 
 def interpreted(
-    statements: str, namespace: Mapping[str, Any], watch: Watch | None, hooks: Sequence[Hook]
+    statements: str, namespace: Mapping[str, Any], hooks: Sequence[CallHooks]
 ) -> BoxedCall:
-    """Return a ``call`` that runs printed statements one by one, with hooks.
+    """Return a ``call`` that runs printed statements one by one, with hooks inside.
 
     Args:
         statements: JSON printed by ``codegen.wrapper``.
-        watch: takes what a step has stored.
-        hooks: put around each launch, in order.
     """
     functions: dict[str, BoxedCall] = {}
     for name, rows in json.loads(statements).items():
-        functions[name] = _interpreted(rows, {**namespace, **functions}, watch, hooks)
+        functions[name] = _interpreted(rows, {**namespace, **functions}, hooks)
     return functions["call"]
 
 
 def _interpreted(
-    rows: Sequence[Any], namespace: Mapping[str, Any], watch: Watch | None, hooks: Sequence[Hook]
+    rows: Sequence[Any], namespace: Mapping[str, Any], hooks: Sequence[CallHooks]
 ) -> BoxedCall:
     steps = []
+    around = [hook.launch for hook in hooks if hook.launch is not None]
+    told = [hook.stored for hook in hooks if hook.stored is not None]
     *statements, (result, *_) = rows
     returned = compile(result, _FILE, "eval")
     for text, launch, kernel, stored in statements:
         run: Callable[..., Any] = exec
-        for hook in hooks if launch else ():
+        for hook in around if launch else ():
             run = hook(launch, run)
         steps.append((compile(text, _FILE, "exec"), run, kernel, stored))
 
@@ -179,8 +194,8 @@ def _interpreted(
         variables = {**namespace, "args": args}
         for code, run, kernel, stored in steps:
             run(code, variables)
-            if stored and watch:
-                watch(kernel, tuple(map(tuple, stored.values())), [variables[v] for v in stored])
+            for tell in told if stored else ():
+                tell(kernel, tuple(map(tuple, stored.values())), [variables[v] for v in stored])
         return eval(returned, variables)
 
     return call

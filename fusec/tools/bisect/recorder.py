@@ -3,7 +3,7 @@
 It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one tells
 where the process was when it died. A fault of the wanted kind ends the program (``Enough``).
 
-    WRONG   compare each kernel with eager (``verification``), each graph with its eager run
+    WRONG   compare each kernel with eager (``tools/verify``), each graph with its eager run
     CRASH   catch an exception of a compile or a launch; the file's reader detects a signal
     SLOWER  time each graph and eager in turn, and each kernel; of the whole program, optimizer
             included, time the steps from one call of a graph to the next
@@ -28,20 +28,20 @@ from torch import fx
 from fusec.driver.backend import compile_one_graph, context_of, splitting
 from fusec.driver.blame import blame
 from fusec.driver.compiler import RECENT, run_eagerly
-from fusec.driver.reference import REFERENCE
+from fusec.driver.observers import AROUND
 from fusec.driver.summary import graph_id
-from fusec.driver.verification import Exact
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.aliasing.overlap import writes_to_shared_memory
 from fusec.frontend.aot.only_eager import only_for_eager
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.options import Options
-from fusec.runtime.calls.clock import Clock, clock_running
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
 from fusec.tools.bisect.slices import kernel_slices, library_slices, node_of, slice_of
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
+from fusec.tools.clock import Clock, clock_running
+from fusec.tools.verify.kernels import Exact
 from fusec.torch_interior import (
     FakeTensor,
     TorchDynamoException,
@@ -296,7 +296,7 @@ class Recorder:
         dynamo: Begun,
         values: Mapping[str, torch.Tensor],
     ) -> Callable[..., Any]:
-        gm.meta.pop(REFERENCE, None)  # graphs are compared here, once kernels agree
+        gm.meta.pop(AROUND, None)  # graphs are compared here, once kernels agree
         graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
         self.tell(graph)
         try:

@@ -31,7 +31,7 @@ SECONDS = 60.0
 _PRELOADED = (
     "torch", "torch._dynamo.convert_frame", "torch._dynamo.variables", "torch._dynamo.eval_frame",
     "torch._functorch.aot_autograd", "torch._inductor.utils",
-    "fusec.driver.backend", "fusec.tools.bisect.trial",
+    "fusec.backend", "fusec.tools.bisect.trial",
 )  # fmt: skip
 """The modules that a compile imports, preloaded by the server."""
 _FILE = "<bisect>"

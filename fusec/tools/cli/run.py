@@ -55,14 +55,16 @@ def run(arguments: argparse.Namespace) -> int:
     report = arguments.output and arguments.output.absolute()
     output = sys.stdout  # the script may replace sys.stdout
     # Local: it imports torch, which a wrong command line shall not wait for.
+    from fusec.driver.observers import observing
     from fusec.tools.report.html import environment, render
-    from fusec.tools.report.html.collect import collecting
+    from fusec.tools.report.html.collect import Collected
     from fusec.tools.report.script import run_script
     from fusec.tools.report.watching import watch
 
     if report is not None:
         environment()  # fails for a missing package before the script runs
-    with watch(path.name) as watched, collecting() if report else nullcontext() as collected:
+    collecting = observing(Collected()) if report else nullcontext()
+    with watch(path.name) as watched, collecting as collected:
         ran = run_script(path, own, every=arguments.all, backend=watched.beside.backend)
     if ran.taken:
         progress(f"{ran.taken} x torch.compile without backend='fusec': compiled by fusec here")

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.driver.backend import fusec
+from fusec.backend import fusec
 from fusec.frontend.fx_passes.dynamo_graph import copied
-from fusec.runtime.calls.clock import Clock
+from fusec.tools.clock import Clock
 from fusec.torch_interior import HigherOrderOperator, compile_id, pytree
 
 SMALL_US = 3000.0
@@ -73,7 +73,7 @@ class Beside:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile a graph of Dynamo as ``fusec.driver.backend.fusec`` does."""
+        """Compile a graph of Dynamo as ``fusec.backend.fusec`` does."""
         eager, number = copied(gm), compile_id()
         compiled = fusec(gm, example_inputs, mode=mode, options=options)
         if not _acts_on_nothing(eager):

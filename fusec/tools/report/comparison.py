@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusec.driver.backend import fusec
+from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.report.arguments import Arguments, Given

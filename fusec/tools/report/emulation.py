@@ -3,8 +3,8 @@
 The model is compiled for a GPU and bound on the CPU: its wrapper runs as it is, eager kernels are
 PyTorch's on the CPU, and each launch is emulated (``fusec/tools/emulator``), so that what one
 kernel stores the next one reads. After each launch its results are compared with eager's, computed
-from the values that the program itself has stored (``verification.py``); in the end all results of
-the call are compared, by the rule of docs/numerics.md. The first fault ends the run.
+from the values that the program itself has stored (``fusec/tools/verify``); in the end all results
+of the call are compared, by the rule of docs/numerics.md. The first fault ends the run.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
@@ -34,7 +34,6 @@ from fusec.driver.compiler import allows_tf32
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.driver.verification import Verification
 from fusec.errors import Unsupported, WrongKernel
 from fusec.options import Options
 from fusec.runtime.calls import executable
@@ -45,6 +44,7 @@ from fusec.tools.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.tools.report.arguments import Given
 from fusec.tools.report.comparison import Comparison, compare, draws_numbers
 from fusec.tools.report.terminal import fitted_table, wrapped
+from fusec.tools.verify.kernels import Verification
 
 SCHEMA = 1
 TARGETS = ("sm_80", "sm_90")
@@ -217,18 +217,16 @@ class Emulator:
     ) -> Callable[[list[Any]], Any]:
         verification = Verification(graph, name, strict=True)
 
-        def watch(kernel: str | None, held: Any, tensors: Any) -> None:
+        def stored(kernel: str | None, held: Any, tensors: Any) -> None:
             try:
-                verification.watch(kernel, held, tensors)
+                verification.stored(kernel, held, tensors)
             except WrongKernel as error:
                 kernels[str(kernel)].problem = str(error)
                 raise
 
         cpu, ranges = torch.device("cpu"), Ranges(name, compiled.statements(), dict)
-        call = executable.bind(
-            compiled.wrapper, kernels, of_graph(graph), cpu, watch=watch, ranges=ranges
-        )
-        return verification.around(call)
+        hooks = replace(verification.hooks(), stored=stored)
+        return executable.bind(compiled.wrapper, kernels, of_graph(graph), cpu, ranges, [hooks])
 
 
 _DRAWN = (

@@ -34,7 +34,7 @@ import torch
 from fusec.driver.summary import ExternSummary, GraphSummary, KernelSummary
 from fusec.errors import UsageError
 from fusec.ir.names import operation_words
-from fusec.runtime.calls.clock import COLLECTION, Lap
+from fusec.tools.clock import COLLECTION, Lap
 from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.ceilings import Ceilings
 from fusec.tools.report.layers import Layers

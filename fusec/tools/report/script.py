@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from fusec.driver.backend import fusec
+from fusec.backend import fusec
 from fusec.options import Options
 
 FAILED = 3

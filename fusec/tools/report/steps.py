@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.profiler import profile
 
-from fusec.runtime.calls.clock import Clock, Lap, Spent
+from fusec.tools.clock import Clock, Lap, Spent
 
 WARMUP = 2
 """Steps that do not count, after everything is compiled."""

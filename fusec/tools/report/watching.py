@@ -3,7 +3,7 @@
 Torch logs its compiles to ``torch.__trace``, for ``tlparse``; fusec logs each of its graphs there,
 too (``fusec/driver/summary.py``). The watcher is one more handler of that logger, so that it sees
 what any tool would, and costs nothing outside of a block. Times at run time are those of
-``runtime/calls/clock.py``.
+``fusec/tools/clock.py``.
 
 Worked example::
 
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fusec.driver.summary import ARTIFACT, GraphSummary
-from fusec.runtime.calls.clock import Clock, clock_running
+from fusec.tools.clock import Clock, clock_running
 from fusec.tools.report.beside import Beside
 from fusec.tools.report.breaks import (
     Break,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from fusec.driver.compiler import LISTENERS
+from fusec.driver.observers import Observer, observing
 from fusec.errors import ModelError
 from fusec.tools.report.eager import EagerCost, count_eager, graph_cost, tensor_bytes
 from fusec.tools.report.observe import new_fake_mode
@@ -87,18 +87,15 @@ def costs_seen_by_the_compiler(
     """Return the cost of eager, as the graphs say that the compiler gets."""
     found: list[EagerCost] = []
 
-    def listen(graph: fx.GraphModule, *_: Any) -> None:
-        found.append(graph_cost(graph))
+    class Costs(Observer):
+        def compiled(self, gm: fx.GraphModule, *_: Any) -> None:
+            found.append(graph_cost(gm))
 
     torch._dynamo.reset()
-    LISTENERS.append(listen)
-    try:
-        with torch.set_grad_enabled(train), warnings.catch_warnings():
-            made = torch.compile(run, backend="fusec")(given)
-            if train:
-                made.sum().backward()
-    finally:
-        LISTENERS.remove(listen)
+    with observing(Costs()), torch.set_grad_enabled(train), warnings.catch_warnings():
+        made = torch.compile(run, backend="fusec")(given)
+        if train:
+            made.sum().backward()
     return found
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fusec.driver.summary import GraphSummary
 from fusec.errors import UsageError
-from fusec.runtime.calls.clock import Clock
+from fusec.tools.clock import Clock
 from fusec.tools.report.profile import Profile, profile_model, profile_of
 from fusec.tools.report.profile_page import profile_page
 from fusec.tools.report.steps import Steps

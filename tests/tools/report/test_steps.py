@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fusec.runtime.calls.clock import Clock, Lap
+from fusec.tools.clock import Clock, Lap
 from fusec.tools.report.steps import OPTIMIZER, Steps
 
 

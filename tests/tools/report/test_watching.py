@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import fusec
+from fusec.driver.observers import OBSERVERS
 from fusec.driver.summary import GraphSummary, KernelSummary
-from fusec.runtime.calls.clock import GraphClock, current_clock
+from fusec.tools.clock import Clock
 from fusec.tools.report.breaks import Place
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
 from fusec.torch_interior import trace_log
@@ -109,12 +110,12 @@ def test_a_graph_that_falls_back_is_the_first_advice(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_of_a_watch_stays_behind() -> None:
-    before = list(trace_log.handlers)
+    before, observers = list(trace_log.handlers), list(OBSERVERS)
     with pytest.raises(ValueError, match="mine"), fusec.watch():
         assert len(trace_log.handlers) == len(before) + 1
         raise ValueError("mine")
     assert trace_log.handlers == before
-    assert current_clock() is None
+    assert observers == OBSERVERS
 
 
 def test_a_mode_with_cuda_graphs_is_timed_on_a_cpu() -> None:
@@ -127,7 +128,7 @@ def test_a_mode_with_cuda_graphs_is_timed_on_a_cpu() -> None:
 
 def test_a_graph_that_nobody_watches_is_not_timed() -> None:
     torch._dynamo.reset()
-    with torch.no_grad(), calls_of(GraphClock.__init__) as clocks:
+    with torch.no_grad(), calls_of(Clock.hooks) as clocks:
         torch.compile(Net(), backend="fusec", options={"strict": True})(torch.randn(8, 64))
     assert not clocks
 

@@ -1,20 +1,20 @@
 """Collect the graphs that a program compiles while it runs, for a report of them.
 
-The compiler passes on each graph (``compiler.LISTENERS``), those from the cache, too. Once the
+The compiler passes on each graph to its observers, those from the cache, too. Once the
 program is done, they are taken through the pipeline once more, which times nothing and runs
 nothing: the result is what ran, as races return their earlier verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from fusec.codegen.targets import find_target
-from fusec.driver.compiler import LISTENERS, target_for
+from fusec.driver.compiler import target_for
+from fusec.driver.observers import Observer
 from fusec.driver.summary import graph_id
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, describe_failure
@@ -29,15 +29,14 @@ from fusec.tools.report.seen import Seen
 from fusec.tools.report.stages import Staged, take_through
 
 
-@dataclass(slots=True)
-class Collected:
+@dataclass(slots=True, eq=False)
+class Collected(Observer):
     """Graphs that were compiled, each with its id and the options of its compile."""
 
     graphs: list[tuple[fx.GraphModule, str, Options]] = field(default_factory=list)
 
-    def add(self, graph: fx.GraphModule, name: str, options: Options) -> None:
-        """Keep a graph that was compiled just now."""
-        self.graphs.append((graph, graph_id(name), options))
+    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
+        self.graphs.append((gm, graph_id(name), options))
 
     def document(self, seen: Seen) -> Document:
         """Return the report of what was collected and seen."""
@@ -52,17 +51,6 @@ class Collected:
         targets = ", ".join(dict.fromkeys(one.target.name for one in staged))
         judged = judge_code(staged, lambda _: None)
         return document_of(seen.what, targets, staged, seen, judged=judged, measured=measured)
-
-
-@contextmanager
-def collecting() -> Iterator[Collected]:
-    """Collect the graphs that are compiled in a block."""
-    collected = Collected()
-    LISTENERS.append(collected.add)
-    try:
-        yield collected
-    finally:
-        LISTENERS.remove(collected.add)
 
 
 def _staged(graph: fx.GraphModule, name: str, options: Options) -> Staged:

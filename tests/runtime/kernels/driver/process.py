@@ -36,11 +36,11 @@ from fusec.driver.pipeline import manifest
 from fusec.driver.summary import GraphSummary, summarize
 from fusec.options import Options
 from fusec.runtime.calls import executable
-from fusec.runtime.calls.clock import Clock
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.kernels import triton_kernel
 from fusec.runtime.kernels.triton_kernel import TritonKernel, TritonSource
+from fusec.tools.clock import Clock
 from fusec.tools.report.observe import observe
 from fusec.tools.report.profile import profile_of
 from fusec.tools.report.stages import take_through
@@ -204,8 +204,8 @@ def bound(
             kernels,
             of_graph(one.graph),
             cpu,
-            clock=clock.of_graph(summary.id, torch.device("cuda", DEVICE)) if clock else None,
-            ranges=Ranges(summary.id, made.compiled.statements(), dict),
+            Ranges(summary.id, made.compiled.statements(), dict),
+            [clock.hooks(summary.id, torch.device("cuda", DEVICE))] if clock else [],
         )
         found.append(Bound(one.name, call, one.graph, summary))
     return found

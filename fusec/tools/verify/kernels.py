@@ -3,7 +3,7 @@
 The statements of a verified graph's wrapper are interpreted (``runtime/calls/executable.py``), and
 what each has stored is reported as soon as it has run::
 
-    watch("k0", (("add", None), ("gelu", None)), (add, gelu))
+    stored("k0", (("add", None), ("gelu", None)), (add, gelu))
 
 Here the same FX nodes are computed by their eager kernels, from the nearest values that the program
 itself has stored before: so an error does not propagate to later kernels, and the first kernel that
@@ -38,7 +38,7 @@ from torch import fx
 from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
-from fusec.runtime.calls.executable import BoxedCall
+from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from fusec.runtime.race.agreement import disagreement
 from fusec.torch_interior import pytree, trace_artifact
 
@@ -150,6 +150,10 @@ class Verification:
         self.tally = Tally.begin(name)
         self.local = threading.local()
 
+    def hooks(self) -> CallHooks:
+        """Return what is called in each call of the graph."""
+        return CallHooks(call=self.around, stored=self.stored)
+
     def around(self, call: BoxedCall) -> BoxedCall:
         """Return a boxed callable that remembers the arguments of each call of a wrapper."""
 
@@ -168,7 +172,7 @@ class Verification:
 
         return boxed
 
-    def watch(
+    def stored(
         self, kernel: str | None, held: Sequence[NodeResult], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Compare the values that a launch has stored; with None, keep an eager kernel's results.

@@ -1,10 +1,10 @@
 """Measure the seconds of kernels, eager kernels and whole graphs while a program runs.
 
-If a clock is active, ``bind`` interprets the statements of a printed wrapper, with the clock as a
-hook around each launch. Only ``fusec.watch`` activates one, so that other programs run the wrapper
-as it is. On a CPU the clock is read around each launch. On a GPU, where launches return at once, a
-pair of events is recorded around each of the first ones, and the others count as their mean. Where
-the device waits for the host, such a pair includes the host's time.
+A clock is an observer: the statements of a graph that is compiled while it runs are interpreted,
+with the clock as a hook around each launch. On a CPU the clock is read around each launch. On a
+GPU, where launches return at once, a pair of events is recorded around each of the first ones, and
+the others count as their mean. Where the device waits for the host, such a pair includes the host's
+time.
 
 Python may collect garbage at any allocation, so in the midst of any launch. That time is subtracted
 from the launch and has a name of its own, ``COLLECTION``. Collections during a compile count as
@@ -18,10 +18,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
+from torch import fx
 
+from fusec.driver.observers import Observer, observing
+from fusec.driver.summary import graph_id
+from fusec.frontend.capture import main_device
+from fusec.options import Options
+from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from fusec.runtime.interior import is_compiling
 
 _COSTED = 200
@@ -32,9 +38,6 @@ _TIMED_CALLS = 200
 
 COLLECTION = ("", "gc")
 """The key of Python's garbage collections in ``Clock.spent``."""
-
-Around: TypeAlias = "Callable[[Callable[..., Any], Spent, Spent], Callable[..., Any]]"
-"""(call, its total, the total of garbage collections) -> the call with timing."""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Lap:
     compiled: bool = False
 
 
-class Clock:
+class Clock(Observer):
     """Times by graph and by the name of the launch; the launch "" is the whole graph.
 
     Attributes:
@@ -117,10 +120,29 @@ class Clock:
             timed()
         return (time.perf_counter() - start) / _COSTED * 1e6
 
-    def of_graph(self, graph: str, device: torch.device) -> GraphClock:
-        """Return the clock of one graph's launches."""
+    def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
+        device = main_device(gm)
+        recorded = options.cudagraphs and device.type == "cuda"
+        return None if recorded or options.verify else self.hooks(graph_id(name), device)
+
+    def hooks(self, graph: str, device: torch.device) -> CallHooks:
+        """Return what times a graph's launches by their names, and its calls by the name ""."""
         self._devices.append(device.type)
-        return GraphClock(self, graph, _on_gpu if device.type == "cuda" else _on_cpu)
+        timing = _on_gpu if device.type == "cuda" else _on_cpu
+
+        def launch(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            return timing(call, self.spent.setdefault((graph, name), Spent()), self.collected)
+
+        def around(call: BoxedCall) -> BoxedCall:
+            timed = launch("", call)
+
+            def run(args: list[Any]) -> Any:
+                self.at_graph(graph)
+                return timed(args)
+
+            return run
+
+        return CallHooks(around, launch)
 
     def totals(self, graph: str) -> Mapping[str, tuple[int, float]]:
         """Return (calls, seconds) of everything that a graph launched, by name."""
@@ -145,47 +167,16 @@ class Clock:
         return {key: (s.calls, s.total()) for key, s in list(self.spent.items())}
 
 
-class GraphClock:
-    """Times the launches of a wrapper by their names, and the whole wrapper."""
-
-    def __init__(self, clock: Clock, graph: str, around: Around) -> None:
-        self._clock, self._graph, self._around = clock, graph, around
-
-    def graph(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the wrapper, timed under the name ""."""
-        timed = self.launch("", call)
-
-        def run(args: list[Any]) -> Any:
-            self._clock.at_graph(self._graph)
-            return timed(args)
-
-        return run
-
-    def launch(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a launch, timed under its name."""
-        spent = self._clock.spent.setdefault((self._graph, name), Spent())
-        return self._around(call, spent, self._clock.collected)
-
-
-_clocks: list[Clock] = []
-
-
-def current_clock() -> Clock | None:
-    """Return the innermost clock that runs, for graphs to be timed by, or None."""
-    return _clocks[-1] if _clocks else None
-
-
 @contextmanager
 def clock_running() -> Iterator[Clock]:
     """Time the graphs that are compiled in this block, as long as they live."""
     clock = Clock()
-    _clocks.append(clock)
     gc.callbacks.append(clock.at_collection)
     try:
-        yield clock
+        with observing(clock):
+            yield clock
     finally:
         gc.callbacks.remove(clock.at_collection)
-        _clocks.remove(clock)
 
 
 def _on_cpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callable[..., Any]:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusec.driver import verification
 from fusec.errors import WrongKernel
 from fusec.runtime.calls import executable
+from fusec.tools.verify import kernels
 from tests.planted import plant
 from tests.support import seeded, tune, values
 from tests.verdicts import decide_products
@@ -115,7 +115,7 @@ def test_a_wrong_kernel_is_named_with_its_line_and_its_readers_are_not(faulty):
 
 
 def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(faulty, capsys):
-    tallies = verification._tallies
+    tallies = kernels._tallies
     tallies.clear()
     x, w = values(8, 16), values(16, 4)
     call = compiled()
@@ -123,21 +123,21 @@ def test_at_its_end_a_process_says_what_agreed_and_how_often_a_kernel_was_off(fa
         warnings.simplefilter("ignore")
         for _ in range(3):
             call(x, w)
-    verification.tell_at_exit()
+    kernels.tell_at_exit()
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "fusec: verified: 3 results of 1 kernels agree with eager",
         "fusec: verified: kernel k0 of graph 'inference' was off in tanh: 3 of its calls",
     ]
     tallies[0].left_out = 2
-    assert ", 2 left out (" in verification.summary(tallies)[0]
-    assert verification.summary([]) == []
+    assert ", 2 left out (" in kernels.summary(tallies)[0]
+    assert kernels.summary([]) == []
 
 
 def test_the_place_that_is_named_is_not_one_where_both_are_nan_or_infinite():
     eager = torch.tensor([torch.nan, torch.inf, torch.nan, 1.0])
     found = torch.tensor([torch.nan, torch.inf, 3.0, 2.0])
-    said = verification.place_of(found, eager, found.double)
+    said = kernels.place_of(found, eager, found.double)
     assert said == "; at (2,): 3, eager nan, fp64 3"
 
 

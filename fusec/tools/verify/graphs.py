@@ -1,6 +1,6 @@
 """Compare whole graphs with eager at run time (``verify``): results, writes, gradients, strides.
 
-``verification.py`` compares kernels with the FX graph that they were compiled from. That graph may
+``kernels.py`` compares kernels with the FX graph that they were compiled from. That graph may
 be wrong itself: by a rewrite, or by the partition, whose backward may recompute a value from memory
 that the forward has overwritten since. So the graph that AOTAutograd hands over is kept as it came,
 forward and backward in one (after ``JOINT`` only if it draws random numbers, because fusec's differ
@@ -28,18 +28,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.driver.verification import Exact, Tally, copy_of, kernels_are_off, place_of
 from fusec.errors import WrongGraph
 from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_ranks
-from fusec.frontend.origin import op_name, origin_of
+from fusec.frontend.origin import input_names, op_name, origin_of
+from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.race.agreement import disagreement
+from fusec.tools.verify.kernels import Exact, Tally, copy_of, kernels_are_off, place_of
 from fusec.torch_interior import FakeTensor, fake_mode
 
 logger = logging.getLogger("fusec.verify.graphs")
 
-REFERENCE = "fusec_reference"
-"""The key of a graph's reference in its ``meta``."""
 _CALLS = 8
 """Forwards that are kept until their backwards run, at most: each has copies of its inputs."""
 _ROUNDINGS = 16
@@ -83,6 +82,19 @@ class _PureSlice:
         return made
 
 
+def reference_of(
+    traced: fx.GraphModule,
+    rewritten: fx.GraphModule,
+    outputs: int | None,
+    names: Sequence[str],
+    options: Options,
+) -> Reference:
+    """Return the reference of a trace; arguments as of ``Observer.watch_trace``."""
+    own_draws = not options.fallback_random and _draws(traced)
+    gm = rewritten if own_draws else traced
+    return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
+
+
 class Reference:
     """A graph as AOTAutograd made it, and its forward calls whose backwards have not run yet.
 
@@ -103,7 +115,7 @@ class Reference:
     ) -> None:
         self.outputs, self.strict = outputs, strict
         self.reason = _why_left_out(gm.graph)
-        self.draws = draws_random_numbers_in(gm)
+        self.draws = _draws(gm)
         if not self.reason:
             self.forward = _forward_of(gm, outputs, names)
             self.backward = None if outputs is None else _backward_of(gm, outputs, names)
@@ -296,7 +308,7 @@ def _asserts(node: fx.Node) -> bool:
     return "assert" in op_name(node.target) or "sym_constrain" in op_name(node.target)
 
 
-def draws_random_numbers_in(gm: fx.GraphModule) -> bool:
+def _draws(gm: fx.GraphModule) -> bool:
     """Return True if a graph draws random numbers."""
     return any(draws_random_numbers(node.target) for node in gm.graph.nodes)
 

@@ -11,23 +11,24 @@ import pytest
 import torch
 from torch import fx
 
-from fusec.runtime.calls.clock import COLLECTION, Clock, clock_running, current_clock
+from fusec.driver.observers import OBSERVERS
+from fusec.tools.clock import COLLECTION, Clock, clock_running
 
 CPU = torch.device("cpu")
 
 
 def test_there_is_a_clock_only_while_somebody_watches() -> None:
-    assert current_clock() is None
+    before = list(OBSERVERS)
     with clock_running() as outer:
         with clock_running() as inner:
-            assert current_clock() is inner
-        assert current_clock() is outer
-    assert current_clock() is None
+            assert [*before, outer, inner] == OBSERVERS
+        assert [*before, outer] == OBSERVERS
+    assert before == OBSERVERS
 
 
 def test_launches_are_timed_by_their_names() -> None:
     clock = Clock()
-    graph = clock.of_graph("forward 0/0", CPU)
+    graph = clock.hooks("forward 0/0", CPU)
 
     k0, mm, mm_1 = (graph.launch(name, add) for name in ("k0", "mm", "mm_1"))
 
@@ -35,7 +36,7 @@ def test_launches_are_timed_by_their_names() -> None:
         k0(0)
         return mm_1(mm(args[0]), 1)
 
-    call: Callable[[list[Any]], Any] = graph.graph(wrapper)
+    call: Callable[[list[Any]], Any] = graph.call(wrapper)
     assert [call([n]) for n in range(3)] == [2, 3, 4]
     totals = clock.totals("forward 0/0")
     assert {name: calls for name, (calls, _) in totals.items()} == {
@@ -55,15 +56,15 @@ def test_a_lap_is_what_was_spent_since_the_last() -> None:
     clock = Clock()
     begun: list[str] = []
     clock.at_graph = begun.append
-    graph = clock.of_graph("forward 0/0", CPU)
-    call = graph.graph(lambda args: graph.launch("k0", add)(args[0]))
+    graph = clock.hooks("forward 0/0", CPU)
+    call = graph.call(lambda args: graph.launch("k0", add)(args[0]))
     call([1])
     first = clock.lap()
     assert first.compiled and first.spent[("forward 0/0", "k0")][0] == 1
     assert first.seconds >= first.spent[("forward 0/0", "")][1]
     call([1])
     call([2])
-    clock.of_graph("backward 0/0", CPU)
+    clock.hooks("backward 0/0", CPU)
     second = clock.lap()
     assert second.compiled and second.spent[("forward 0/0", "k0")][0] == 2
     assert clock.lap().spent == {}
@@ -78,7 +79,7 @@ def test_a_call_that_raises_is_counted_and_raises() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        clock.of_graph("g", CPU).launch("k0", fail)()
+        clock.hooks("g", CPU).launch("k0", fail)()
     assert clock.totals("g")["k0"][0] == 1
     assert clock.totals("another") == {}
 
@@ -91,8 +92,8 @@ def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
     with clock_running() as clock:
         gc.callbacks.append(slow)  # behind the clock's own: within what that times
         try:
-            graph = clock.of_graph("forward 0/0", CPU)
-            graph.graph(lambda args: graph.launch(name, gc.collect)())([])
+            graph = clock.hooks("forward 0/0", CPU)
+            graph.call(lambda args: graph.launch(name, gc.collect)())([])
         finally:
             gc.callbacks.remove(slow)
     totals = clock.totals("forward 0/0")

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fusec.driver import partition, reference
+from fusec.driver import partition
 from fusec.errors import WrongGraph
 from fusec.passes.stage import Observe
+from fusec.tools.verify import graphs
 from tests.planted import after, observed
 from tests.support import seeded, values
 
@@ -121,7 +122,7 @@ def test_a_backward_that_reads_what_the_forward_wrote_is_found(no_snapshots):
         step(Codebook(), ROWS)
     text = str(found.value)
     assert "graph 'backward'" in text
-    assert "test_reference.py:" in text
+    assert "test_graphs.py:" in text
     assert "fusec bisect --wrong" in text
 
 
@@ -167,4 +168,4 @@ def test_a_graph_with_effects_is_left_out(caplog):
     tell.register_fake(lambda x: None)
     gm = fx.symbolic_trace(lambda x: (tell(x), x.sin())[1:])
     with caplog.at_level(logging.INFO, LOGGER), warnings.catch_warnings():
-        assert reference.Reference(gm, None, {}, strict=True).reason.endswith("has effects")
+        assert graphs.Reference(gm, None, {}, strict=True).reason.endswith("has effects")

@@ -1,0 +1,86 @@
+"""Observers: who looks at the graphs that are compiled, and at their calls.
+
+Tools put an observer in a list, and each compile asks those that look at graphs of its options. So
+the compiler knows no tool, and does nothing for one where nobody looks. In the order of a compile::
+
+    watch_trace(traced, rewritten, ...)    of what AOTAutograd traced: a function around its calls
+    watch_calls(gm, name, options)         of a graph that is bound: hooks in and around its calls
+    compiled(gm, name, options)         of a graph whose compile has ended
+
+Worked example::
+
+    with observing(Clock()) as clock:
+        model(x)
+    print(clock.totals("inference 0/0"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
+
+from torch import fx
+
+from fusec.options import Options
+from fusec.runtime.calls.executable import BoxedCall, CallHooks
+
+AROUND = "fusec_around"
+"""The key of what ``watch_trace`` has returned for a graph, in its ``meta``."""
+
+Around: TypeAlias = Callable[[BoxedCall, fx.GraphModule, str], BoxedCall]
+"""(the call of a compiled graph, the graph, its name) -> the call with something around it."""
+
+
+class Observer:
+    """Looks at graphs; a kind of observer defines the methods that it needs."""
+
+    def looks(self, options: Options) -> bool:
+        """Return True if it looks at graphs that are compiled with these options."""
+        return True
+
+    def watch_trace(
+        self,
+        traced: fx.GraphModule,
+        rewritten: fx.GraphModule,
+        outputs: int | None,
+        names: Sequence[str],
+        options: Options,
+    ) -> Around | None:
+        """Return what is put around each call of the graphs that are compiled from a trace.
+
+        Args:
+            traced: a copy of AOTAutograd's graph as it came: of forward and backward, or inference.
+            rewritten: the graph that is compiled in its place, or cut in two.
+            outputs: how many of its results are the forward's; None: all.
+            names: the program's names of the inputs of Dynamo's graph, in order.
+        """
+        return None
+
+    def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
+        """Return what is called in and around each call of a compiled graph."""
+        return None
+
+    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
+        """Take a graph that was compiled just now, or whose compile failed."""
+
+
+OBSERVERS: list[Observer] = []
+"""All observers of this process."""
+
+Some = TypeVar("Some", bound=Observer)
+
+
+def observers_of(options: Options) -> list[Observer]:
+    """Return the observers that look at graphs compiled with these options."""
+    return [observer for observer in OBSERVERS if observer.looks(options)]
+
+
+@contextmanager
+def observing(observer: Some) -> Iterator[Some]:
+    """Let an observer look at the graphs that are compiled in a block."""
+    OBSERVERS.append(observer)
+    try:
+        yield observer
+    finally:
+        OBSERVERS.remove(observer)

@@ -1,0 +1,42 @@
+"""``options={"verify": True}``: compare kernels and whole graphs with eager while a program runs.
+
+``import fusec.backend`` puts the verifier among the compiler's observers. What compares is imported
+once a compile asks for it: kernels in ``kernels.py``, whole graphs in ``graphs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from fusec.driver.observers import OBSERVERS, Around, Observer
+from fusec.options import Options
+from fusec.runtime.calls.executable import CallHooks
+
+
+class Verifier(Observer):
+    """Looks at graphs whose options have ``verify``."""
+
+    def looks(self, options: Options) -> bool:
+        return options.verify
+
+    def watch_trace(
+        self,
+        traced: fx.GraphModule,
+        rewritten: fx.GraphModule,
+        outputs: int | None,
+        names: Sequence[str],
+        options: Options,
+    ) -> Around | None:
+        from fusec.tools.verify.graphs import reference_of  # local: only under `verify`
+
+        return reference_of(traced, rewritten, outputs, names, options).around
+
+    def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
+        from fusec.tools.verify.kernels import Verification  # local, as above
+
+        return Verification(gm, name, strict=options.strict).hooks()
+
+
+OBSERVERS.append(Verifier())

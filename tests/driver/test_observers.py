@@ -1,0 +1,91 @@
+"""Observers are asked at each compile that they look at, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusec.driver.observers import OBSERVERS, Around, Observer, observers_of, observing
+from fusec.options import Options
+from fusec.runtime.calls.executable import BoxedCall, CallHooks
+from tests.support import values
+
+
+class Log(Observer):
+    """Looks at graphs without a cache, and notes what it is asked and what is called."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def looks(self, options: Options) -> bool:
+        return not options.cache
+
+    def noting(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.said.append(what)
+            return call(*args)
+
+        return run
+
+    def watch_trace(
+        self,
+        traced: fx.GraphModule,
+        rewritten: fx.GraphModule,
+        outputs: int | None,
+        names: Sequence[str],
+        options: Options,
+    ) -> Around:
+        self.said.append(f"traced with {outputs} outputs, of {', '.join(names)}")
+
+        def around(call: BoxedCall, gm: fx.GraphModule, name: str) -> BoxedCall:
+            return self.noting(f"call of the trace's {name}", call)
+
+        return around
+
+    def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks:
+        self.said.append(f"bound {name}")
+        return CallHooks(
+            lambda call: self.noting(f"call of {name}", call),
+            lambda launch, call: self.noting(f"launch of {launch}", call),
+        )
+
+    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
+        self.said.append(f"compiled {name}")
+
+
+def said(*, cache: bool, strict: bool = True) -> list[str]:
+    torch._dynamo.reset()
+    with observing(Log()) as log:
+        options = {"cache": cache, "strict": strict}
+        compiled = torch.compile(lambda x: x.sin() * 2, backend="fusec", options=options)
+        compiled(values(4, 3).requires_grad_()).sum().backward()
+    assert log not in OBSERVERS
+    return log.said
+
+
+def test_an_observer_is_asked_in_the_order_of_a_compile() -> None:
+    assert said(cache=False) == [
+        "traced with 1 outputs, of x",
+        "bound forward",
+        "compiled forward",
+        "call of the trace's forward",
+        "call of forward",
+        "launch of k0",
+        "bound backward",
+        "compiled backward",
+        "call of the trace's backward",
+        "call of backward",
+        "launch of k0",
+    ]
+
+
+def test_one_that_does_not_look_at_a_compile_is_not_asked() -> None:
+    assert said(cache=True) == []
+
+
+def test_verify_is_an_observer_of_its_own_compiles_alone() -> None:
+    assert observers_of(Options.from_compile(None, {"verify": False})) == []
+    assert len(observers_of(Options.from_compile(None, {"verify": True}))) == 1
