@@ -34,8 +34,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
-from torch._logging import getArtifactLogger as artifact_logger
-from torch._logging import trace_structured
+from torch._logging import getArtifactLogger, trace_structured
 from torch._logging.structured import INTERN_TABLE
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
@@ -90,7 +89,6 @@ __all__ = [
     "TorchDynamoException",
     "TracingContext",
     "TransformGetItemToIndex",
-    "artifact_logger",
     "autograd_function_apply",
     "compile_id",
     "compile_numbers",
@@ -340,6 +338,15 @@ def forgetting_code() -> Iterator[None]:
 trace_log = logging.getLogger("torch.__trace")
 """The logger behind ``TORCH_TRACE``. It never propagates; a handler gets each record's ``metadata``
 and ``payload``."""
+
+
+code_log = getArtifactLogger("torch.fusec", "output_code")
+"""A child of ``torch``, whose handler prints the artifacts that TORCH_LOGS names."""
+
+
+def prints_code() -> bool:
+    """Return True under ``TORCH_LOGS=output_code``."""
+    return code_log.isEnabledFor(logging.DEBUG)
 
 
 def traces() -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fusec.backend  # noqa: F401  its observers, as in programs
 from fusec.tools.verify import kernels
 from fusec.torch_interior import trace_log
 from tests import quick_build

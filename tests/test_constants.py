@@ -50,7 +50,6 @@ DEFINITIONS = {
         "ir/scalar": {"CHECKED"},
     },
     "the length of a text, or of what is told": {
-        "driver/summary": {"_SHOWN_EXTERNS"},
         "frontend/aot/recompiles": {"FEW"},
         "frontend/origin": {"_LINE_LIMIT"},
         "ir/names": {"LONGEST_FUNCTION", "SHOWN_OPERATIONS"},

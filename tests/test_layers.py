@@ -24,7 +24,7 @@ FUNCTION_CEILING = 60
 FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
-WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.summary"}
+WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.launches"}
 WHOLE |= {"driver.observers"}
 
 LAYERS: dict[str, set[str]] = {
@@ -45,8 +45,8 @@ LAYERS: dict[str, set[str]] = {
     "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
-    "driver.summary": FOUNDATION | {"driver.trace", "ir", "frontend", "torch_interior"},
-    "driver.observers": {"options", "runtime"},
+    "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
+    "driver.observers": {"options", "runtime", "driver.pipeline", "driver.trace"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
@@ -75,19 +75,21 @@ LAYERS: dict[str, set[str]] = {
     "tools": set(),
     "tools.interpreter": {"errors", "ir"},
     "tools.verify": FOUNDATION | {"frontend", "runtime", "torch_interior", "driver.observers"},
-    "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.observers", "driver.summary"},
+    "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.launches", "driver.observers"},
+    "tools.multiplied": {"frontend", "torch_interior"},
+    "tools.summary": WHOLE | {"tools.multiplied"},
     "tools.static_checks": COMPILER | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.dumps", "driver.backend"}
-    | {"tools.clock", "tools.emulator", "tools.static_checks", "tools.verify"},
+    | {"tools.clock", "tools.emulator", "tools.static_checks", "tools.summary", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
     | {"tools.clock", "tools.interpreter", "tools.verify", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
     | {"tools.emulator", "archive", ""},
-    "backend": {"driver.backend", "export", "tools.verify", "torch_interior"},
+    "backend": {"driver.backend", "export", "tools.summary", "tools.verify", "torch_interior"},
     "": {"driver.backend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }

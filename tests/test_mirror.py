@@ -81,6 +81,7 @@ ELSEWHERE = {
     "export/size_formulas": "export/test_building",
     # What every compile runs through.
     "driver/build": "runtime/cache/test_store",
+    "driver/launches": "runtime/calls/test_ranges",
     "driver/compiler": "runtime/cache/test_store",
     "driver/dumps": "tools/test_cli",
     "driver/pipeline": "driver/test_stages",

@@ -28,7 +28,6 @@ from fusec.driver.observers import AROUND, Around, observers_of
 from fusec.driver.partition import Joint
 from fusec.driver.splitting import SplittingCompiler
 from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, CompileContext
-from fusec.driver.summary import announce
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import FusecError, Unsupported, what_helps
@@ -109,7 +108,7 @@ def fusec(
             raise
         explain_fallback("a graph, forward and backward,", error)
         return gm.forward
-    tell_kept(split)
+    tell_kept(split, chosen)
     return call
 
 
@@ -129,7 +128,7 @@ def splitting(compile_one: Callable[..., Any], context: CompileContext) -> Split
     return SplittingCompiler(compile_part, try_part)
 
 
-def tell_kept(split: SplittingCompiler) -> None:
+def tell_kept(split: SplittingCompiler, options: Options) -> None:
     """Log and record the operations that run between compiled parts."""
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
@@ -137,7 +136,8 @@ def tell_kept(split: SplittingCompiler) -> None:
         said = f"Unsupported: torch does not trace it: {reason}"
         RECENT.append(Trace(f"of {kept.op}", problem=said))
         logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
-        announce(kept.part, RECENT[-1])
+        for observer in observers_of(options):
+            observer.kept(kept.part, options, RECENT[-1])
 
 
 def start(

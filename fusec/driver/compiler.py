@@ -32,24 +32,16 @@ from fusec.driver.contests import (
     product_contest,
 )
 from fusec.driver.dumps import process_dump, stage_files
+from fusec.driver.launches import graph_id, launch_titles
 from fusec.driver.observers import observers_of
 from fusec.driver.pipeline import (
     Compiled,
     compile_to_source,
     kernel_rows,
     manifest,
-    print_code,
 )
 from fusec.driver.race import NewContest, RaceJudge, Races
 from fusec.driver.stages import CompileContext
-from fusec.driver.summary import (
-    announce,
-    announce_code,
-    graph_id,
-    has_listeners,
-    launch_titles,
-    prints_code,
-)
 from fusec.driver.trace import Trace
 from fusec.errors import (
     EnvironmentProblem,
@@ -67,7 +59,6 @@ from fusec.frontend.origin import model_name
 from fusec.frontend.parts import find_parts, traced_strides
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import all_launches
-from fusec.ir.text import print_schedule
 from fusec.options import Options
 from fusec.runtime.cache.entry import ABOUT
 from fusec.runtime.cache.store import fingerprint, open_cache
@@ -92,6 +83,7 @@ from fusec.torch_interior import (
     compile_phase,
     debug_directory,
     keep_versions,
+    prints_code,
     traces_code,
 )
 
@@ -136,9 +128,8 @@ def compile_graph(
     if asked is not None and options.dump_dir is None:
         options = replace(options, dump_dir=str(Path(asked, "fusec")))
     call = _or_eagerly(partial(_compile, gm, name, options, trace), gm, options, trace)
-    announce(gm, trace)
     for observer in observers_of(options):
-        observer.compiled(gm, name, options)
+        observer.compiled(gm, options, trace)
     return call
 
 
@@ -253,7 +244,7 @@ def _begin_entry(
         blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
     if blobs is not None and traces_code():
-        _announce_cached(gm, name, target, options)
+        _tell_cached_code(gm, name, target, options)
     if blobs is not None:
         trace.blobs = blobs
         return blobs
@@ -298,7 +289,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
 def is_unobserved(options: Options) -> bool:
     """Return True if nobody looks at this compile, or at its calls."""
     dumped = options.dump_dir is not None or debug_directory() is not None
-    return not (dumped or prints_code() or has_listeners() or observers_of(options))
+    return not (dumped or observers_of(options))
 
 
 def _binding(
@@ -450,7 +441,7 @@ def _generate(
     """Return what a graph's entry says of its kernels, and what builds these."""
     trace.texts = trace.texts or options.dump_dir is not None
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
-    _announce_code(name, compiled)
+    _tell_code(name, compiled, options)
     if options.dump_dir is not None:
         try:
             files = stage_files(trace.records, target.language)
@@ -471,17 +462,17 @@ def _generate(
     return blobs, partial(BUILDS[target.language], compiled, target.name, options)
 
 
-def _announce_code(name: str, compiled: Compiled) -> None:
-    notation = partial(print_schedule, compiled.schedule)
-    announce_code(name, partial(print_code, compiled), notation, compiled.decisions)
+def _tell_code(name: str, compiled: Compiled, options: Options) -> None:
+    for observer in observers_of(options):
+        observer.generated(name, compiled)
 
 
-def _announce_cached(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
+def _tell_cached_code(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
     """Tell torch's trace what the code of a graph in the cache is: an entry has no text of it."""
     try:
         untimed = replace(options, race_budget_s=0.0)
         context = context_for(gm, target, untimed, Trace(name))
-        _announce_code(name, compile_to_source(gm, context))
+        _tell_code(name, compile_to_source(gm, context), options)
     except Exception:  # the program has its kernels
         logger.debug("no code of %s for the trace", name, exc_info=True)
 

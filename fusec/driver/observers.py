@@ -3,9 +3,11 @@
 Tools put an observer in a list, and each compile asks those that look at graphs of its options. So
 the compiler knows no tool, and does nothing for one where nobody looks. In the order of a compile::
 
-    watch_trace(traced, rewritten, ...)    of what AOTAutograd traced: a function around its calls
-    watch_calls(gm, name, options)         of a graph that is bound: hooks in and around its calls
-    compiled(gm, name, options)         of a graph whose compile has ended
+    watch_trace     what AOTAutograd traced: returns a function around its calls
+    generated       a graph's code
+    watch_calls     a graph that is bound: returns hooks in and around its calls
+    compiled        a graph whose compile has ended, or failed
+    kept            what runs as PyTorch runs it, between compiled graphs
 
 Worked example::
 
@@ -22,6 +24,8 @@ from typing import TypeAlias, TypeVar
 
 from torch import fx
 
+from fusec.driver.pipeline import Compiled
+from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 
@@ -57,12 +61,18 @@ class Observer:
         """
         return None
 
+    def generated(self, name: str, compiled: Compiled) -> None:
+        """Take the code of a graph; of one in the cache only if torch's trace asks for it."""
+
     def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
         """Return what is called in and around each call of a compiled graph."""
         return None
 
-    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
-        """Take a graph that was compiled just now, or whose compile failed."""
+    def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
+        """Take a graph whose compile has ended; the trace has its name, and why it failed."""
+
+    def kept(self, part: fx.GraphModule, options: Options, trace: Trace) -> None:
+        """Take a part of Dynamo's graph that runs as PyTorch runs it, between compiled ones."""
 
 
 OBSERVERS: list[Observer] = []

@@ -22,15 +22,22 @@ from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.host.table import print_blocks
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
+from fusec.driver.launches import describe_launches
 from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
-from fusec.driver.summary import facts, launched_externs
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import NodeOfBuffer
-from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, all_launches
+from fusec.ir.graph import (
+    FlatKernel,
+    ForeachKernel,
+    Kernel,
+    Schedule,
+    all_launches,
+    launched_externs,
+)
 from fusec.ir.host import HostProgram, overlaid
 from fusec.ir.machine import Machine
 from fusec.ir.names import function_name
@@ -265,11 +272,6 @@ def _parts(compiled: Compiled, most: int, least_text: int) -> list[list[str]]:
     return [sorted(part, key=lambda name: order[name]) for part in parts]
 
 
-def print_code(compiled: Compiled) -> str:
-    """Return everything that was generated for a graph: its kernels and the wrapper around them."""
-    return "\n\n".join([*(compiled.sources[k] for k in compiled.distinct), compiled.wrapper])
-
-
 def manifest(compiled: Compiled, machine: Machine) -> bytes:
     """Return the cache entry's description of its kernels, as JSON.
 
@@ -280,7 +282,7 @@ def manifest(compiled: Compiled, machine: Machine) -> bytes:
     work = {launch: asdict(work_of(launch, machine)) for launch in launches}
     described = {
         "kernels": kernel_rows(compiled),
-        "summary": facts(compiled.schedule, compiled.code, work),
+        "summary": describe_launches(compiled.schedule, compiled.code, work),
         "taken": wrapper.taken(compiled.host),
     }
     return json.dumps(described, sort_keys=True).encode()

@@ -24,8 +24,8 @@ from torch import fx
 
 from fusec.driver.aot_metadata import NoConvention, convention_of
 from fusec.driver.compiler import bind_stored, is_unobserved, salt_of
+from fusec.driver.launches import launch_titles
 from fusec.driver.stages import CompileContext
-from fusec.driver.summary import launch_titles
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory
 from fusec.frontend.capture import main_device

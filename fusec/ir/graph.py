@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NewType, TypeAlias
 
@@ -468,10 +468,18 @@ def all_kernels(schedule: Schedule) -> tuple[Kernel, ...]:
 
 def all_launches(schedule: Schedule) -> tuple[Kernel | ForeachKernel, ...]:
     """Return all kernels and foreach kernels of a schedule, including those inside row loops."""
-    found: list[Kernel | ForeachKernel] = []
+    return tuple(s for s in _all_steps(schedule) if isinstance(s, Kernel | ForeachKernel))
+
+
+def launched_externs(schedule: Schedule) -> tuple[Extern, ...]:
+    """Return the calls of eager kernels of a schedule, including those inside row loops."""
+    return tuple(s for s in _all_steps(schedule) if isinstance(s, Extern) and s.is_launch)
+
+
+def _all_steps(schedule: Schedule) -> Iterator[Step]:
+    """Yield the steps of a schedule, and those of the bodies in the place of row loops."""
     for step in schedule.steps:
         if isinstance(step, RowLoop):
-            found.extend(all_launches(step.schedule))
-        elif isinstance(step, Kernel | ForeachKernel):
-            found.append(step)
-    return tuple(found)
+            yield from _all_steps(step.schedule)
+        else:
+            yield step

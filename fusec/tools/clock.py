@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.driver.launches import graph_id
 from fusec.driver.observers import Observer, observing
-from fusec.driver.summary import graph_id
 from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall, CallHooks

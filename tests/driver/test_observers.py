@@ -9,6 +9,8 @@ import torch
 from torch import fx
 
 from fusec.driver.observers import OBSERVERS, Around, Observer, observers_of, observing
+from fusec.driver.pipeline import Compiled
+from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from tests.support import values
@@ -52,8 +54,11 @@ class Log(Observer):
             lambda launch, call: self.noting(f"launch of {launch}", call),
         )
 
-    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
-        self.said.append(f"compiled {name}")
+    def generated(self, name: str, compiled: Compiled) -> None:
+        self.said.append(f"generated {', '.join(compiled.programs)} of {name}")
+
+    def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
+        self.said.append(f"compiled {trace.name}")
 
 
 def said(*, cache: bool, strict: bool = True) -> list[str]:
@@ -69,11 +74,13 @@ def said(*, cache: bool, strict: bool = True) -> list[str]:
 def test_an_observer_is_asked_in_the_order_of_a_compile() -> None:
     assert said(cache=False) == [
         "traced with 1 outputs, of x",
+        "generated k0 of forward",
         "bound forward",
         "compiled forward",
         "call of the trace's forward",
         "call of forward",
         "launch of k0",
+        "generated k0 of backward",
         "bound backward",
         "compiled backward",
         "call of the trace's backward",

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 import fusec
 from fusec.codegen.targets import CPU_MACHINE
-from fusec.driver.summary import launched_externs
-from fusec.ir.graph import Extern, Kernel, all_launches
+from fusec.ir.graph import Extern, Kernel, all_launches, launched_externs
 from fusec.passes.traffic import LaunchCost, work_of
 from fusec.tools.report import KernelText
 

@@ -28,8 +28,8 @@ from torch import fx
 from fusec.driver.backend import compile_one_graph, context_of, splitting
 from fusec.driver.blame import blame
 from fusec.driver.compiler import RECENT, run_eagerly
+from fusec.driver.launches import graph_id
 from fusec.driver.observers import AROUND
-from fusec.driver.summary import graph_id
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.aliasing.overlap import writes_to_shared_memory
 from fusec.frontend.aot.only_eager import only_for_eager

@@ -37,11 +37,18 @@ from torch import fx
 from fusec.codegen.parametrize import describe_call
 from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
-from fusec.driver.summary import launched_externs
 from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
-from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, all_kernels, all_launches
+from fusec.ir.graph import (
+    ForeachKernel,
+    Kernel,
+    RowLoop,
+    Schedule,
+    all_kernels,
+    all_launches,
+    launched_externs,
+)
 from fusec.ir.machine import Machine
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager import node_costs

@@ -14,12 +14,11 @@ from typing import TypeVar
 
 from fusec.codegen.targets import CPP, Target, find_target
 from fusec.driver.compiler import allows_tf32
-from fusec.driver.summary import launched_externs
 from fusec.errors import UsageError
 from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
-from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches, launched_externs
 from fusec.ir.host import peak_bytes
 from fusec.passes.fusion.libraries import ATEN
 from fusec.passes.memory.buffers import plan_host

@@ -128,7 +128,7 @@ class _Observer:
         split = splitting(keep, replace(self.context, trace=rewrites))
         try:
             call = split.compile(gm, inputs)
-            tell_kept(split)
+            tell_kept(split, self.context.options)
             return call
         except DynamicOutputShapeException as error:  # Dynamo would silently break the graph
             self.untraced.append(error)

@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from fusec.driver.summary import ExternSummary, GraphSummary, KernelSummary
 from fusec.errors import UsageError
 from fusec.ir.names import operation_words
 from fusec.tools.clock import COLLECTION, Lap
@@ -40,6 +39,7 @@ from fusec.tools.report.ceilings import Ceilings
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.steps import OPTIMIZER, Steps
 from fusec.tools.report.watching import watch
+from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
 from fusec.torch_interior import pytree
 
 SCHEMA = 1

@@ -23,11 +23,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from fusec.driver.summary import GraphSummary
 from fusec.tools.report.advice import advice_on
 from fusec.tools.report.beside import Compared
 from fusec.tools.report.breaks import Break, Place, Recompile
 from fusec.tools.report.layers import Layers
+from fusec.tools.summary import GraphSummary
 
 SCHEMA = 1
 

@@ -1,7 +1,7 @@
 """``with fusec.watch() as seen:`` records what torch and fusec compile and run in a block.
 
 Torch logs its compiles to ``torch.__trace``, for ``tlparse``; fusec logs each of its graphs there,
-too (``fusec/driver/summary.py``). The watcher is one more handler of that logger, so that it sees
+too (``fusec/tools/summary.py``). The watcher is one more handler of that logger, so that it sees
 what any tool would, and costs nothing outside of a block. Times at run time are those of
 ``fusec/tools/clock.py``.
 
@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from fusec.driver.summary import ARTIFACT, GraphSummary
 from fusec.tools.clock import Clock, clock_running
 from fusec.tools.report.beside import Beside
 from fusec.tools.report.breaks import (
@@ -42,6 +41,7 @@ from fusec.tools.report.breaks import (
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.observe import UNSEEN
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import interned, trace_log
 
 _STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")

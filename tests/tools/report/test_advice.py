@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.driver.summary import GraphSummary, KernelSummary
 from fusec.tools.report.advice import advice_on
 from fusec.tools.report.breaks import Break, Place, Recompile, Remedy
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.summary import GraphSummary, KernelSummary
 
 KERNEL = KernelSummary("k0", "k0", ("add",), "", ())
 MADE = GraphSummary("0/0", "inference", "cpu", False, "", (KERNEL, KERNEL), (), {})

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.driver.summary import GraphSummary
 from fusec.tools.report import beside
 from fusec.tools.report.beside import Compared
 from fusec.tools.report.breaks import Place
 from fusec.tools.report.seen import Seen, SeenGraph
 from fusec.tools.report.watching import Watch
+from fusec.tools.summary import GraphSummary
 
 MADE = GraphSummary("0/0", "forward", "cpu", False, "", (), (), {})
 SEEN = Seen("m.py", 1.0, (SeenGraph(MADE, Place("m.py", 3, "forward"), 1000, 0.4),))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.driver.summary import ExternSummary, GraphSummary, KernelSummary
 from fusec.tools.report.breaks import Break, Place, Recompile, Remedy, read_recompile
 from fusec.tools.report.page import LINES
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
 
 KERNEL = KernelSummary("k0", "k0", ("add",), "", ())
 EXTERN = ExternSummary("mm", "mm.default", "runs in the library", "", ())

@@ -11,10 +11,10 @@ from torch import nn
 
 import fusec
 from fusec.driver.observers import OBSERVERS
-from fusec.driver.summary import GraphSummary, KernelSummary
 from fusec.tools.clock import Clock
 from fusec.tools.report.breaks import Place
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.summary import GraphSummary, KernelSummary
 from fusec.torch_interior import trace_log
 from tests.calls import calls_of
 from tests.planted import fail_to_build

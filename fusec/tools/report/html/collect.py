@@ -14,8 +14,8 @@ from torch import fx
 
 from fusec.codegen.targets import find_target
 from fusec.driver.compiler import target_for
+from fusec.driver.launches import graph_id
 from fusec.driver.observers import Observer
-from fusec.driver.summary import graph_id
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, describe_failure
 from fusec.frontend.capture import main_device
@@ -35,8 +35,8 @@ class Collected(Observer):
 
     graphs: list[tuple[fx.GraphModule, str, Options]] = field(default_factory=list)
 
-    def compiled(self, gm: fx.GraphModule, name: str, options: Options) -> None:
-        self.graphs.append((gm, graph_id(name), options))
+    def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
+        self.graphs.append((gm, graph_id(trace.name), options))
 
     def document(self, seen: Seen) -> Document:
         """Return the report of what was collected and seen."""

@@ -33,7 +33,6 @@ from triton.backends.nvidia.driver import CudaDriver
 from fusec.codegen.targets import find_target
 from fusec.driver.build import triton_source
 from fusec.driver.pipeline import manifest
-from fusec.driver.summary import GraphSummary, summarize
 from fusec.options import Options
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
@@ -45,6 +44,7 @@ from fusec.tools.report.observe import observe
 from fusec.tools.report.profile import profile_of
 from fusec.tools.report.stages import take_through
 from fusec.tools.report.steps import Steps
+from fusec.tools.summary import GraphSummary, summarize
 from tests.calls import calls_of
 
 DEVICE = 0

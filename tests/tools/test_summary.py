@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.driver import summary
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.summary import ARTIFACT, GraphSummary
 from fusec.frontend.modules import stored_nodes
-from fusec.torch_interior import trace_log
+from fusec.tools import summary
+from fusec.tools.summary import ARTIFACT, GraphSummary
+from fusec.torch_interior import prints_code, trace_log
 from tests.calls import calls_of
 from tests.planted import fail_to_build
 
@@ -102,7 +102,7 @@ def test_output_code_alone_prints_sources_of_graphs_that_the_cache_has(
     printed = capsys.readouterr().err
     assert re.search(r'extern "C" void \w+_k0\(', printed)
     assert "def call(args):" in printed
-    assert not summary.prints_code()
+    assert not prints_code()
 
 
 def test_the_trace_has_the_summary_the_notation_and_the_code() -> None:
