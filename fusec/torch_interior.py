@@ -93,6 +93,7 @@ __all__ = [
     "compile_id",
     "compile_numbers",
     "compile_phase",
+    "composite_kernel",
     "converting_fakes",
     "core_decompositions",
     "counters",
@@ -142,6 +143,13 @@ fake_mode: Callable[[], object | None] = functools.partial(
     torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 )
 """Return the ``FakeTensorMode`` that is on, or None."""
+
+
+def composite_kernel(target: OpOverload) -> Callable[..., Any] | None:
+    """Return torch's implementation of an operator by other operators; None if it has none."""
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    has = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
+    return functools.partial(target._op_dk, key) if has else None
 
 
 def is_weight(tensor: object) -> bool:

@@ -9,23 +9,31 @@ Operations whose lowering knows more than their parts do, or needs fewer nodes, 
 dominates compile time. Dropout and Bernoulli draws are whole for ``draws.py``, which compares
 probabilities with numbers of 24 bits: PyTorch's rules draw in the tensor's type. Pads by reflection
 and replication are decomposed for GPUs, and for CPUs where channels are last.
+
+Operations on lists of tensors (``aten._foreach_*``), with which optimizers are written, become
+operations on one tensor, as if the program had been a loop. Kernels of equal form become one launch
+(``passes/fusion/horizontal.py``).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.aot.eager_strides import with_eager_strides
-from fusec.frontend.aot.foreach import foreach_decompositions
 from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
-from fusec.torch_interior import core_decompositions, get_decompositions
+from fusec.torch_interior import (
+    OpOverload,
+    composite_kernel,
+    core_decompositions,
+    get_decompositions,
+)
 
 _ALSO = (
     "native_layer_norm",
@@ -119,6 +127,24 @@ def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> 
     return softmax
 
 
+def _overloads(names: Iterable[str]) -> list[OpOverload]:
+    """Return all overloads of some operations of ATen."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+
+
+def _of_lists() -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """Yield the rules for lists of tensors: torch's own loops, but for writes."""
+    aten = torch.ops.aten
+    for target in _overloads(name for name in dir(torch) if name.startswith("_foreach_")):
+        loop = None if target._schema.is_mutable else composite_kernel(target)
+        # Two loops read the numbers of a tensor, which a trace does not know.
+        if loop is not None and "Tensor scalars" not in str(target._schema):
+            yield target, loop
+    yield aten._foreach_copy.default, lambda xs, given, *_: list(map(aten.copy.default, xs, given))
+    yield aten._foreach_zero.default, lambda xs: list(map(aten.zeros_like.default, xs))
+
+
 _MEAN = 1  # at::Reduction
 
 
@@ -133,9 +159,8 @@ def decompositions(
             PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
     """
     table = dict(_table())
-    for packet in _DRAWS:
-        for overload in packet.overloads():
-            table.pop(getattr(packet, overload), None)
+    for target in _overloads(_DRAWS):
+        table.pop(target, None)
     if eager_sums:
         for target in _BIASED:
             table[target] = keep_where(_is_half, table[target])
@@ -163,7 +188,7 @@ def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
 
 _BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
 _SOFTMAX = {torch.ops.aten._softmax.default: False, torch.ops.aten._log_softmax.default: True}
-_DRAWS = (torch.ops.aten.native_dropout, torch.ops.aten.bernoulli)
+_DRAWS = ("native_dropout", "bernoulli")
 
 
 @functools.cache
@@ -173,10 +198,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         for target, rule in core_decompositions().items()
         if "scaled_dot_product" not in str(target)
     }
-    packets = [getattr(torch.ops.aten, name) for name in _ALSO]
-    targets = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
-    table.update(get_decompositions(targets))
-    table.update(foreach_decompositions())
+    table.update(get_decompositions(_overloads(_ALSO)))
+    table.update(_of_lists())
     table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
     table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
     table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
@@ -191,10 +214,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
             target = getattr(torch.ops.aten, f"{name}{suffix}").default
             if target in table:
                 table[target] = keep_where(kept, table[target])
-    for name in _WHOLE:
-        packet = getattr(torch.ops.aten, name)
-        for overload in packet.overloads():
-            table.pop(getattr(packet, overload), None)
+    for target in _overloads(_WHOLE):
+        table.pop(target, None)
     return {
         target: with_eager_strides(target, keeping_refused(target, rule))
         for target, rule in table.items()
