@@ -29,7 +29,7 @@ from fusec.driver.structures import Planned, printed, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
 from fusec.frontend.call import GraphBuilder
-from fusec.frontend.capture import capture_with_values
+from fusec.frontend.capture import capture
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_pixels
@@ -313,7 +313,7 @@ PARTITION = Stage(
 CAPTURE = Stage(
     "capture",
     "lower each ATen operation by its own function; without one it becomes an `Extern`",
-    lambda gm, context: capture_with_values(
+    lambda gm, context: capture(
         gm,
         context.trace.name,
         GraphBuilder(context.options.native, context.target.device, context.machine.fusion),

@@ -78,23 +78,14 @@ _PLACED = {
 }
 
 
-def capture(gm: fx.GraphModule, name: str) -> Graph:
-    """Return the graph of ``gm`` in index notation.
-
-    Raises:
-        Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
-            the caller runs it eagerly.
-    """
-    return capture_with_values(gm, name, GraphBuilder())[0]
-
-
-def capture_with_values(
-    gm: fx.GraphModule, name: str, lines: GraphBuilder
-) -> tuple[Graph, NodeOfBuffer]:
-    """Return the graph of ``gm`` as ``capture`` does, and the node whose value each buffer holds.
+def capture(gm: fx.GraphModule, name: str, lines: GraphBuilder) -> tuple[Graph, NodeOfBuffer]:
+    """Return the graph of ``gm`` in index notation, and the node whose value each buffer holds.
 
     Args:
         lines: takes its definitions; they are for its device, and by its limits.
+    Raises:
+        Unsupported: if the graph as a whole cannot be captured, such as for data-dependent shapes;
+            the caller runs it eagerly.
     """
     walk = _Capture(gm, lines)
     return walk.run(name), walk.held

@@ -13,14 +13,14 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.frontend.capture import NodeDefinitions, capture
+from fusec.frontend.capture import NodeDefinitions
 from fusec.frontend.fallbacks import reason_for
 from fusec.frontend.ops.literals import LONGEST
 from fusec.frontend.origin import NO_TEXT, source_line
 from fusec.ir.graph import Def, Extern, NodeConstant, SizeValue, View
 from fusec.ir.index import index
 from fusec.ir.text import print_graph
-from tests.frontend.tracing import Captured, body, graph_of, lowered, traced
+from tests.frontend.tracing import Captured, body, graph_of, lowered, notation_of, traced
 
 VOCABULARY, WIDTH, HEADS = 50, 32, 4
 
@@ -188,7 +188,7 @@ def test_what_is_read_after_a_write_is_copied_before_it() -> None:
         return late
 
     gm = make_fx(write, tracing_mode="fake")(torch.randn(4), torch.randn(4))
-    kinds = [type(n) for n in capture(gm, "g").nodes]
+    kinds = [type(n) for n in notation_of(gm).nodes]
     assert kinds == [Def, Extern]
 
 
@@ -286,7 +286,7 @@ def test_what_acts_beside_its_results_is_named() -> None:
 
 def test_a_shape_that_depends_on_data_is_given_by_the_call_that_makes_it() -> None:
     gm = traced(lambda x: x.nonzero() + 1, torch.randn(4))
-    call, line = (n for n in capture(gm, "g").nodes if not isinstance(n, Extern) or n.bound_sizes)
+    call, line = (n for n in notation_of(gm).nodes if not isinstance(n, Extern) or n.bound_sizes)
     assert isinstance(call, Extern) and isinstance(line, Def)
     (bound,) = call.bound_sizes
     assert (bound.result, bound.axis, bound.size.least) == (0, 0, 0)
@@ -303,7 +303,7 @@ def test_tensors_of_two_devices_meet_in_eager() -> None:
 
     with FakeTensorMode():
         x, scale = torch.empty(4, 6, device="cuda"), torch.empty(())
-        graph = capture(make_fx(mixed)(x, scale), "g")
+        graph = notation_of(make_fx(mixed)(x, scale))
     reasons = [n.reason for n in graph.nodes if isinstance(n, Extern)]
     assert reasons == ["tensors on another device"] * 2
     assert sum(isinstance(n, Def) for n in graph.nodes) == 2

@@ -10,13 +10,13 @@ from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.frontend.capture import capture
 from fusec.frontend.key import graph_key
 from fusec.ir.graph import InputObject
 from fusec.ir.text import print_graph
 from fusec.options import Options
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
+from tests.frontend.tracing import notation_of
 
 
 class Factor:
@@ -46,7 +46,7 @@ def graph_with_an_object() -> fx.GraphModule:
 
 
 def test_an_object_is_an_input_that_externs_and_outputs_name():
-    graph = capture(graph_with_an_object(), "g")
+    graph = notation_of(graph_with_an_object())
     assert graph.inputs[1:] == (InputObject("given"), None)
     assert graph.outputs[1] == InputObject("given")
     text = print_graph(graph)

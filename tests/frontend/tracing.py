@@ -25,6 +25,7 @@ from fusec.driver.backend import compile_with
 from fusec.driver.stages import DYNAMO, CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
+from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture
 from fusec.ir.graph import CallStep, Def, Extern, Graph, NodeConstant
 from fusec.ir.index import Size
@@ -72,7 +73,7 @@ class Captured:
     def _compiler(self, name: str) -> Compile:
         def compile_graph(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
             before = guard_count()
-            graph = capture(gm, name)
+            graph = notation_of(gm, name)
             self.guards_added += guard_count() - before
             self.modules.append(gm)
             self.graphs.append(graph)
@@ -163,9 +164,14 @@ def traced(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -
         return make_fx(torch.func.functionalize(fn), decompositions(), tracing_mode=mode)(*args)
 
 
+def notation_of(gm: fx.GraphModule, name: str = "g") -> Graph:
+    """Return a graph of ATen operations in index notation."""
+    return capture(gm, name, GraphBuilder())[0]
+
+
 def lowered(fn: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> Graph:
     """Return the captured graph of a function; see ``traced``."""
-    return capture(traced(fn, *args, dynamic=dynamic), "g")
+    return notation_of(traced(fn, *args, dynamic=dynamic))
 
 
 def check(
@@ -173,7 +179,7 @@ def check(
 ) -> Graph:
     """Assert that a function's captured graph computes what eager does, with so many externs."""
     gm = traced(fn, *args, dynamic=dynamic)
-    graph = capture(gm, "g")
+    graph = notation_of(gm)
     got = run(gm, graph, [a.clone() for a in args])
     want = tree_leaves(fn(*[a.clone() for a in args]))
     for a, b in zip(got, want, strict=True):

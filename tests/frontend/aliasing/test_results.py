@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.driver import compiler
 from fusec.frontend.aliasing.results import detach_again
-from fusec.frontend.capture import capture
 from fusec.ir.graph import OwnTensor
 from fusec.ir.text import print_argument
+from tests.frontend.tracing import notation_of
 from tests.support import BACKEND, compile_with, values
 
 
@@ -25,7 +25,7 @@ def returned(fn: Callable[..., Any]) -> list[str]:
     """Return what the graph of a function of a 2 x 3 tensor returns, as it is printed."""
     traced = make_fx(fn, tracing_mode="fake")(torch.ones(2, 3))
     detach_again(traced)  # from torch 2.15 on a trace has views for them
-    graph = capture(traced, "g")
+    graph = notation_of(traced)
     return [print_argument(argument) for argument in graph.outputs]
 
 
@@ -64,7 +64,7 @@ def test_equal_results_are_one_object_and_others_are_not() -> None:
         v = y[0]
         return v, v, y[0]
 
-    graph = capture(make_fx(fn, tracing_mode="fake")(torch.ones(2, 3)), "g")
+    graph = notation_of(make_fx(fn, tracing_mode="fake")(torch.ones(2, 3)))
     first, again, other = graph.outputs
     assert first == again != other
     assert isinstance(other, OwnTensor)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.frontend.call import GraphBuilder
-from fusec.frontend.capture import capture_with_values
+from fusec.frontend.capture import capture
 from fusec.ir.graph import Extern
 from fusec.ir.text import print_graph
 from tests.frontend.tracing import traced
@@ -88,7 +88,7 @@ def test_only_where_no_library_may_be_called(name: str) -> None:
     fn, inputs = given(name)
     gm = traced(fn, *inputs)
     for alone in (False, True):
-        graph, _ = capture_with_values(gm, "g", GraphBuilder(alone=alone))
+        graph, _ = capture(gm, "g", GraphBuilder(alone=alone))
         calls = [node.target for node in graph.nodes if isinstance(node, Extern)]
         assert calls == [] if alone else ["aten.convolution.default"]
 
@@ -97,6 +97,6 @@ def test_the_notation_is_a_sum_over_channels_and_places(golden: Callable[[str, s
     texts = []
     for name in ("stride", "groups", "transposed"):
         fn, inputs = given(name)
-        graph, _ = capture_with_values(traced(fn, *inputs), "g", GraphBuilder(alone=True))
+        graph, _ = capture(traced(fn, *inputs), "g", GraphBuilder(alone=True))
         texts.append(f"{name}:\n{print_graph(graph)}")
     golden("convolutions", "\n\n".join(texts))

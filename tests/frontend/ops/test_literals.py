@@ -10,12 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.frontend.capture import capture
 from fusec.frontend.key import graph_key
 from fusec.frontend.ops.literals import LONGEST
 from fusec.ir.extern import Constant
 from fusec.ir.graph import Def, Extern
-from tests.frontend.tracing import Captured, body, traced
+from tests.frontend.tracing import Captured, body, notation_of, traced
 
 TENSORS = {
     "f32": torch.tensor([0.485, math.nan, -0.0, math.inf, 1e-42]),
@@ -101,6 +100,6 @@ def test_on_a_gpu_its_numbers_are_copied_by_nobody() -> None:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(4, 2, device="cuda")
-        inside, beside = (capture(make_fx(f)(x), "g") for f in (moved, taken))
+        inside, beside = (notation_of(make_fx(f)(x)) for f in (moved, taken))
     assert {type(node) for node in inside.nodes} == {Def}
     assert {type(node) for node in beside.nodes} == {Def, Extern, Constant}
