@@ -24,7 +24,6 @@ from torch._decomp import _core_aten_decompositions_post_autograd as core_decomp
 from torch._decomp import get_decompositions
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, disable, maybe_mark_dynamic, symbolic_convert
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis, TorchDynamoException
@@ -34,6 +33,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
+from torch._higher_order_ops.flex_attention import _math_attention_inner as flex_scores
 from torch._logging import getArtifactLogger, trace_structured
 from torch._logging.structured import INTERN_TABLE
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -88,7 +88,6 @@ __all__ = [
     "TorchDispatchMode",
     "TorchDynamoException",
     "TracingContext",
-    "TransformGetItemToIndex",
     "autograd_function_apply",
     "compile_id",
     "compile_numbers",
@@ -103,6 +102,7 @@ __all__ = [
     "disable_modes",
     "dynamo_config",
     "fake_mode",
+    "flex_scores",
     "forgetting_code",
     "functorch_config",
     "functorch_digest",

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from fusec.torch_interior import (
     FakeTensor,
     HigherOrderOperator,
-    TransformGetItemToIndex,
+    flex_scores,
     unset_fake_temporarily,
 )
 
@@ -74,14 +74,10 @@ def decomposed_flex_attention(
     batch, heads, *_ = query.shape
     key, value = (_for_heads(x, batch, heads) for x in (key, value))
     exact = torch.float64 if query.dtype is torch.float64 else torch.float32
-    scores = query.to(exact) @ key.to(exact).transpose(-2, -1) * scale
-    at = [torch.arange(extent, device=query.device) for extent in scores.shape]
-    with TransformGetItemToIndex():
-        seen = _for_all(block_mask[-1], (), mask_mod_other_buffers)(*at, *mask_mod_other_buffers)
-        modified = _for_all(score_mod, (0,), score_mod_other_buffers)(
-            scores, *at, *score_mod_other_buffers
-        )
-    modified = torch.where(seen, modified, -math.inf).to(exact)
+    functions = score_mod, block_mask, scale, kernel_options
+    captured = score_mod_other_buffers, mask_mod_other_buffers
+    _, scores = flex_scores(query.to(exact), key.to(exact), value, *functions, *captured)
+    modified = scores.to(exact)
     hidden = (modified == -math.inf).all(-1)
     sums = torch.where(hidden, -math.inf, modified.logsumexp(-1))
     weights = torch.ops.aten._safe_softmax.default(modified, -1).to(query.dtype)
@@ -93,17 +89,6 @@ def _for_heads(x: Tensor, batch: int, heads: int) -> Tensor:
     """Return keys or values expanded to the batches and heads of the queries."""
     x = x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
     return x.expand(batch, *x.shape[1:])
-
-
-def _for_all(
-    function: Modification, prefix: tuple[int, ...], captured: tuple[Any, ...]
-) -> Modification:
-    """Return a function of one score vectorised over all of them: ``[B, H, M, N]``."""
-    behind = (None,) * len(captured)
-    for axis in reversed(range(4)):
-        along = tuple(0 if k == axis else None for k in range(4))
-        function = torch.vmap(function, (*prefix, *along, *behind))
-    return function
 
 
 def _laid_out_as(out: Tensor, query: Tensor) -> Tensor:
