@@ -9,7 +9,7 @@ loads 16-bit floats *exactly*, through ``round_bf16`` or ``round_f16``, which th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -142,12 +142,19 @@ class AtenCall:
         kind = kind or common_type(self.out.dtype)
         return self.define(lambda at: compute(*[read(a, at, kind) for a in args]))
 
-    def narrowed(self, *args: Scalar) -> list[Scalar]:
-        """Return operands as eager loads them: on CPUs, scalars are rounded to the result's type.
+    def narrowed(self, *args: Scalar, kind: DType | None = None) -> list[Scalar]:
+        """Return operands as eager loads them: on CPUs, scalars are rounded to a 16-bit ``kind``.
 
-        Not for factors and divisors, which eager loads in f32; on GPUs all operands are in f32.
+        Scalars are numbers, and 0-dimensional tensors of another type. Not for factors and
+        divisors, which eager loads in f32; on GPUs all operands are in f32.
+
+        Args:
+            kind: by default the result's type.
         """
-        return narrowed(args, self.out.dtype) if self.is_cpu else list(args)
+        kind = kind or self.out.dtype
+        return (
+            [_narrowed(arg, kind) for arg in args] if self.is_cpu and kind in ROUND else list(args)
+        )
 
     def pointwise_exact(
         self, compute: Callable[..., Expr], *args: Scalar, kind: DType | None = None
@@ -220,14 +227,6 @@ def _wrapped(value: int, kind: DType) -> int:
     bits = 8 * kind.itemsize
     low = 0 if kind.kind is Kind.UNSIGNED else -(1 << (bits - 1))
     return (value - low) % (1 << bits) + low
-
-
-def narrowed(args: Sequence[Scalar], dtype: DType) -> list[Scalar]:
-    """Return operands as eager loads them on CPUs for an operation on 16-bit floats of ``dtype``.
-
-    A number, or a 0-dimensional tensor of another type, is rounded to ``dtype`` first.
-    """
-    return [_narrowed(arg, dtype) for arg in args] if dtype in ROUND else list(args)
 
 
 def _narrowed(arg: Scalar, dtype: DType) -> Scalar:

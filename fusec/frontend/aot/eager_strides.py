@@ -30,13 +30,13 @@ import torch
 
 from fusec.frontend.aot.trials import (
     DimOrder,
-    count,
     is_dense,
     is_plain,
     layout_of,
     may_be_tried,
     outcome,
 )
+from fusec.frontend.fx_passes.fx_nodes import count_elements
 from fusec.torch_interior import FakeTensor, FakeTensorMode, pytree
 
 aten = torch.ops.aten
@@ -109,7 +109,7 @@ def _corrected(
         return made
     if all(map(_is_row_major, given)) and all(map(_is_row_major, tensors)):
         return made
-    orders = outcome(func, leaves, spec, sum(map(count, (*given, *tensors))))
+    orders = outcome(func, leaves, spec, sum(map(count_elements, (*given, *tensors))))
     if isinstance(orders, Exception) or len(orders) != len(tensors):
         return made
     held = {leaf.untyped_storage()._cdata for leaf in given}

@@ -15,7 +15,6 @@ hold for convolutions, whose library is chosen by size; torch's meta function mo
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.fx_passes.fx_nodes import hint_of
+from fusec.frontend.fx_passes.fx_nodes import count_elements, hint_of
 from fusec.torch_interior import FakeTensor, OpOverload, pytree, running_plainly
 
 aten = torch.ops.aten
@@ -83,10 +82,6 @@ def is_plain(value: torch.Tensor) -> bool:
 
 def layout_of(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(hint_of, value.shape)), tuple(map(hint_of, value.stride()))
-
-
-def count(value: torch.Tensor) -> int:
-    return math.prod(map(hint_of, value.shape))
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int], order: DimOrder) -> bool:
@@ -253,7 +248,11 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     error = _raised(_tried(target, list(map(_two_zeros, values)), spec))
     if error is not None and not isinstance(error, NotImplementedError):
         plain = all(map(is_plain, tensors))
-        error = _raised(outcome(target, values, spec, sum(map(count, tensors)))) if plain else None
+        error = (
+            _raised(outcome(target, values, spec, sum(map(count_elements, tensors))))
+            if plain
+            else None
+        )
     return error is None or (
         "backward" in str(target) and not isinstance(error, NotImplementedError)
     )

@@ -18,7 +18,6 @@ from fusec.frontend.call import (
     Indices,
     Scalar,
     common_type,
-    narrowed,
     number,
     read,
     read_exact,
@@ -39,8 +38,7 @@ def compare(test: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
     On CPUs, eager rounds a number compared with a 16-bit tensor to that type; on GPUs it does not.
     """
     common = result_type(*args)
-    read_as = narrowed(args, common) if call.is_cpu else args
-    return call.pointwise_exact(test, *read_as, kind=common_type(common))
+    return call.pointwise_exact(test, *call.narrowed(*args, kind=common), kind=common_type(common))
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

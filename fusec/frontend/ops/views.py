@@ -1,12 +1,12 @@
 """Views: the same elements under other indices. Nothing is emitted.
 
-A reshape pairs up the axes of both shapes in the smallest groups of equal size, so that no index is
-more complicated than it must be: [B, T, C] -> [B*T, C] reads (m//T, m%T, c).
+A reshape reads the digits of an element's row-major number, which simplify where axes are merged or
+split: [B, T, C] -> [B*T, C] reads (m//T, m%T, c).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -58,13 +58,7 @@ def reshape(call: AtenCall, x: Value, *_: Any) -> Value:
 
 def reshape_indices(old: Indices, new: Indices, at: Indices) -> Indices:
     """Return the indices into ``old`` of the element at ``at`` of ``new``, both row-major."""
-    result = [ZERO] * len(old)
-    for sources, targets in groups(old, new):
-        linear = linearise(tuple(at[k] for k in targets), tuple(new[k] for k in targets))
-        digits = delinearise(linear, tuple(old[k] for k in sources))
-        for source, digit in zip(sources, digits, strict=True):
-            result[source] = digit
-    return tuple(result)
+    return delinearise(linearise(at, new), old)
 
 
 def linearise(at: Indices, shape: Indices) -> Index:
@@ -77,34 +71,16 @@ def strided(at: Indices, strides: Indices) -> Index:
 
 
 def delinearise(linear: Index, shape: Indices) -> Indices:
-    """Return the row-major indices into ``shape`` of the element number ``linear``."""
-    digits = [linear // step for step in contiguous_strides(shape)]
-    return tuple(
-        ZERO if extent is ONE else digit % extent if k else digit
-        for k, (digit, extent) in enumerate(zip(digits, shape, strict=True))
-    )
+    """Return the row-major indices into ``shape`` of the element number ``linear``.
 
-
-def groups(old: Indices, new: Indices) -> Iterator[tuple[list[int], list[int]]]:
-    """Pair up the axes of two shapes of equal size in the smallest groups of equal size.
-
-    Symbolic sizes are compared structurally; hints decide only which side's group grows next.
+    The innermost first: what is left after a division has no axis of the digits before.
     """
-    left = [k for k, extent in enumerate(old) if extent is not ONE]
-    right = [k for k, extent in enumerate(new) if extent is not ONE]
-    while left and right:
-        sources, targets = [left.pop(0)], [right.pop(0)]
-        old_size, new_size = old[sources[0]], new[targets[0]]
-        while old_size is not new_size and (left or right):
-            if left and (old_size.hint() <= new_size.hint() or not right):
-                sources.append(left.pop(0))
-                old_size = old_size * old[sources[-1]]
-            else:
-                targets.append(right.pop(0))
-                new_size = new_size * new[targets[-1]]
-        yield sources, targets
-    if left or right:
-        raise Unsupported("a reshape of symbolic sizes that do not compare")
+    digits: list[Index] = []
+    for k in reversed(range(len(shape))):
+        is_outermost = all(extent is ONE for extent in shape[:k])
+        digits.append(ZERO if shape[k] is ONE else linear if is_outermost else linear % shape[k])
+        linear = linear // shape[k]
+    return tuple(reversed(digits))
 
 
 # -- permutations and expansions ------------------------------------------------------------------
