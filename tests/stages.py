@@ -188,10 +188,6 @@ EXAMPLES = {
         lambda x, w: F.conv2d(F.conv2d(x, w, groups=8).relu(), w, groups=8),
         ((2, 8, 99, 99), (8, 1, 3, 3)),
     ),
-    "squeezed": Example(
-        lambda x, w, b: F.conv2d(x.mean((2, 3), keepdim=True), w, b),
-        ((3, 8, 5, 5), (6, 8, 1, 1), (6,)),
-    ),
     "mixed": Example(
         lambda x, w: F.conv2d(x.permute(0, 3, 1, 2), w), ((3, 5, 5, 8), (6, 8, 1, 1)), train=True
     ),

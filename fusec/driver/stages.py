@@ -32,7 +32,7 @@ from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
-from fusec.frontend.fx_passes.channel_products import multiply_gradients, multiply_single_pixels
+from fusec.frontend.fx_passes.channel_products import multiply_channels
 from fusec.frontend.fx_passes.draws import replace_draws
 from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
@@ -231,12 +231,6 @@ def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     return gm
 
 
-_PLACES = _on_fx(
-    "single_pixel_convs",
-    "turn convolutions of 1 x 1 images into matrix products (CPU)",
-    _changing(multiply_single_pixels),
-    only=_changes_convolutions,
-)
 _FORMATS = _on_fx(
     "memory_formats",
     "run sets of convolutions channels-last where they gain by it (CPU)",
@@ -244,7 +238,13 @@ _FORMATS = _on_fx(
     only=lambda context: (
         context.options.channels_last and context.target.formats and not context.options.native
     ),
-    needs=("single_pixel_convs",),
+)
+_PRODUCTS = _on_fx(
+    "channel_products",
+    "turn 1 x 1 convolutions of one-pixel images, and gradients of others, into products (CPU)",
+    _changing(multiply_channels),
+    only=_changes_convolutions,
+    needs=("memory_formats",),
 )
 _DRAWS = _on_fx(
     "draws",
@@ -260,29 +260,22 @@ INFERENCE = (
         _changing(fold_channels),
         only=_freezes,
     ),
-    _PLACES,
     _FORMATS,
+    _PRODUCTS,
     _DRAWS,
     _on_fx(
         "freeze",
         "compute what follows from weights alone once, and pack weights for the library (CPU)",
         _freeze,
         only=_freezes,
-        needs=("fold_channels", "single_pixel_convs", "memory_formats", "draws"),
+        needs=("fold_channels", "channel_products", "draws"),
     ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 
 JOINT = (
-    _PLACES,
     _FORMATS,
-    _on_fx(
-        "channel_gradients",
-        "turn gradients of 1 x 1 channels-last convolutions into matrix products (CPU)",
-        _changing(multiply_gradients),
-        only=_changes_convolutions,
-        needs=("memory_formats",),
-    ),
+    _PRODUCTS,
     _DRAWS,
     _on_fx(
         "softmax_gradients",

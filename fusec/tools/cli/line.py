@@ -31,8 +31,7 @@ LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
 """The structures of a compile, each after the last stage that changes it."""
 _REWRITES = """
     equal_sizes whole_gradients flex_attention masked_writes share_cat_prefixes fold_channels
-    single_pixel_convs memory_formats draws freeze channel_gradients softmax_gradients
-    wide_products partition
+    memory_formats channel_products draws freeze softmax_gradients wide_products partition
     capture eager_rounding chunk simplify dead_code share row_parts split_reduction inline recompute
     unread fuse library_epilogue store_parts split_loop contract loops libraries in_place
     fuse_horizontally memory infinite_masks online_softmax unroll_rows coalesce guard_gathers plan
