@@ -44,7 +44,7 @@ from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands
 from fusec.codegen.triton.mask_widths import mask_lanes
-from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, template
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
 from fusec.ir.expr import (
@@ -131,7 +131,7 @@ class TritonPrinter:
         self.narrow = narrow_values(program)
         self.masks = {} if program.multiplies else mask_lanes(program)
         self.longer = longer_towards_the_end(program)
-        self.needs: dict[str, None] = {}
+        self.needs: set[str] = set()
         self.lines: list[str] = []
         self.chains: list[str] = []
         self.imports: list[str] = []
@@ -139,7 +139,7 @@ class TritonPrinter:
 
     def module(self) -> str:
         kernels = self._kernels()
-        functions = [f"@triton.jit\n{FUNCTIONS[f].source}" for f in self._functions()]
+        functions = [f"@triton.jit\n{FUNCTIONS[f]}" for f in self._functions()]
         imports = ["import triton", "import triton.language as tl"]
         if LIBDEVICE in self.needs:
             imports.append("from triton.language.extra import libdevice")
@@ -173,10 +173,10 @@ class TritonPrinter:
         return " * ".join(self.index.factor(a.extent) for a in self.program.grid)
 
     def _functions(self) -> list[str]:
-        self.needs.update(dict.fromkeys(sorted(self.index.needs)))
-        for name in list(self.needs):
-            if name != LIBDEVICE:
-                self.needs.update(dict.fromkeys(FUNCTIONS[name].needs))
+        """Return the functions of ``FUNCTIONS`` that the kernels call, or that these call."""
+        self.needs |= self.index.needs
+        for name in self.needs & FUNCTIONS.keys():
+            self.needs.update(names_in(FUNCTIONS[name]))
         return [name for name in FUNCTIONS if name in self.needs]
 
     # axes
@@ -472,12 +472,12 @@ class TritonPrinter:
         kind = op.args[0].dtype
         wide = compute_type(kind) if kind.is_float else kind
         found = template(op.name, wide, approximate=approximate)
-        self.needs.update(dict.fromkeys(found.needs))
+        self.needs.update(names_in(found))
         typed = all(isinstance(arg, Const) for arg in op.args)
         operands = [self._operand(arg, typed) for arg in op.args]
         if wide is not kind:
             operands = [f"{text}.to(tl.float32)" for text in operands]
-        text = found.text.format(*operands, t=f"tl.{TYPES[wide.name]}")
+        text = found.format(*operands, t=f"tl.{TYPES[wide.name]}")
         return f"({text}).to(tl.{TYPES[kind.name]})" if wide is not kind is op.dtype else text
 
     def _operand(self, value: Expr, typed: bool = False) -> str:
@@ -531,7 +531,7 @@ class TritonPrinter:
         name = monoid.name
         if dtype is BOOL:
             name = {"max": "any", "min": "all"}.get(name, name)
-        self.needs[f"_{name}"] = None
+        self.needs.add(f"_{name}")
         return f"tl.reduce({text}, {where}, _{name}{kept})"
 
 
