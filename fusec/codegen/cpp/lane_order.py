@@ -71,7 +71,7 @@ def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
         ):
             return uses.code.folded
         case Let(var=var, value=Op(name="random", args=(_, at))) if len(var.axes) == 2:
-            position = uses.values.get(at) if isinstance(at, Var) else at
+            position = uses.values.get(at, at)
             step = None
             if isinstance(position, IndexValue):
                 step = position.index.coefficient(order.sorted(var.axes)[-1])

@@ -40,7 +40,10 @@ class Storage:
     def of(uses: TileUses, order: LaneOrder) -> Storage:
         """Decide for each value of a program whether it is stored, and copied to panels."""
         storage = Storage(uses, order)
-        for var, value in uses.values.items():
+        for var in uses.defined:
+            value = uses.values.get(var)
+            if value is None:  # a carry
+                continue
             if uses.lanes & (var.axes | value.axes) or isinstance(value, Reduce):
                 storage._decide(var, value)
         return storage

@@ -48,7 +48,7 @@ class TileUses:
     lanes: frozenset[Axis]
     written: frozenset[object]
     code: CodeTuning
-    values: dict[Var, Expr] = field(default_factory=dict)
+    values: dict[Expr, Expr] = field(default_factory=dict)
     defined: dict[Var, Place] = field(default_factory=dict)
     readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
     updates: dict[Var, list[Place]] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class TileUses:
 
         None if the guard is not a conjunction of such upper bounds, one an axis.
         """
-        match self.values.get(guard) if isinstance(guard, Var) else guard:
+        match self.values.get(guard, guard) if guard is not None else None:
             case None:
-                return {} if guard is None else None
+                return {}
             case Op(name="lt", args=(a, b)):
                 here, end = self._position(a), self._position(b)
                 return None if here is None or end is None else self._count(end - here)
@@ -125,13 +125,12 @@ class TileUses:
         return None if lane in count.axes else {lane: count}
 
     def _position(self, node: Expr) -> Index | None:
-        value = self.values.get(node) if isinstance(node, Var) else node
-        position = None if value is None else index_of(value)
+        position = index_of(self.values.get(node, node))
         return None if position is None or any(index_exprs(position)) else position
 
     def load(self, var: Expr) -> Load | None:
         """Return the load that defines a value, or None if the program writes its buffer."""
-        value = self.values.get(var) if isinstance(var, Var) else None
+        value = self.values.get(var)
         if isinstance(value, Load) and value.buffer.base not in self.written:
             return value
         return None

@@ -38,6 +38,7 @@ from fusec.ir.expr import (
     Reduce,
     Var,
     index_exprs,
+    reach,
     rebuild,
     substitute,
 )
@@ -141,33 +142,26 @@ class Writer:
 
     def value(self, root: Expr) -> Var | Const:
         """Return the name of a value at the open scopes' coordinates; defines it if needed."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if self.known(node) is not None:
-                stack.pop()
-                continue
-            assert isinstance(node, Var)
-            missing = [] if node in self.arrays else self.unknown(self.storage.uses.values[node])
-            if missing:
-                stack.extend(missing)
-                continue
-            stack.pop()
-            if node in self.arrays:
-                array = self.arrays[node]
-                where = array.offset(self.at(), self.width)
-                shown: Expr = Load(array.buffer.flat(), (where,))
-                if shown.dtype is not node.dtype:
-                    shown = Cast(self.let(self.home(node.axes), node.name, shown), node.dtype)
-                self.name(node, shown)
-            else:
-                self.name(node, self.shown(self.storage.uses.values[node]))
+        values = self.storage.uses.values
+
+        def unknown(node: Expr) -> tuple[Expr, ...]:
+            return () if self.known(node) or node in self.arrays else below(values[node])
+
+        for node in reach((root,), unknown):
+            if isinstance(node, Var) and self.known(node) is None:
+                stored = node in self.arrays
+                self.name(node, self.read(node) if stored else self.shown(values[node]))
         found = self.known(root)
         assert found is not None
         return found
 
-    def unknown(self, value: Expr) -> list[Expr]:
-        return [child for child in below(value) if self.known(child) is None]
+    def read(self, var: Var) -> Expr:
+        """Return the load of a value from its array, converted to the value's type."""
+        array = self.arrays[var]
+        shown: Expr = Load(array.buffer.flat(), (array.offset(self.at(), self.width),))
+        if shown.dtype is var.dtype:
+            return shown
+        return Cast(self.let(self.home(var.axes), var.name, shown), var.dtype)
 
     def shown(self, value: Expr) -> Expr:
         """Return a right-hand side over names, at the open scopes' coordinates."""

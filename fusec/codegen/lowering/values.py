@@ -34,6 +34,7 @@ from fusec.ir.expr import (
     both,
     children,
     postorder,
+    reach,
     rebuild,
 )
 from fusec.ir.graph import FlatKernel
@@ -186,21 +187,14 @@ class Values:
 
     def value(self, root: Expr) -> Var | Const:
         """Return the name of a value; defines it and its operands, each in its home scope."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if self._known(node) is not None:
-                stack.pop()
-                continue
-            below = [c for c in self._operands(node) if self._known(c) is None]
-            if below:
-                stack.extend(below)
-                continue
-            stack.pop()
-            self._name(node)
-        known = self._known(root)
-        assert known is not None
-        return known
+
+        def unknown(node: Expr) -> tuple[Expr, ...]:
+            return self._operands(node) if self._known(node) is None else ()
+
+        for node in reach((root,), unknown):
+            if self._known(node) is None:
+                self._name(node)
+        return self._atom(root)
 
     def _operands(self, node: Expr) -> tuple[Expr, ...]:
         """Return the values to define before ``node``: its children, and the masks that apply."""

@@ -29,14 +29,13 @@ from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
-    Const,
     Dot,
     Expr,
-    IndexValue,
     Load,
     Op,
     Var,
     index_exprs,
+    index_of,
     reach,
     substitute,
 )
@@ -183,7 +182,7 @@ class _Finder:
 
     def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
         """Return the bounds of lane axes that a guard checks; None if it checks anything else."""
-        node = self.values.get(guard, guard) if isinstance(guard, Var) else guard
+        node = None if guard is None else self.values.get(guard, guard)
         match node:
             case None:
                 return {}
@@ -220,14 +219,8 @@ class _Finder:
 
     def index(self, value: Expr) -> Index | None:
         """Return the index that a value is defined as, or None if it has gathers or is no index."""
-        node = self.values.get(value, value) if isinstance(value, Var) else value
-        match node:
-            case IndexValue(index=found) if not tuple(index_exprs(found)):
-                return found
-            case Const(value=int(number)):
-                return index(number)
-            case _:
-                return None
+        found = index_of(self.values.get(value, value))
+        return None if found is None or any(index_exprs(found)) else found
 
 
 # -- boxes -----------------------------------------------------------------------------------------

@@ -84,18 +84,14 @@ class _Block:
 
     def emit(self, root: Expr) -> None:
         """Append the pending values that ``root`` needs, operands before users."""
-        stack = [root]
-        while stack:
-            let = self._pending.get(stack[-1])
-            if let is None:
-                stack.pop()
-                continue
-            waiting = [child for child in reads(let) if child in self._pending]
-            if waiting:
-                stack.extend(sorted(waiting, key=self._depth))
-                continue
-            stack.pop()
-            self.done.append(self._pending.pop(let.var))
+
+        def waiting(value: Expr) -> list[Expr]:
+            let = self._pending.get(value)
+            return [] if let is None else sorted(reads(let), key=self._depth)
+
+        for value in reach((root,), waiting):
+            if value in self._pending:
+                self.done.append(self._pending.pop(value))
 
     def flush(self, changed: frozenset[Buffer | Expr]) -> None:
         """Append the pending values that read a buffer or carry that is about to change."""
