@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusec.codegen.host.table import print_blocks
+from fusec.codegen.host.wrapper import print_blocks
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton import arguments, printer
 from fusec.driver.pipeline import Compiled, cpp_units

@@ -19,7 +19,6 @@ from torch import fx
 from fusec.codegen.cpp import printer as cpp
 from fusec.codegen.host import wrapper
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
-from fusec.codegen.host.table import print_blocks
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
 from fusec.driver.launches import describe_launches
@@ -211,7 +210,7 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "function": program.name,
             "buffers": len(program.buffers),
             "sizes": len(program.sizes),
-            "blocks": print_blocks(program) if program.table else None,
+            "blocks": wrapper.print_blocks(program) if program.table else None,
             "parts": [_part(program)],
         }
         for name, program in compiled.distinct.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from fusec.codegen.host.table import print_blocks
+from fusec.codegen.host.wrapper import print_blocks
 from fusec.codegen.triton.arguments import (
     divisible_by_16,
     print_descriptors,

@@ -148,7 +148,7 @@ class CppPrinter:
         self.depth += 1
 
     def open_places(self) -> None:
-        """Open the loop over all blocks of a foreach kernel's table (``codegen/host/table.py``)."""
+        """Open the loop over the blocks of a foreach kernel (``runtime/kernels/table.py``)."""
         program = self.program
         least = self.code.parallel_work
         self.emit(f"#pragma omp parallel for schedule(static) if (work >= {least})")

@@ -66,7 +66,7 @@ from fusec.ir.host import (
     NativeRun,
     steps_of,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index, product
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
@@ -442,6 +442,12 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
             raise InternalError(f"axis {atom} in the size of a buffer", stage="codegen.wrapper")
         case _:
             raise InternalError(atom, stage="codegen.wrapper")
+
+
+def print_blocks(program: Program) -> str:
+    """Return the blocks of a table's row, which are the grid's, over its sizes ``s0``, ``s1``..."""
+    names = {size: f"s{position}" for position, size in enumerate(program.sizes)}
+    return print_size(product(axis.extent for axis in program.grid), names.__getitem__)
 
 
 def print_wrapper(program: HostProgram, programs: dict[str, Program], code: dict[str, str]) -> str:

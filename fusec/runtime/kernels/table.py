@@ -1,8 +1,8 @@
 """The arguments of a foreach kernel's launch: addresses and sizes of each row, and the places.
 
 A *row* is one kernel's buffers and sizes, a *place* one instance of the body: a row, and one of its
-blocks. Sizes do not change from call to call, so places are computed once; addresses are read at
-each call.
+blocks: the iterations of the program's grid, the last axis fastest. Sizes do not change from call
+to call, so places are computed once; addresses are read at each call.
 
 Worked example: sizes ``((3000,), (100,))`` with ``"(s0 + 1023) // 1024"`` blocks have the places
 ``(0, 0), (0, 1), (0, 2), (1, 0)``.
