@@ -16,23 +16,11 @@ from fusec.codegen.host.wrapper import print_size
 from fusec.codegen.triton.descriptors import Descriptor
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import magnitude
-from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, TYPES
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.names import Named, Names
 from fusec.ir.program import MULTIPLE, Program
 
-_POINTERS = {
-    "bool": "*i1",
-    "u8": "*u8",
-    "i8": "*i8",
-    "i16": "*i16",
-    "i32": "*i32",
-    "i64": "*i64",
-    "f16": "*fp16",
-    "bf16": "*bf16",
-    "f32": "*fp32",
-    "f64": "*fp64",
-}
 GLUON = (
     *("gl", "gluon", "mbarrier", "tma", "load_tile", "store_tile"),
     *("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
@@ -61,7 +49,7 @@ _RESERVED = {
     *keyword.kwlist,
 }
 TABLE = {"addresses": "*i64", "sizes": "*i32", "places": "*i32"}
-"""The parameters of a foreach kernel: parameter -> Triton type (``codegen/host/table.py``)."""
+"""The parameters of a foreach kernel: parameter -> Triton type (``runtime/kernels/table.py``)."""
 COUNT = "_count"
 """A launch's name for its number of blocks."""
 _GRID_YZ_LIMIT = 65535
@@ -77,14 +65,14 @@ def signature(form: Form) -> dict[str, str]:
         return dict(TABLE)
     names = name_arguments(program, boxes)
     return {
-        **{names(b): _POINTERS[b.dtype.name] for b in program.buffers},
+        **{names(b): TYPES[b.dtype][1] for b in program.buffers},
         **{names(s): "i32" for s in program.sizes},
         **{names(box): _descriptor_type(box) for box in boxes},
     }
 
 
 def _descriptor_type(box: Descriptor) -> str:
-    element = _POINTERS[box.buffer.dtype.name].removeprefix("*")
+    element = TYPES[box.buffer.dtype][1].removeprefix("*")
     return f"tensordesc<{element}[{','.join(map(str, box.tile))}]>"
 
 

@@ -39,7 +39,8 @@ from fusec.codegen.triton.descriptors import Descriptor, DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText
-from fusec.codegen.triton.printer import TYPES, TritonPrinter, lane_extent
+from fusec.codegen.triton.operations import text_of
+from fusec.codegen.triton.printer import TritonPrinter, lane_extent
 from fusec.codegen.triton.warp_specialization import RoleStatements, touched
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
@@ -264,7 +265,7 @@ class _GluonPrinter(TritonPrinter):
         return [*head, *_indented(lines)]
 
     def _memory(self, name: str, count: int, box: Descriptor) -> str:
-        kind, shape = _type(box.buffer.dtype), [count, *box.tile]
+        kind, shape = text_of(box.buffer.dtype), [count, *box.tile]
         return f"{name} = gl.allocate_shared_memory({kind}, {shape}, {self.names(box)}.layout)"
 
     def _turns(self) -> str:
@@ -318,7 +319,7 @@ class _GluonPrinter(TritonPrinter):
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
         lanes = tuple(lanes)
-        filled = f"{self._shape(lanes)}, {self._literal(value)}, {_type(value.dtype)}"
+        filled = f"{self._shape(lanes)}, {self._literal(value)}, {text_of(value.dtype)}"
         return f"gl.full({filled}, {self._layout(lanes)})" if lanes else f"gl.full({filled})"
 
     def _dot(self, dot: Dot) -> str:
@@ -342,7 +343,7 @@ class _GluonPrinter(TritonPrinter):
             case Free():
                 return [self._free(statement)]
             case Carry(var=var, initial=initial) if var in self.sum_of:
-                filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {_type(var.dtype)}"
+                filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {text_of(var.dtype)}"
                 return [f"{self.names(var)} = gl.full({filled}, {self._left(var)})"]
             case Put(value=Var() as value) if (copy := self.copies.get(statement)) is not None:
                 return self._stage(copy, self._name(value))
@@ -411,10 +412,6 @@ def _multiplied_from_registers(roles: RoleStatements) -> dict[Expr, Var]:
     found = (s for s in statements(roles.multiply) if isinstance(s, Update))
     products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
     return {weights: products[weights] for weights in roles.weights}
-
-
-def _type(dtype: DType) -> str:
-    return f"tl.{TYPES[dtype.name]}"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -19,10 +19,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F64, I64, DType, Kind
+from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
 
 STAGE = "codegen.triton"
 LIBDEVICE = "libdevice"
+TYPES = {
+    BOOL: ("tl.int1", "*i1"),
+    U8: ("tl.uint8", "*u8"),
+    I8: ("tl.int8", "*i8"),
+    I16: ("tl.int16", "*i16"),
+    I32: ("tl.int32", "*i32"),
+    I64: ("tl.int64", "*i64"),
+    F16: ("tl.float16", "*fp16"),
+    BF16: ("tl.bfloat16", "*bf16"),
+    F32: ("tl.float32", "*fp32"),
+    F64: ("tl.float64", "*fp64"),
+}
+"""Element type -> the text of it in a kernel, and of a pointer to it in a signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +276,11 @@ def names_in(text: str) -> tuple[str, ...]:
     called = text.partition("(")[0]
     names = (called,) if called in FUNCTIONS else ()
     return (*names, LIBDEVICE) if LIBDEVICE in text else names
+
+
+def text_of(dtype: DType) -> str:
+    """Return a type in a kernel's text: ``tl.float32``."""
+    return TYPES[dtype][0]
 
 
 def template(name: str, dtype: DType, *, approximate: bool) -> str:

@@ -44,7 +44,7 @@ from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands
 from fusec.codegen.triton.mask_widths import mask_lanes
-from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template, text_of
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
 from fusec.ir.expr import (
@@ -74,19 +74,6 @@ from fusec.ir.program import (
     Update,
     is_product,
 )
-
-TYPES = {
-    "bool": "int1",
-    "u8": "uint8",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-}
 
 
 def print_kernel(form: Form, *, aligned: bool = True) -> str:
@@ -197,14 +184,14 @@ class TritonPrinter:
         return ["pid = tl.program_id(0)"] if used and not self.program.programs else []
 
     def _row(self) -> list[str]:
-        """Load a foreach kernel's arguments from its row (``codegen/host/table.py``)."""
+        """Load a foreach kernel's arguments from its row (``runtime/kernels/table.py``)."""
         lines = ["place = tl.program_id(0)", "row = tl.load(places + 2 * place)"]
         if self.program.grid:
             lines.append("pid = tl.load(places + 2 * place + 1)")
         for position, buffer in enumerate(self.program.buffers):
-            name, kind = self.names(buffer), TYPES[buffer.dtype.name]
+            name, kind = self.names(buffer), text_of(buffer.dtype)
             at = f"addresses + row * {len(self.program.buffers)} + {position}"
-            lines.append(f"{name} = tl.load({at}).to(tl.pointer_type(tl.{kind}))")
+            lines.append(f"{name} = tl.load({at}).to(tl.pointer_type({kind}))")
             if self.aligned:
                 lines.append(f"{name} = tl.multiple_of({name}, {MULTIPLE})")
         for position, size in enumerate(self.program.sizes):
@@ -449,7 +436,7 @@ class TritonPrinter:
         dtype = I32 if narrow else value.dtype
         if dtype is I32 and fits_32_bits(value.index) and not value.index.is_constant:
             return text
-        return f"tl.cast({text}, tl.{TYPES[dtype.name]})"
+        return f"tl.cast({text}, {text_of(dtype)})"
 
     def _cast(self, cast: Cast) -> str:
         if isinstance(cast.arg, Const):
@@ -459,7 +446,7 @@ class TritonPrinter:
             return f"{name} != 0"
         if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
             name = f"{name}.to(tl.int32)"  # so that a value out of range wraps, as in PyTorch
-        return f"{name}.to(tl.{TYPES[cast.dtype.name]})"
+        return f"{name}.to({text_of(cast.dtype)})"
 
     def _select(self, select: Select) -> str:
         condition = self._operand(select.condition)
@@ -477,8 +464,8 @@ class TritonPrinter:
         operands = [self._operand(arg, typed) for arg in op.args]
         if wide is not kind:
             operands = [f"{text}.to(tl.float32)" for text in operands]
-        text = found.format(*operands, t=f"tl.{TYPES[wide.name]}")
-        return f"({text}).to(tl.{TYPES[kind.name]})" if wide is not kind is op.dtype else text
+        text = found.format(*operands, t=text_of(wide))
+        return f"({text}).to({text_of(kind)})" if wide is not kind is op.dtype else text
 
     def _operand(self, value: Expr, typed: bool = False) -> str:
         if not isinstance(value, Const):
@@ -491,8 +478,8 @@ class TritonPrinter:
         return _number(value.value)
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
-        dtype = TYPES[value.dtype.name]
-        return f"tl.full({self._shape(lanes)}, {self._literal(value)}, tl.{dtype})"
+        dtype = text_of(value.dtype)
+        return f"tl.full({self._shape(lanes)}, {self._literal(value)}, {dtype})"
 
     def _dot(self, dot: Dot) -> str:
         operands = [self._name(child) for child in children(dot)]
@@ -512,7 +499,7 @@ class TritonPrinter:
         # Triton would sum in a wider type of its own choice, and combines 16-bit floats in f32.
         narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
         if narrow:
-            body = f"{body}.to(tl.{TYPES[compute_type(reduce.dtype).name]})"
+            body = f"{body}.to({text_of(compute_type(reduce.dtype))})"
         if held <= over:
             body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
         else:
@@ -520,7 +507,7 @@ class TritonPrinter:
                 if axis in over:
                     here = self.dimension[axis]
                     body = self._reduce_dim(reduce.monoid, body, reduce.dtype, here)
-        return f"{body}.to(tl.{TYPES[reduce.dtype.name]})" if narrow else body
+        return f"{body}.to({text_of(reduce.dtype)})" if narrow else body
 
     def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
         """Return a tile reduced along ``dim``, whose extent becomes 1; with None, to a scalar."""
