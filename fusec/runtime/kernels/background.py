@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from fusec.runtime.calls.executable import BoxedCall
@@ -29,8 +30,7 @@ class Background(Generic[T]):
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self._made: list[T] = []
-        self._error: BaseException | None = None
+        self._future: Future[T] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(work,), name="fusec-build", daemon=False
         )  # joined at exit, even if a daemon thread starts it
@@ -42,9 +42,9 @@ class Background(Generic[T]):
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
-            self._made.append(work())
+            self._future.set_result(work())
         except BaseException as error:  # raised by ``result``, in its caller's thread
-            self._error = error
+            self._future.set_exception(error)
         finally:
             _running.discard(self)
 
@@ -54,10 +54,7 @@ class Background(Generic[T]):
         Raises:
             Exception: the error that its computation raised.
         """
-        self.wait()
-        if self._error is not None:
-            raise self._error
-        return self._made[0]
+        return self._future.result()
 
     def wait(self) -> None:
         """Wait until the work has ended, with a result or an error."""

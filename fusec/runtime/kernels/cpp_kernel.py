@@ -229,16 +229,13 @@ class CppTableKernel:
         As ``CppKernel`` does.
     """
 
-    __slots__ = ("_call", "_kernel", "_places", "blocks")
+    __slots__ = ("_kernel", "_places", "blocks")
 
-    def __init__(self, kernel: CppKernel, call: Callable[..., Any], blocks: str) -> None:
+    def __init__(self, kernel: CppKernel, blocks: str) -> None:
         self._kernel = kernel
-        self._call = call
         self._places: dict[table.RowSizes, table.Places] = {}
         self.blocks = blocks
-        pointer, size = ctypes.c_void_p, ctypes.c_longlong
-        call.argtypes = [pointer, pointer, pointer, size, size, pointer]  # type: ignore[attr-defined]
-        call.restype = None  # type: ignore[attr-defined]
+        kernel.declare(3, 2)  # addresses, sizes and places; their count, and the work
 
     def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
         found = self._places.get(sizes)
@@ -246,7 +243,7 @@ class CppTableKernel:
             found = self._places[sizes] = table.find_places(sizes, self.blocks)
         addresses = table.addresses(rows)
         status = ctypes.c_int(0)
-        self._call(
+        self._kernel._call(
             (ctypes.c_void_p * len(addresses))(*addresses),
             found.sizes.data_ptr(),
             found.places.data_ptr(),
@@ -274,6 +271,5 @@ def load(library: Path, kernels: list[dict[str, Any]]) -> dict[str, CppKernel | 
             kernel.declare(row["buffers"], row["sizes"])
             loaded[row["name"]] = kernel
         else:
-            call = getattr(handle, row["function"])
-            loaded[row["name"]] = CppTableKernel(kernel, call, row["blocks"])
+            loaded[row["name"]] = CppTableKernel(kernel, row["blocks"])
     return loaded

@@ -38,6 +38,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
@@ -149,11 +150,8 @@ def _with_layout(kind: str) -> str:
     if found is None:
         return kind
     shape = [int(extent) for extent in found[2].split(",")]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, _ELEMENTS[found[1]])
+    layout = gl.NVMMASharedLayout.get_default_for(shape, tl.dtype(found[1]))
     return f"{kind[:-1]},{layout!r}>"
-
-
-_ELEMENTS = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ Worked example::
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -329,45 +330,24 @@ def describe(
     )
 
 
-class _Descriptors:
-    """A cache of the descriptors of a kernel's launches, by addresses and sizes.
+def _descriptors_by_address(
+    kernel: TritonSource,
+) -> tuple[tuple[str, ...], Callable[[tuple[int, ...]], tuple[TensorDescriptor, ...]]]:
+    """Return the parameters on which a kernel's descriptors depend, and a cache of these.
 
-    Args:
-        kernel: one with descriptors.
+    The cache is called with the addresses and sizes that a launch passes for these parameters.
     """
+    types = dict(kernel.signature)
+    pointers = tuple(dict.fromkeys(d.pointer for d in kernel.descriptors))
+    names = (*pointers, *(name for name, kind in kernel.signature if kind == "i32"))
 
-    __slots__ = ("_dtypes", "_kept", "_pointers", "_sizes", "kernel")
+    @functools.lru_cache(_KEPT)
+    def descriptors(key: tuple[int, ...]) -> tuple[TensorDescriptor, ...]:
+        passed = dict(zip(names, key, strict=True))
+        elements = {p: _ELEMENTS[types[p].removeprefix("*")] for p in pointers}
+        return describe(kernel, {p: _Address(passed[p], e) for p, e in elements.items()}, passed)
 
-    def __init__(self, kernel: TritonSource) -> None:
-        self.kernel = kernel
-        types = dict(kernel.signature)
-        self._dtypes = {
-            d.pointer: _ELEMENTS[types[d.pointer].removeprefix("*")] for d in kernel.descriptors
-        }
-        self._pointers = tuple(self._dtypes)
-        self._sizes = tuple(name for name, kind in kernel.signature if kind == "i32")
-        self._kept: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The parameters on which descriptors depend, in the order of ``of``."""
-        return (*self._pointers, *self._sizes)
-
-    def of(self, key: tuple[int, ...]) -> tuple[TensorDescriptor, ...]:
-        """Return the descriptors for addresses and sizes, from the cache if it has them."""
-        found = self._kept.get(key)
-        if found is None:
-            count = len(self._pointers)
-            addresses = {
-                p: _Address(a, self._dtypes[p]) for p, a in zip(self._pointers, key, strict=False)
-            }
-            found = describe(
-                self.kernel, addresses, dict(zip(self._sizes, key[count:], strict=True))
-            )
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            self._kept[key] = found
-        return found
+    return names, descriptors
 
 
 class TritonKernel:
@@ -422,8 +402,7 @@ class TritonKernel:
         }
         key: tuple[str, ...] = ()
         if kernel.descriptors:
-            descriptors = _Descriptors(kernel)
-            key, namespace["_descriptors"] = descriptors.key, descriptors.of
+            key, namespace["_descriptors"] = _descriptors_by_address(kernel)
         exec(_launcher_source(kernel, key), namespace)
         launch: Launch = namespace["launch"]
         return launch

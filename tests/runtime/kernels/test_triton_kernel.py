@@ -282,11 +282,11 @@ def test_descriptors_keep_no_tensor_alive(driver: InterpretingDriver, tiled: Tri
 
 
 def test_no_more_descriptors_are_kept_than_a_limit() -> None:
-    made = triton_kernel._Descriptors(TILED)
+    _, descriptors = triton_kernel._descriptors_by_address(TILED)
     for rows in range(1, 2 * triton_kernel._KEPT):
-        x, y = made.of((16, 32, rows, 32))
+        x, y = descriptors((16, 32, rows, 32))
         assert x.shape == y.shape == [rows, 32]
-        assert len(made._kept) <= triton_kernel._KEPT
+        assert descriptors.cache_info().currsize <= triton_kernel._KEPT
 
 
 def test_unaligned_tensors_and_sizes_go_by_pointers(
