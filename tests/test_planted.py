@@ -333,7 +333,7 @@ def without_a_dimension(form: Form) -> Form:
     return replace(form, dimension=dict(list(form.dimension.items())[1:]))
 
 
-ANOTHER = Var("another", F32, frozenset(), 10**6)
+ANOTHER = Var("another", F32, frozenset())
 """A value of another kernel."""
 
 

@@ -21,6 +21,7 @@ Worked example, the mean of a row: ``sum(c: x[m, c]) / 768`` has the free axes `
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -275,17 +276,21 @@ class Reduce(_Expr):
 
 
 class Var(_Expr):
-    """A named value of a program, told apart by ``serial``; ``axes`` are its lanes."""
+    """A named value of a program, equal to no other; ``axes`` are its lanes."""
 
-    __slots__ = ("name", "serial")
+    __slots__ = ("name",)
+    _made = itertools.count()
 
-    def __init__(self, name: str, dtype: DType, lanes: frozenset[Axis], serial: int) -> None:
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return (next(cls._made),)
+
+    def __init__(self, name: str, dtype: DType, lanes: frozenset[Axis]) -> None:
         self.name = name
         self.children = ()
         self.named = ()
         self.dtype = dtype
         self.axes = lanes
-        self.serial = serial
 
 
 class Dot(_Expr):

@@ -65,8 +65,8 @@ class Builder:
         self.writes: dict[Buffer, None] = {}
 
     def _var(self, hint: str, dtype: DType, axes: frozenset[Axis]) -> Var:
-        serial = next(_serial)
-        return Var(f"{hint}{serial}", dtype, axes & frozenset(self.lanes), serial)
+        number = next(_serial)
+        return Var(f"{hint}{number}", dtype, axes & frozenset(self.lanes))
 
     def let(self, value: Expr, hint: str = "t") -> Var:
         var = self._var(hint, value.dtype, value.axes)

@@ -154,7 +154,7 @@ def _kernel() -> Kernel:
 
 def _program() -> Program:
     y = buffer("y", 4)
-    put = Put(y.flat(), index(0), Var("never_defined", F32, frozenset(), 1), None)
+    put = Put(y.flat(), index(0), Var("never_defined", F32, frozenset()), None)
     return Program("k", (), (y,), (), (), (), (put,))
 
 

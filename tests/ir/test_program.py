@@ -36,16 +36,16 @@ COLUMNS = 40
 x, out = buffer("x", M, COLUMNS), buffer("out", M)
 
 
-def var(name: str, serial: int, *lanes: Axis, dtype: DType = F32) -> Var:
-    return Var(name, dtype, frozenset(lanes), serial)
+def var(name: str, *lanes: Axis, dtype: DType = F32) -> Var:
+    return Var(name, dtype, frozenset(lanes))
 
 
 acc, total, v, here, inside = (
-    var("acc", 1, lane),
-    var("total", 2),
-    var("v", 3, lane),
-    var("here", 4, lane, dtype=I64),
-    var("inside", 5, lane, dtype=BOOL),
+    var("acc", lane),
+    var("total"),
+    var("v", lane),
+    var("here", lane, dtype=I64),
+    var("inside", lane, dtype=BOOL),
 )
 column = index(loop) * 16 + lane
 
@@ -113,13 +113,13 @@ def scratch_softmax() -> Program:
     kept = buffer("kept", 16)
     flat = index(m) * 16 + lane
     raw, top, centred, power, again, below, ratio = (
-        var("raw", 11, lane),
-        var("top", 12),
-        var("centred", 13, lane),
-        var("power", 14, lane),
-        var("again", 15, lane),
-        var("below", 16),
-        var("ratio", 17, lane),
+        var("raw", lane),
+        var("top"),
+        var("centred", lane),
+        var("power", lane),
+        var("again", lane),
+        var("below"),
+        var("ratio", lane),
     )
     body = (
         Scratch(kept, index(16)),
@@ -179,7 +179,7 @@ def test_scratch_is_private_memory() -> None:
 
 
 def test_scratch_starts_unwritten_in_every_instance() -> None:
-    kept, first = buffer("kept", 16), var("first", 21, lane)
+    kept, first = buffer("kept", 16), var("first", lane)
     flat = index(m) * 16 + lane
     wide = buffer("y", M, 16)
     body = (
@@ -192,7 +192,7 @@ def test_scratch_starts_unwritten_in_every_instance() -> None:
 
 
 def test_loop_runs_while_it_is_below_every_stop() -> None:
-    count, step = var("count", 31), Axis("s", index(10))
+    count, step = var("count"), Axis("s", index(10))
     one = Update(count, Op("add", (count, f32(1))))
     body = (
         Carry(count, f32(0)),
@@ -203,7 +203,7 @@ def test_loop_runs_while_it_is_below_every_stop() -> None:
 
 
 def test_carry_starts_again_in_each_iteration_that_declares_it() -> None:
-    inner, outer, step = var("inner", 32), var("outer", 33), Axis("s", index(2))
+    inner, outer, step = var("inner"), var("outer"), Axis("s", index(2))
     body = (
         Carry(outer, f32(0)),
         For(
@@ -243,7 +243,7 @@ def test_guarded_put_writes_the_lanes_that_are_true() -> None:
 
 
 def test_bf16_is_rounded_where_it_is_cast() -> None:
-    wide, half = buffer("y", M, 16, dtype=BF16), var("half", 41, lane, dtype=BF16)
+    wide, half = buffer("y", M, 16, dtype=BF16), var("half", lane, dtype=BF16)
     source = buffer("x", M, 16)
     flat = index(m) * 16 + lane
     body = (
@@ -258,7 +258,7 @@ def test_bf16_is_rounded_where_it_is_cast() -> None:
 
 def test_gather_reads_at_a_value_of_the_program() -> None:
     ids, table = buffer("ids", M, dtype=I64), buffer("table", 10)
-    row, picked = var("row", 51, dtype=I64), var("picked", 52)
+    row, picked = var("row", dtype=I64), var("picked")
     body = (
         Let(row, Load(ids.flat(), (index(m),))),
         Let(picked, Load(table.flat(), (index(Runtime(row, index(10))),))),
@@ -284,7 +284,7 @@ def test_lane_out_of_range_is_an_error_in_a_program() -> None:
 
 def test_limit_of_a_lane_masks_nothing_in_a_program() -> None:
     ragged = Axis("r", index(16), limit=index(2))
-    w = var("w", 61, ragged)
+    w = var("w", ragged)
     body = Let(w, Load(x.flat(), (index(m) * COLUMNS + index(ragged) * 3,)))
     refused(program(body, lanes=(ragged,)), "out of range")
 
@@ -306,13 +306,13 @@ def test_lanes_that_write_one_element_race() -> None:
 
 # -- what a verifier refuses ---------------------------------------------------------------------
 
-w = var("w", 71)
+w = var("w")
 
 
 def illegal_programs() -> dict[str, tuple[Program, str]]:
     one, two = f32(1), f32(2)
-    wide, flag = var("wide", 72, lane), var("flag", 73, dtype=BOOL)
-    twin = var("w", 74)
+    wide, flag = var("wide", lane), var("flag", dtype=BOOL)
+    twin = var("w")
     stranger = buffer("stranger", M)
     kept = buffer("kept", 16)
     nothing: tuple[Statement, ...] = ()
@@ -339,7 +339,7 @@ def illegal_programs() -> dict[str, tuple[Program, str]]:
             program(
                 Carry(acc, one),
                 Let(here, IndexValue(index(lane), I64)),
-                Let(Var("p", I64, frozenset(), 99), Reduce(ARGMAX, (lane,), acc, here)),
+                Let(Var("p", I64, frozenset()), Reduce(ARGMAX, (lane,), acc, here)),
             ),
             "argmax of several values",
         ),
@@ -374,7 +374,7 @@ def illegal_programs() -> dict[str, tuple[Program, str]]:
         ),
         "a size that is not passed": (program(put(one), sizes=()), r"sizes \['M'\] are not passed"),
         "an unknown gather": (
-            program(Let(w, Load(x.flat(), (index(Runtime(var("row", 75), index(2))),)))),
+            program(Let(w, Load(x.flat(), (index(Runtime(var("row"), index(2))),)))),
             "row is not defined here",
         ),
         "update of a let": (program(known, Update(w, Op("neg", (w,)))), "no carry in scope"),

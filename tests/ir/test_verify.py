@@ -93,7 +93,7 @@ ILLEGAL_EXPRESSIONS: dict[str, tuple[Expr, str]] = {
     "rounding of f64": (Op("round_bf16", (Cast(FLOAT_LOAD, F64),)), "round_bf16 on f64"),
     "an index value of type f32": (position(A, F32), "an index value of type f32"),
     "an opaque value": (load(buffer("z", 4, dtype=DTYPES["c64"]), A), "opaque type c64"),
-    "a variable": (Var("v", F32, frozenset(), 1), "a variable outside a program"),
+    "a variable": (Var("v", F32, frozenset()), "a variable outside a program"),
 }
 
 

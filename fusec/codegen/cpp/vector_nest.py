@@ -115,7 +115,6 @@ class Writer:
         self.lane = Axis("l", index(width))
         self.arrays: dict[Var, TileArray] = {}
         self.scopes: list[LaneScope] = []
-        self.serial = max((v.serial for v in storage.uses.defined), default=0)
 
     def at(self) -> dict[Axis, Index]:
         """Return the coordinates of all open scopes."""
@@ -183,8 +182,7 @@ class Writer:
         return var
 
     def var(self, hint: str, dtype: DType, axes: frozenset[Axis]) -> Var:
-        self.serial += 1
-        return Var(self.names.new(hint), dtype, axes, self.serial)
+        return Var(self.names.new(hint), dtype, axes)
 
     def offset(self, value: Index) -> Index:
         """Return an offset at the open scopes' coordinates, with its gather indices named."""

@@ -82,7 +82,6 @@ class _Orienter:
         self.dimension: dict[Axis, int] = {}
         self.needs: dict[Var, _Shapes] = dict(draft)
         self.made: dict[tuple[Var, tuple[tuple[Axis, int], ...]], Var] = {}
-        self.serial = 0
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.others = Names(named)
         self.kept: set[Var] = set()
@@ -105,9 +104,8 @@ class _Orienter:
         key = (var, tuple(sorted(order.items(), key=lambda item: item[0].serial)))
         known = self.made.get(key)
         if known is None:
-            self.serial -= 1
             axes = frozenset(self.twin(a, d) for a, d in order.items())
-            known = self.made[key] = Var(self.name(var), var.dtype, axes, self.serial)
+            known = self.made[key] = Var(self.name(var), var.dtype, axes)
         return known
 
     def name(self, var: Var) -> str:

@@ -98,7 +98,6 @@ class Values:
         self.nest, self.lanes = self.layout.nest, self.layout.lanes
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names = Names()
-        self.serial = 0
         self.running: dict[Reduce, tuple[Expr, ...]] = {}
         cut = self.layout.cut
         uniform = Rules((partial(uniform_comparison, lanes=tuple(self.lanes)), "lt", "ge"))
@@ -365,8 +364,7 @@ class Values:
                 return "t"
 
     def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
-        self.serial += 1
-        return Var(self.names.new(f"v_{hint}"), dtype, lanes, self.serial)
+        return Var(self.names.new(f"v_{hint}"), dtype, lanes)
 
 
 def _is_loaded(factor: Expr) -> bool:

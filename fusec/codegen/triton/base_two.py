@@ -13,7 +13,6 @@ exponent is rounded once instead of twice, and at another operation.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,14 +41,13 @@ def base_two(program: Program, approximate: frozenset[Var]) -> Program:
     """
     named = [s for s in statements(program.body) if isinstance(s, Let | Carry)]
     names = Names(s.var.name for s in named)
-    serials = itertools.count(1 + max((s.var.serial for s in named), default=0))
     values: dict[Expr, Expr] = {s.var: s.value for s in named if isinstance(s, Let)}
 
     def rewritten(statement: Statement) -> list[Statement]:
         lets: list[Statement] = []
 
         def let(name: str, value: Expr) -> Var:
-            var = Var(names.new(f"v_{name}"), value.dtype, value.axes, next(serials))
+            var = Var(names.new(f"v_{name}"), value.dtype, value.axes)
             lets.append(Let(var, value))
             return var
 

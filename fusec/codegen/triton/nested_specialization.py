@@ -362,8 +362,6 @@ class _Splitter:
         shared: tuple[Let, ...],
         iterations: list[_Iteration],
     ) -> None:
-        made = (s.var.serial for s in statements(program.body) if isinstance(s, Let | Carry))
-        self.serial = min(made)
         self.program, self.copied, self.views = program, copied, views
         self.last = iterations[-1]
         self.copies: dict[Var | Put, DescriptorCopy] = {}
@@ -374,10 +372,6 @@ class _Splitter:
             Ring(copied[t.load.var].descriptor.buffer.name, program.stages) for t in self.last.tiles
         )
         self.carried = tuple(map(self._carried, self.last.later))
-
-    def _var(self, name: str, like: Var) -> Var:
-        self.serial -= 1
-        return Var(name, like.dtype, like.axes, self.serial)
 
     def _shared(self, load: Let) -> Let:
         """Return the load of a tile, under a new name if the tile is also used in registers."""
@@ -390,13 +384,13 @@ class _Splitter:
 
     def _alias(self, name: str, tile: Var) -> Var:
         """Return a new name for a copied tile."""
-        var = self._var(f"{tile.name}_{name}", tile)
+        var = _var_like(f"{tile.name}_{name}", tile)
         self.copies[var] = self.copied[tile]
         return var
 
     def _carried(self, later: _Later) -> _Carried:
-        factor = None if later.factor is None else self._var("factor", later.factor)
-        return _Carried(self._var("weights", later.weights), factor)
+        factor = None if later.factor is None else _var_like("factor", later.factor)
+        return _Carried(_var_like("weights", later.weights), factor)
 
     def split(self, made: Mapping[For, _Iteration], bounds: tuple[Let, ...]) -> RoleStatements:
         nothing = {ring: self._nothing(t) for ring, t in self._tiles(self.last) if t.later}
@@ -425,7 +419,7 @@ class _Splitter:
         """Return a copy of a tile from beyond a tensor's last row, which gives zeros."""
         copy = self.copied[tile.load.var]
         *outer, rows, _ = copy.descriptor.shape
-        let = Let(self._var("nothing", tile.load.var), tile.load.value)
+        let = Let(_var_like("nothing", tile.load.var), tile.load.value)
         self.copies[let.var] = replace(copy, start=(*(index(0) for _ in outer), rows, index(0)))
         return let
 
@@ -468,7 +462,7 @@ class _Splitter:
                 names[tile.load.var] = again
                 for view in tile.views:
                     if any(view.var in _sides(later.product) for later in one.later):
-                        names[view.var] = self._var(f"{view.var.name}_before", view.var)
+                        names[view.var] = _var_like(f"{view.var.name}_before", view.var)
                         yield Let(names[view.var], again)
             elif tile.later:
                 yield Take(ring, (tile.load.var,))
@@ -518,6 +512,10 @@ class _Splitter:
             if carried.factor is not None:
                 assert later.factor is not None
                 yield Update(carried.factor, later.factor)
+
+
+def _var_like(name: str, like: Var) -> Var:
+    return Var(name, like.dtype, like.axes)
 
 
 def _with_bodies(

@@ -125,7 +125,7 @@ def test_an_array_that_a_loop_declares_is_freed_in_it() -> None:
     n = Size("n", 5)
     x, y, kept = (Buffer(k, (3 * index(n),), (index(1),), F32) for k in ("x", "y", "kept"))
     row, j, t, u = axes("row j t u", 1, 3, n, n)
-    read, again = (Var(k, F32, frozenset(), at) for at, k in enumerate(("v_x", "v_kept")))
+    read, again = (Var(k, F32, frozenset()) for k in ("v_x", "v_kept"))
 
     def each(axis: Axis, *body: Let | Put) -> For:
         return For(axis, index(0), (index(n),), body)

@@ -17,7 +17,7 @@ X = Buffer("x", (index(4096),), (index(1),), F32)
 def read(offset: Index, times: int = 1, guard: Var | None = None) -> tuple[Statement, ...]:
     """Loads of ``x[offset]``."""
     value = Load(X, (offset,), guard)
-    return (Let(Var("v", F32, value.axes, 0), value),) * times
+    return (Let(Var("v", F32, value.axes), value),) * times
 
 
 def loop(trips: int | Size, *body: Statement) -> For:
@@ -49,7 +49,7 @@ def test_lanes_that_are_no_neighbours_are_an_instruction_each() -> None:
 
 def test_a_load_that_a_condition_of_all_lanes_may_skip_is_a_branch() -> None:
     lane = index(LANE)
-    everywhere, masked = (Var("m", BOOL, axes, 1) for axes in (frozenset(), frozenset({LANE})))
+    everywhere, masked = (Var("m", BOOL, axes) for axes in (frozenset(), frozenset({LANE})))
     assert not is_unrolled(loop(4, *read(lane, 16, everywhere)), LANE, CODE)
     assert is_unrolled(loop(4, *read(lane, 16, masked)), LANE, CODE)
 
@@ -63,7 +63,7 @@ def test_a_loop_that_starts_late_has_as_many_iterations_as_are_left() -> None:
 
 def test_many_gathers_under_masks_are_calls() -> None:
     lane = index(LANE)
-    masked = Var("m", BOOL, frozenset({LANE}), 1)
+    masked = Var("m", BOOL, frozenset({LANE}))
     gathered = floordiv(lane * 9 + 4, index(8))
     assert not has_many_gathers(read(gathered, CODE.gathers, masked), LANE, CODE.gathers)
     assert has_many_gathers(

@@ -23,7 +23,7 @@ class _Body:
 
     def let(self, value: Expr, axes: frozenset[Axis] = TILE) -> Var:
         number = len(self.statements)
-        var = Var(f"t{number}", value.dtype, axes, number)
+        var = Var(f"t{number}", value.dtype, axes)
         self.statements.append(Let(var, value))
         return var
 

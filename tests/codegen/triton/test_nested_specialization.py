@@ -232,7 +232,7 @@ def test_what_reads_a_sum_between_loops_has_no_roles() -> None:
     at = next(n for n, s in enumerate(body) if isinstance(s, For))
     updates = (s for s in statements(body) if isinstance(s, Update))
     total = next(s.var for s in updates if isinstance(s.value, Dot))
-    reader = Let(Var("reader", total.dtype, total.axes, -1000), Op("neg", (total,)))
+    reader = Let(Var("reader", total.dtype, total.axes), Op("neg", (total,)))
     between = replace(found.program, body=(*body[: at + 1], reader, *body[at + 1 :]))
     assert split_nested(found.program, found.copies) is not None
     assert split_nested(between, found.copies) is None
