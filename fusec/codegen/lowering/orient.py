@@ -17,7 +17,7 @@ the rows of a and acc, k in the columns of a and the rows of b, n in the columns
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from fusec.errors import InternalError
 from fusec.ir.expr import (
@@ -40,15 +40,8 @@ TileDims = dict[Axis, int]
 """Lane axis -> its dimension in one tile."""
 
 
-@dataclass(slots=True)
-class _Shapes:
-    """The orders that one value is needed in; it is computed in the first."""
-
-    orders: list[TileDims] = field(default_factory=list)
-
-    def need(self, order: TileDims) -> None:
-        if order not in self.orders:
-            self.orders.append(order)
+_Needs = dict[Var, list[TileDims]]
+"""Value -> the orders that it is needed in; it is computed in the first."""
 
 
 def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
@@ -72,7 +65,7 @@ class _Orienter:
         draft: the orders that the first walk found; empty in the first walk.
     """
 
-    def __init__(self, program: Program, draft: dict[Var, _Shapes]) -> None:
+    def __init__(self, program: Program, draft: _Needs) -> None:
         self.draft = draft
         self.definitions = {
             s.var: s.value for s in statements(program.body) if isinstance(s, Let | Update)
@@ -80,7 +73,7 @@ class _Orienter:
         self.lanes = frozenset(program.lanes)
         self.twins: dict[tuple[Axis, int], Axis] = {}
         self.dimension: dict[Axis, int] = {}
-        self.needs: dict[Var, _Shapes] = dict(draft)
+        self.needs: _Needs = dict(draft)
         self.made: dict[tuple[Var, tuple[tuple[Axis, int], ...]], Var] = {}
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.others = Names(named)
@@ -121,7 +114,9 @@ class _Orienter:
         """Record that a value is needed in an order, restricted to the axes that it has."""
         if isinstance(value, Var):
             own = {a: order[a] for a in value.axes if a in order}
-            self.needs.setdefault(value, _Shapes()).need(own)
+            known = self.needs.setdefault(value, [])
+            if own not in known:
+                known.append(own)
 
     def used(self, value: Expr, order: TileDims) -> Expr:
         """Return the name of a value in an order."""
@@ -176,10 +171,9 @@ class _Orienter:
 
     def orders(self, var: Var) -> list[TileDims]:
         """Return the orders that a value is needed in; it is computed in the first."""
-        found = self.needs.setdefault(var, _Shapes())
-        if not found.orders:
-            found.need(self.free_order(var.axes))
-        return found.orders
+        if var not in self.needs:
+            self.needs[var] = [self.free_order(var.axes)]
+        return self.needs[var]
 
     def names(self, var: Var) -> list[Var]:
         return [self.named(var, order) for order in self.orders(var)]
@@ -225,8 +219,8 @@ class _Orienter:
             if node in seen or axis not in node.axes or not isinstance(node, Var):
                 continue
             seen.add(node)
-            if node in self.needs and self.needs[node].orders:
-                return {axis: self.needs[node].orders[0][axis]}
+            if node in self.needs:
+                return {axis: self.needs[node][0][axis]}
             if node in self.definitions:
                 stack.extend(children(self.definitions[node]))
         return order

@@ -68,10 +68,6 @@ def _copy_tiles(form: Form, context: Any) -> Form:
     return replace(form, program=program, copies=copies)
 
 
-def _approximate(form: Form, context: Any) -> Form:
-    return replace(form, approximate=rounded_to_16_bits(form.program))
-
-
 def _specialize_warps(form: Form, context: Any) -> Form:
     if not form.program.roles:
         return form
@@ -114,7 +110,7 @@ FORM = (
     Stage(
         "approximate",
         "mark values that reach memory only after rounding to 16 bits",
-        _approximate,
+        lambda form, context: replace(form, approximate=rounded_to_16_bits(form.program)),
         "Form",
         "Form",
         needs=("copy_tiles",),

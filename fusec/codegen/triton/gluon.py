@@ -115,10 +115,10 @@ class _GluonPrinter(TritonPrinter):
         self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
         self.sums = _sums(roles.multiply)
-        self.sum_of = _multiplied_from_registers(roles)
         self.taken = {
             v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
         }
+        self.sum_of = self._multiplied_from_registers()
         self.layouts: dict[int, str] = {}
         self.lefts: dict[str, str] = {}
         self.wanted = ""
@@ -153,6 +153,12 @@ class _GluonPrinter(TritonPrinter):
                 memories[kind] = memories.get(kind) or self.names.new(f"staged_{len(memories)}")
                 found[box] = memories[kind]
         return found
+
+    def _multiplied_from_registers(self) -> dict[Expr, Var]:
+        """Return left operand that is no tile in memory -> accumulator of its product."""
+        found = (s for s in statements(self.roles.multiply) if isinstance(s, Update))
+        products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
+        return {left: total for left, total in products.items() if left not in self.taken}
 
     # functions
 
@@ -405,13 +411,6 @@ def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
     """Return the accumulators and results of products, in program order."""
     found = (s for s in statements(body) if isinstance(s, Let | Update))
     return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
-
-
-def _multiplied_from_registers(roles: RoleStatements) -> dict[Expr, Var]:
-    """Return left operand in registers -> accumulator of its product."""
-    found = (s for s in statements(roles.multiply) if isinstance(s, Update))
-    products = {s.value.left: s.var for s in found if isinstance(s.value, Dot)}
-    return {weights: products[weights] for weights in roles.weights}
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -409,8 +409,7 @@ class _Splitter:
             if statement is loops[-1]:
                 multiply += [*self._scaled(self.last), *self._multiplied(self.last, 1)]
                 multiply += [Free(ring, 0, None) for ring in (*nothing, self.whole)]
-        weights = tuple(one.weights for one in self.carried)
-        return RoleStatements(tuple(load), tuple(multiply), self.copies, weights)
+        return RoleStatements(tuple(load), tuple(multiply), self.copies)
 
     def _tiles(self, one: _Iteration) -> Iterator[tuple[Ring, _Tile]]:
         return zip(self.rings, one.tiles, strict=True)

@@ -61,14 +61,11 @@ class RoleStatements:
         load: statements of the producer warp.
         multiply: statements of the consumer warps.
         copies: copies by descriptor of values that the split has added to the program.
-        weights: left operands that products read from registers, if any
-            (``codegen/triton/nested_specialization.py``).
     """
 
     load: tuple[Statement, ...]
     multiply: tuple[Statement, ...]
     copies: Mapping[Var | Put, DescriptorCopy] = field(default_factory=dict)
-    weights: tuple[Var, ...] = ()
 
     @property
     def fills(self) -> tuple[Fill, ...]:
