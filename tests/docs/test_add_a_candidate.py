@@ -35,7 +35,7 @@ def test_the_library_of_the_page_is_taken_and_computes_the_same(
     page: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def compared() -> None:
-        check(torch.nn.Linear(24, 40), values(16, 24), train=True)
+        check(torch.nn.Linear(24, 40), values(128, 24), train=True)
 
     tune(monkeypatch, "races", product=1)
     decide_products(monkeypatch, tmp_path, "BLIS", compared)
