@@ -1,4 +1,4 @@
-"""Watch the calls of functions as the interpreter makes them: nothing is put in their place.
+"""Watch the calls of functions, by whatever name they are called, while they do what they do.
 
 Worked example::
 
@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, FunctionType
 from typing import Any
+
+Note = Callable[[], Any] | None
 
 
 @dataclass(slots=True)
@@ -37,46 +38,76 @@ class Call:
 
 
 @contextmanager
-def calls_of(
-    *functions: Callable[..., Any], note: Callable[[], Any] | None = None
-) -> Iterator[list[Call]]:
-    """Yield the calls of functions that begin in this block, in order.
+def calls_of(*functions: Callable[..., Any], note: Note = None) -> Iterator[list[Call]]:
+    """Yield the calls of functions that begin in this block, in order and from each thread.
 
-    Calls in threads that begin in this block are among them. Of a function written in C neither
-    arguments nor results are known.
+    Of a function written in C neither arguments nor results are known, nor calls by other threads.
     """
-    watched = {id(_code_of(function)) for function in functions}
     found: list[Call] = []
-    running: dict[FrameType, Call] = {}
-    before = sys.getprofile()
-
-    def watch(frame: FrameType, event: str, result: Any) -> None:
-        if before is not None:
-            before(frame, event, result)
-        if id(result if event == "c_call" else frame.f_code) not in watched:
-            return
-        if event == "c_call":
-            found.append(Call(result.__name__, {}))
-        elif event == "call":
-            call = Call(frame.f_code.co_name, dict(frame.f_locals))
-            call.noted = note() if note is not None else None
-            found.append(call)
-            running[frame] = call
-        elif event == "return" and frame in running:
-            running.pop(frame).result = result
-
-    threading.setprofile(watch)
-    sys.setprofile(watch)
-    try:
+    with ExitStack() as watches:
+        for function in functions:
+            plain = _without_decorators(function)
+            if isinstance(plain, BuiltinFunctionType):
+                watches.enter_context(_profiled(plain, found))
+            else:
+                watches.enter_context(_watched(plain, found, note))
         yield found
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(before)
 
 
-def _code_of(function: Callable[..., Any]) -> Any:
-    """Return what the interpreter names for a call: a function's code, or itself if it is of C."""
+def _without_decorators(function: Callable[..., Any]) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
-    return getattr(function, "__code__", function)
+    return getattr(function, "__func__", function)
+
+
+@contextmanager
+def _watched(function: FunctionType, found: list[Call], note: Note) -> Iterator[None]:
+    """Give a function code that notes each call and then runs its own.
+
+    To profile would be to be called for each call of the process: a compile takes three times as
+    long. The function itself stays, so that each of its callers comes by.
+    """
+    code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
+    own = FunctionType(code, function.__globals__, code.co_name, defaults, function.__closure__)
+    own.__kwdefaults__ = named
+    signature = inspect.Signature.from_callable(own)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        call = Call(code.co_name, dict(given.arguments))
+        call.noted = note() if note is not None else None
+        found.append(call)
+        call.result = own(*args, **kwargs)
+        return call.result
+
+    # It closes over as many variables as the function's own code, which it does not read.
+    function.__code__ = _calling.__code__.replace(
+        co_name=code.co_name, co_freevars=code.co_freevars
+    )
+    function.__defaults__, function.__kwdefaults__ = None, {"_noted": noted}
+    try:
+        yield
+    finally:
+        function.__code__ = code
+        function.__defaults__, function.__kwdefaults__ = defaults, named
+
+
+def _calling(*args: Any, _noted: Callable[..., Any], **kwargs: Any) -> Any:
+    return _noted(*args, **kwargs)
+
+
+@contextmanager
+def _profiled(function: BuiltinFunctionType, found: list[Call]) -> Iterator[None]:
+    before = sys.getprofile()
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called is function:
+            found.append(Call(function.__name__, {}))
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
