@@ -47,8 +47,6 @@ def quick_compiles(folder: Path | None) -> Iterator[None]:
     with (
         mock.patch("torch._dynamo.utils._get_dynamo_config_for_logging", lambda: ""),
         mock.patch("torch._dynamo.utils._scrubbed_inductor_config_for_logging", lambda: ""),
-        mock.patch("torch._dynamo.utils._compiler_config_for_logging", lambda: ""),
-        mock.patch("torch._dynamo.utils._functorch_config_for_logging", lambda: ""),
         mock.patch("torch._decomp.decompositions_for_rng.PhiloxStateTracker.reset"),
         mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0),
         mock.patch(f"{graphs}._log_joint_graph", lambda *_: None),

@@ -15,11 +15,17 @@ import fusec
 from fusec.tools.report import explain
 from tests.support import check, check_captured, externs
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*without torch.compile.*:UserWarning")
+pytestmark = pytest.mark.usefixtures("run_as_written")
 N = 48
 DOCUMENTS = torch.arange(N) // 20
 BIAS = torch.randn(4, N, generator=torch.Generator().manual_seed(3))
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+@pytest.fixture
+def run_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep eager calls from Dynamo, which else compiles each of them: a call takes a tenth."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def qkv(
