@@ -1,7 +1,7 @@
 """The backend under its public name: what the entry point of torch and programs of users import.
 
 ``import fusec.backend`` also registers fusec's kind of artifact with ``torch.compiler``, and the
-observers that write the log and that verify. The compiler itself is ``fusec/driver/``.
+observers of logs, dumps and ``verify``. The compiler itself is ``fusec/driver/``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import fx
 
 from fusec.driver import backend
 from fusec.driver.backend import refreeze
-from fusec.tools import summary, verify  # noqa: F401  each puts an observer in the list
+from fusec.tools import dumps, summary, verify  # noqa: F401  each puts an observer in the list
 from fusec.torch_interior import is_shipping
 
 __all__ = ["fusec", "refreeze"]

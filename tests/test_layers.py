@@ -51,11 +51,9 @@ LAYERS: dict[str, set[str]] = {
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
     "driver.splitting": FOUNDATION | {"frontend", "torch_interior"},
-    "driver.dumps": WHOLE,
     "driver.blame": FOUNDATION | {"ir", "frontend"},
     "driver.build": WHOLE,
-    "driver.compiler": WHOLE
-    | {"driver.blame", "driver.build", "driver.contests", "driver.dumps", "driver.race"},
+    "driver.compiler": WHOLE | {"driver.blame", "driver.build", "driver.contests", "driver.race"},
     "driver.aot_metadata": FOUNDATION | {"runtime", "torch_interior"},
     "driver.warm": WHOLE | {"driver.aot_metadata", "driver.compiler"},
     "driver.backend": WHOLE
@@ -71,25 +69,28 @@ LAYERS: dict[str, set[str]] = {
     "export": {"archive"}
     | WHOLE
     | {"driver.aot_metadata", "driver.backend", "driver.compiler", "driver.warm"}
-    | {"tools.report"},
+    | {"backend", "tools.report"},
     "tools": set(),
     "tools.interpreter": {"errors", "ir"},
     "tools.verify": FOUNDATION | {"frontend", "runtime", "torch_interior", "driver.observers"},
     "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.launches", "driver.observers"},
     "tools.multiplied": {"frontend", "torch_interior"},
+    "tools.dumps": WHOLE,
     "tools.summary": WHOLE | {"tools.multiplied"},
     "tools.static_checks": COMPILER | {"runtime"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
     "tools.report": WHOLE
-    | {"backend", "driver.build", "driver.compiler", "driver.dumps", "driver.backend"}
-    | {"tools.clock", "tools.emulator", "tools.static_checks", "tools.summary", "tools.verify"},
+    | {"backend", "driver.build", "driver.compiler", "driver.backend"}
+    | {"tools.clock", "tools.dumps", "tools.emulator", "tools.static_checks", "tools.summary"}
+    | {"tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
     | {"tools.clock", "tools.interpreter", "tools.verify", ""},
     "tools.cli": WHOLE
-    | {"driver.build", "driver.compiler", "driver.dumps", "export", "tools.report", "tools.bisect"}
-    | {"tools.emulator", "archive", ""},
-    "backend": {"driver.backend", "export", "tools.summary", "tools.verify", "torch_interior"},
+    | {"driver.build", "driver.compiler", "export", "tools.report", "tools.bisect"}
+    | {"tools.dumps", "tools.emulator", "archive", ""},
+    "backend": {"driver.backend", "export", "torch_interior"}
+    | {"tools.dumps", "tools.summary", "tools.verify"},
     "": {"driver.backend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }

@@ -83,7 +83,7 @@ ELSEWHERE = {
     "driver/build": "runtime/cache/test_store",
     "driver/launches": "runtime/calls/test_ranges",
     "driver/compiler": "runtime/cache/test_store",
-    "driver/dumps": "tools/test_cli",
+    "tools/dumps": "tools/test_cli",
     "driver/pipeline": "driver/test_stages",
     "processors": "tools/test_cli_line",
     "driver/structures": "driver/test_stages",

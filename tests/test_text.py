@@ -17,7 +17,7 @@ OF_OTHERS = {
     "fusec/tools/cli/__init__.py": "quotes what the user typed",
     "fusec/tools/cli/inputs.py": "what the user typed",
     "fusec/tools/cli/line.py": "what the user typed",
-    "fusec/driver/dumps.py": "names of files and folders",
+    "fusec/tools/dumps.py": "names of files and folders",
     "fusec/tools/cli/lock.py": "quotes what the user typed",
     "fusec/errors.py": "file names in a traceback",
     "fusec/tools/emulator/parse.py": "the PTX that Triton prints",

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -31,7 +30,6 @@ from fusec.driver.contests import (
     convolution_contest,
     product_contest,
 )
-from fusec.driver.dumps import process_dump, stage_files
 from fusec.driver.launches import graph_id, launch_titles
 from fusec.driver.observers import observers_of
 from fusec.driver.pipeline import (
@@ -79,11 +77,8 @@ from fusec.runtime.progress import long_compile, say
 from fusec.runtime.race.ranks import find_ranks
 from fusec.runtime.race.rehearsal import rehearse
 from fusec.torch_interior import (
-    compile_id,
     compile_phase,
-    debug_directory,
     keep_versions,
-    prints_code,
     traces_code,
 )
 
@@ -124,9 +119,6 @@ def compile_graph(
     """
     trace = trace if trace is not None else Trace(name, phase=compile_phase)
     RECENT.append(trace)
-    asked = debug_directory()
-    if asked is not None and options.dump_dir is None:
-        options = replace(options, dump_dir=str(Path(asked, "fusec")))
     call = _or_eagerly(partial(_compile, gm, name, options, trace), gm, options, trace)
     for observer in observers_of(options):
         observer.compiled(gm, options, trace)
@@ -235,9 +227,7 @@ def _begin_entry(
         trace.key = key = graph_key(gm, *salt_of(device, target, options), name, added)
         cache = open_cache(options)
     with trace.timed("cache"):
-        # An entry of the cache has neither stages nor sources.
-        printed = options.dump_dir is not None or prints_code()
-        wanted = options.cache and not printed
+        wanted = options.cache and not _reads_stages(options)
         equal = _built_beside.get(key)
         if wanted and equal is not None:
             equal.wait()
@@ -269,7 +259,7 @@ def _begin_entry(
 
 
 def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> BoxedCall:
-    entry = _begin_entry(gm, name, options, trace, build_async=is_unobserved(options))
+    entry = _begin_entry(gm, name, options, trace, build_async=not observers_of(options))
     device, target = main_device(gm), trace.target
     missing = missing_features(needed_features(target)) if device.type == "cpu" else ""
     if missing:  # such kernels would stop this process
@@ -286,10 +276,8 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
     return when_ready(partial(_or_eagerly, bind_built, gm, options, trace))
 
 
-def is_unobserved(options: Options) -> bool:
-    """Return True if nobody looks at this compile, or at its calls."""
-    dumped = options.dump_dir is not None or debug_directory() is not None
-    return not (dumped or observers_of(options))
+def _reads_stages(options: Options) -> bool:
+    return any(observer.reads_stages(options) for observer in observers_of(options))
 
 
 def _binding(
@@ -439,15 +427,9 @@ def _generate(
     addition: Addition | None,
 ) -> tuple[Entry, Callable[[], Entry]]:
     """Return what a graph's entry says of its kernels, and what builds these."""
-    trace.texts = trace.texts or options.dump_dir is not None
+    trace.texts = trace.texts or _reads_stages(options)
     compiled = compile_to_source(gm, context_for(gm, target, options, trace))
-    _tell_code(name, compiled, options)
-    if options.dump_dir is not None:
-        try:
-            files = stage_files(trace.records, target.language)
-            process_dump(Path(options.dump_dir)).write(name, compile_id(), trace.target, files)
-        except OSError as error:
-            logger.warning("cannot write the stages to %s: %s", options.dump_dir, error)
+    _tell_code(compiled, options, trace)
     blobs = {
         ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
         "wrapper.py": compiled.wrapper.encode(),
@@ -462,9 +444,9 @@ def _generate(
     return blobs, partial(BUILDS[target.language], compiled, target.name, options)
 
 
-def _tell_code(name: str, compiled: Compiled, options: Options) -> None:
+def _tell_code(compiled: Compiled, options: Options, trace: Trace) -> None:
     for observer in observers_of(options):
-        observer.generated(name, compiled)
+        observer.generated(compiled, options, trace)
 
 
 def _tell_cached_code(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
@@ -472,7 +454,7 @@ def _tell_cached_code(gm: fx.GraphModule, name: str, target: Target, options: Op
     try:
         untimed = replace(options, race_budget_s=0.0)
         context = context_for(gm, target, untimed, Trace(name))
-        _tell_code(name, compile_to_source(gm, context), options)
+        _tell_code(compile_to_source(gm, context), options, context.trace)
     except Exception:  # the program has its kernels
         logger.debug("no code of %s for the trace", name, exc_info=True)
 

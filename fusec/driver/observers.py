@@ -61,7 +61,14 @@ class Observer:
         """
         return None
 
-    def generated(self, name: str, compiled: Compiled) -> None:
+    def reads_stages(self, options: Options) -> bool:
+        """Return True if it reads the stages and the code of all graphs, those in the cache, too.
+
+        An entry of the cache has none of them, so these graphs are compiled anew.
+        """
+        return False
+
+    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
         """Take the code of a graph; of one in the cache only if torch's trace asks for it."""
 
     def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:

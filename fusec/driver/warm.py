@@ -23,8 +23,9 @@ import torch
 from torch import fx
 
 from fusec.driver.aot_metadata import NoConvention, convention_of
-from fusec.driver.compiler import bind_stored, is_unobserved, salt_of
+from fusec.driver.compiler import bind_stored, salt_of
 from fusec.driver.launches import launch_titles
+from fusec.driver.observers import observers_of
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory
@@ -120,7 +121,7 @@ class Start:
 
     def load(self) -> Callable[..., Any] | None:
         """Return the callable for Dynamo, if the cache has everything that it needs."""
-        if not (self.key and self.options.cache and is_unobserved(self.options)):
+        if not (self.key and self.options.cache) or observers_of(self.options):
             return None
         found = open_cache(self.options).load(self.key)
         if found is None:
@@ -166,7 +167,7 @@ class Start:
             return compiled
         self.said = partial(_convention, context.fw_metadata)
         if "inference" not in self.parts:
-            if "forward" not in self.parts or not is_unobserved(self.options):
+            if "forward" not in self.parts or observers_of(self.options):
                 return compiled
             called = self.called = _Called(compiled)
             return _disabled(lambda *args: called.now(*args))
@@ -174,7 +175,7 @@ class Start:
         if convention is None:
             return compiled
         self._store(convention)
-        if not is_unobserved(self.options):
+        if observers_of(self.options):
             return compiled
         return self._callable(convention.around(*self._calls()))
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusec import backend  # noqa: F401  its observers look at these compiles, too
 from fusec.archive.model import CALLING, KEY, named_tensors
 from fusec.codegen.targets import Target, find_target
 from fusec.errors import FusecError, ModelError, UsageError, describe_failure

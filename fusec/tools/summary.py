@@ -151,8 +151,11 @@ class Announcer(Observer):
     def looks(self, options: Options) -> bool:
         return logger.isEnabledFor(logging.INFO) or prints_code() or traces()
 
-    def generated(self, name: str, compiled: Compiled) -> None:
-        code, schedule = partial(_code, compiled), compiled.schedule
+    def reads_stages(self, options: Options) -> bool:
+        return prints_code()
+
+    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
+        name, code, schedule = trace.name, partial(_code, compiled), compiled.schedule
         if prints_code():
             code_log.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
         trace_artifact(f"fusec_{name}_kernels", partial(print_schedule, schedule))

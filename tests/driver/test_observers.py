@@ -54,8 +54,8 @@ class Log(Observer):
             lambda launch, call: self.noting(f"launch of {launch}", call),
         )
 
-    def generated(self, name: str, compiled: Compiled) -> None:
-        self.said.append(f"generated {', '.join(compiled.programs)} of {name}")
+    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
+        self.said.append(f"generated {', '.join(compiled.programs)} of {trace.name}")
 
     def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
         self.said.append(f"compiled {trace.name}")

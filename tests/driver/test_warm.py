@@ -15,7 +15,7 @@ from torch import nn
 
 import fusec
 from fusec.driver import backend
-from fusec.driver.compiler import is_unobserved
+from fusec.driver.observers import observers_of
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.calls.convention import Convention
@@ -354,11 +354,11 @@ def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_who_listens_gets_the_long_way(caplog: pytest.LogCaptureFixture) -> None:
     options = Options.from_compile(None, OPTIONS)
-    assert is_unobserved(options)
+    assert not observers_of(options)
     with fusec.watch():
-        assert not is_unobserved(options)
+        assert observers_of(options)
     with caplog.at_level("INFO", logger="fusec.compile"):
-        assert not is_unobserved(options)
+        assert observers_of(options)
 
 
 @pytest.mark.parametrize("option", [("fallback_random", True), ("memory_budget", 0.5)], ids=str)

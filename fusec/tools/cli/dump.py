@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
     check_directory(arguments.directory)
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.driver.dumps import BEFORE_CAPTURE
+    from fusec.tools.dumps import BEFORE_CAPTURE
     from fusec.tools.report.stages import check_stage, choose_target
 
     if arguments.stage is not None:
@@ -223,7 +223,7 @@ def _has(staged: Staged, stage: str) -> bool:
 def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     """Return (name of the text, its language, the text) for one stage of one graph."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.driver.dumps import BEFORE_CAPTURE
+    from fusec.tools.dumps import BEFORE_CAPTURE
     from fusec.tools.report.stages import TEXT_STAGES, assemble
 
     compiled = staged.compiled
@@ -267,7 +267,7 @@ def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
         NotWritable: if a file cannot be written.
         Exception: the error that stopped a graph's compile, after its earlier stages are written.
     """
-    from fusec.driver.dumps import Dump, File  # local, as above
+    from fusec.tools.dumps import Dump, File  # local, as above
 
     with _writable(arguments.directory):
         dump = Dump(arguments.directory)
@@ -293,6 +293,6 @@ def _writable(directory: Path) -> Iterator[None]:
 
 
 def _suffix(staged: Staged, stage: str) -> str:
-    from fusec.driver.dumps import suffix_of  # local, as above
+    from fusec.tools.dumps import suffix_of  # local, as above
 
     return staged.target.assembly.get(stage) or suffix_of(stage, staged.target.language)

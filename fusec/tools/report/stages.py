@@ -14,7 +14,6 @@ import torch
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32, context_for, device_target
-from fusec.driver.dumps import BEFORE_CAPTURE
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext, all_stages
 from fusec.driver.trace import Record, Trace
@@ -23,6 +22,7 @@ from fusec.options import Options
 from fusec.runtime.heap import settled_heap
 from fusec.runtime.kernels import cpp_kernel
 from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.dumps import BEFORE_CAPTURE
 from fusec.tools.report.observe import Observed
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")

@@ -10,12 +10,13 @@ stage is a file, numbered by its place in the compile, so that two compiles can 
 
 ``index.txt`` has a line for each graph. Files of an earlier process are removed first: only files
 of this form in the folders that its index names. Processes of ``torchrun`` have a directory each,
-``DIR/rank0``.
+``DIR/rank0``. ``import fusec.backend`` puts the observer that writes this in the compiler's list.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +24,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusec.codegen.targets import find_target
+from fusec.driver.observers import OBSERVERS, Observer
+from fusec.driver.pipeline import Compiled
 from fusec.driver.stages import DYNAMO, JOINT, PARTITION, all_stages
-from fusec.driver.trace import Record
+from fusec.driver.trace import Record, Trace
+from fusec.options import Options
+from fusec.torch_interior import compile_id, debug_directory
+
+logger = logging.getLogger("fusec.compile")
 
 INDEX = "index.txt"
 BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
@@ -91,6 +99,32 @@ class Dump:
 
 process_dump = functools.cache(Dump)
 """Return this process's dump in a directory."""
+
+
+class Dumper(Observer):
+    """Writes stages of compiles to ``dump_dir``, or where ``TORCH_COMPILE_DEBUG`` says."""
+
+    def looks(self, options: Options) -> bool:
+        return _directory(options) is not None
+
+    def reads_stages(self, options: Options) -> bool:
+        return True
+
+    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
+        directory = str(_directory(options))
+        try:
+            files = stage_files(trace.records, find_target(trace.target).language)
+            process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
+        except OSError as error:
+            logger.warning("cannot write the stages to %s: %s", directory, error)
+
+
+OBSERVERS.append(Dumper())
+
+
+def _directory(options: Options) -> str | None:
+    asked = debug_directory()
+    return options.dump_dir or (None if asked is None else os.path.join(asked, "fusec"))
 
 
 def suffix_of(stage: str, language: str) -> str:
