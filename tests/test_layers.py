@@ -77,12 +77,13 @@ LAYERS: dict[str, set[str]] = {
     "tools.multiplied": {"frontend", "torch_interior"},
     "tools.dumps": WHOLE,
     "tools.summary": WHOLE | {"tools.multiplied"},
-    "tools.static_checks": COMPILER | {"runtime"},
-    "tools.emulator": FOUNDATION | {"runtime", "tools.static_checks"},
+    "tools.assembly": {"errors", "runtime"},
+    "tools.static_checks": COMPILER | {"runtime", "tools.assembly"},
+    "tools.emulator": FOUNDATION | {"runtime", "tools.assembly", "tools.static_checks"},
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.backend"}
     | {"tools.clock", "tools.dumps", "tools.emulator", "tools.static_checks", "tools.summary"}
-    | {"tools.verify"},
+    | {"tools.assembly", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
     | {"tools.clock", "tools.interpreter", "tools.verify", ""},

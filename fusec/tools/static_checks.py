@@ -3,7 +3,7 @@
 The stages are text that compilers print, so they are parsed by regular expressions over a foreign
 format; all of these are here. ``tools/report/static_rules.py`` decides which facts are faults.
 
-Worked example: ``inspect_kernel(compile_kernel(...)).load_widths == {16: 8}`` means that a thread
+Worked example: ``inspect_kernel(assembly_of(...)).load_widths == {16: 8}`` means that a thread
 loads eight times, 16 bytes at once.
 """
 
@@ -22,7 +22,7 @@ from fusec.codegen.targets import TARGETS
 from fusec.errors import BuildError, UsageError
 from fusec.ir.machine import Resources
 from fusec.runtime.kernels.triton_interior import assembler
-from fusec.runtime.kernels.triton_kernel import CompiledAsm
+from fusec.tools.assembly import Assembly
 
 _ACCESS = re.compile(r"\b(ld|st)\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], *(0x[0-9a-f]+|\d+)")
@@ -210,7 +210,7 @@ WIDE = 16
 """Bytes of the widest load or store of one thread."""
 
 
-def inspect_kernel(asm: CompiledAsm) -> StaticReport:
+def inspect_kernel(asm: Assembly) -> StaticReport:
     """Return the report of a kernel compiled for an NVIDIA target.
 
     Raises:
@@ -296,7 +296,7 @@ def _threads(ptx: str) -> int:
     return int(match[1]) if match else 32
 
 
-def _assembler_output(asm: CompiledAsm) -> str:
+def _assembler_output(asm: Assembly) -> str:
     """Return the output of ptxas for a kernel: registers, spills, warnings."""
     ptx = asm.text("ptx")
     target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)

@@ -20,7 +20,7 @@ from fusec.options import Options
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.schedule.plan import Plan, print_plan
-from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.assembly import assembly_of
 from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
@@ -74,7 +74,7 @@ def report(one: Staged, tile: tuple[int, ...], *, descriptors: bool = False) -> 
         and p.descriptors is descriptors
         and not p.roles
     )
-    return inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), one.target.name))
+    return inspect_kernel(assembly_of(triton_source(lower(flat, plan)), one.target.name))
 
 
 def assert_overlapped(found: StaticReport, loops: int = 1) -> None:
@@ -233,7 +233,7 @@ def test_an_attention_of_128_features_is_offered_two_programs_a_multiprocessor()
     flat, (_, wide, narrow, *_) = offered(one)
     assert narrow == replace(wide, registers=128) and "registers=128" in print_plan("k", narrow)
     alone, both = (
-        inspect_kernel(compile_kernel(triton_source(lower(flat, plan)), "sm_90"))
+        inspect_kernel(assembly_of(triton_source(lower(flat, plan)), "sm_90"))
         for plan in (wide, narrow)
     )
     assert alone.occupancy == 0.125 and both.occupancy == 0.25

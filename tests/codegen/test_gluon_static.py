@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.driver.build import triton_source
-from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.report.lint_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
@@ -29,20 +29,20 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 def compiled(
     fn, *shapes: tuple[int, ...], roles: str, dtype=torch.bfloat16, train: bool = False
-) -> CompiledAsm:
+) -> Assembly:
     """Return the only kernel of a function, or of its forward, compiled."""
     one, *_ = staged(fn, *tensors(*shapes, dtype=dtype), roles=roles, train=train)
     assert one.compiled is not None
     (name,) = one.compiled.distinct
     assert judge([one]).faults == ()
-    return compile_kernel(triton_source(one.compiled, name), "sm_90")
+    return assembly_of(triton_source(one.compiled, name), "sm_90")
 
 
 SPILLED = {(3, 6): 40, (3, 9): 148}
 """Bytes of the keys' gradients of grouped heads of 64 features, with a Triton that spills some."""
 
 
-def assert_as_designed(asm: CompiledAsm, roles: str, *products: str, spilled: int = 0) -> None:
+def assert_as_designed(asm: Assembly, roles: str, *products: str, spilled: int = 0) -> None:
     """Two groups of warps multiply by products of such shapes, one warp loads, nothing spills."""
     found, ptx = inspect_kernel(asm), asm.text("ptx")
     assert found.spill_bytes <= spilled and (found.serialised, found.idle_dot_loops) == ((), 0)
@@ -92,7 +92,7 @@ def test_an_attentions_gradients(depth: int, step: int, shared: int) -> None:
     assert backward.compiled is not None
     assert [fault for fault in judge([backward]).faults if fault.rule != "spills"] == []
     queries, keys = (
-        compile_kernel(triton_source(backward.compiled, name), "sm_90")
+        assembly_of(triton_source(backward.compiled, name), "sm_90")
         for name in backward.compiled.distinct
     )
     assert_as_designed(queries, "cooperative", "m64n64k16", f"m64n{depth}k16")

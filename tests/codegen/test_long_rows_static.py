@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fusec.driver.build import triton_source
-from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.report.stages import Staged
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
@@ -22,9 +22,9 @@ WARPS = 64
 """Those that a multiprocessor of sm_90 holds."""
 
 
-def compiled(one: Staged, name: str = "k0") -> CompiledAsm:
+def compiled(one: Staged, name: str = "k0") -> Assembly:
     assert one.compiled is not None
-    return compile_kernel(triton_source(one.compiled, name), one.target.name)
+    return assembly_of(triton_source(one.compiled, name), one.target.name)
 
 
 def loops(sass: str) -> list[list[str]]:

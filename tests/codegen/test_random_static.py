@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fusec.ir.dtype import F32, I64
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.program import Program
-from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.assembly import assembly_of
 from fusec.tools.report.lint_report import judge
 from tests.codegen.kernels import triton_source
 from tests.codegen.programs import Builder, buffer
@@ -40,7 +40,7 @@ def draws(extents: tuple[int, ...], lanes: tuple[int, ...]) -> Program:
 
 def counters(program: Program) -> float:
     """Return how many counters a thread computes, by the wide products in its machine code."""
-    text = compile_kernel(triton_source(program), "sm_90").text("ptx")
+    text = assembly_of(triton_source(program), "sm_90").text("ptx")
     wide = re.findall(r"mul\.(?:hi|wide)\.u32", text)
     return len(wide) / PRODUCTS
 

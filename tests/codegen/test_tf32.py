@@ -10,7 +10,7 @@ import torch
 from fusec.codegen.targets import find_target
 from fusec.driver.compiler import allows_tf32
 from fusec.options import Options
-from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.assembly import assembly_of
 from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
@@ -43,7 +43,7 @@ def test_operands_of_f32_are_exact_unless_they_may_be_rounded() -> None:
 def test_rounded_operands_go_to_the_tensor_cores_without_spills() -> None:
     one = staged(tf32=True)
     assert one.compiled is not None
-    found = inspect_kernel(compile_kernel(triton_source(one.compiled.programs["k0"]), "sm_90"))
+    found = inspect_kernel(assembly_of(triton_source(one.compiled.programs["k0"]), "sm_90"))
     assert found.wgmma and found.copies and found.spill_bytes == 0
     assert judge([one]).faults == ()
 
@@ -52,7 +52,7 @@ def test_rounded_operands_go_to_the_tensor_cores_without_spills() -> None:
 def test_rounded_operands_may_be_copied_by_descriptors() -> None:
     one = staged(tf32=True, descriptors="always")
     assert one.compiled is not None
-    found = inspect_kernel(compile_kernel(triton_source(one.compiled.programs["k0"]), "sm_90"))
+    found = inspect_kernel(assembly_of(triton_source(one.compiled.programs["k0"]), "sm_90"))
     assert found.wgmma and found.tma and not found.copies and found.spill_bytes == 0
     assert judge([one]).faults == ()
 

@@ -17,7 +17,7 @@ from fusec.ir.program import Program
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.options import Options
 from fusec.runtime.kernels import triton_kernel
-from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
@@ -27,8 +27,8 @@ from tests.codegen.kernels import named_values, triton_source
 from tests.codegen.programs import Builder, buffer
 
 
-def compiled(program: Program, target: str = "sm_90", **options: object) -> CompiledAsm:
-    return compile_kernel(triton_source(program, **options), target)
+def compiled(program: Program, target: str = "sm_90", **options: object) -> Assembly:
+    return assembly_of(triton_source(program, **options), target)
 
 
 def report(program: Program, **options: object) -> StaticReport:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from fusec.runtime.kernels.triton_kernel import TritonSource, compile_kernel
+from fusec.runtime.kernels.triton_kernel import TritonSource
 from fusec.tools import static_checks
+from fusec.tools.assembly import assembly_of
 from fusec.tools.static_checks import DotTile, GlobalAccess, StaticReport, inspect_kernel
 
 DOT = """\
@@ -46,7 +47,7 @@ def product(target: str, *, rows: int = 128, stages: int = 3) -> StaticReport:
     signature = (*pointers.items(), ("N", "i32"), ("K", "i32"))
     text = DOT.replace("ROWS", str(rows))
     kernel = TritonSource("product", text, signature, tuple(range(5)), ("1", "1", "1"), 4, stages)
-    return inspect_kernel(compile_kernel(kernel, target))
+    return inspect_kernel(assembly_of(kernel, target))
 
 
 def test_product_on_sm_90_is_wgmma_fed_by_copies() -> None:
@@ -102,7 +103,7 @@ def test_accesses_carry_the_line_that_asks_for_them() -> None:
 def test_spills_and_narrow_accesses_are_seen() -> None:
     signature = (("x", "*bf16"), ("y", "*bf16"))
     kernel = TritonSource("many", SPILLING, signature, (0, 1), ("1", "1", "1"), 1)
-    found = inspect_kernel(compile_kernel(kernel, "sm_90"))
+    found = inspect_kernel(assembly_of(kernel, "sm_90"))
     assert found.spill_bytes > 0
     assert found.registers == 255
     assert (found.widest, found.narrowest, found.wide_share) == (2, 2, 0.0)

@@ -1,4 +1,4 @@
-"""Build printed Triton kernels, down to SASS on any machine, and launch them.
+"""Build printed Triton kernels, on any machine, and launch them.
 
 A kernel may copy tiles by tensor descriptors (TMA): a launch makes them from addresses and sizes,
 and caches them.
@@ -10,8 +10,6 @@ user's tensor.
 
 Worked example::
 
-    asm = compile_kernel(kernel, "sm_90")               # any machine
-    asm.text("ptx")
     blobs = pack([kernel], device_target(0))            # built in parallel; what a cache keeps
     kernels = unpack(blobs, device=0)
     kernels["k0"](x, y, 128)                            # tensors, then sizes
@@ -22,13 +20,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +40,6 @@ from fusec.runtime.kernels.triton_interior import (
     load_function,
     make_launcher,
     parse_target,
-    tool_path,
 )
 from fusec.runtime.progress import say
 
@@ -130,68 +124,28 @@ class TritonSource:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """Machine code and what a launch needs to know of it (JSON), as a cache keeps it."""
+    """Machine code (a cubin, or an hsaco), as a cache keeps it.
+
+    Attributes:
+        metadata: what a launch needs to know of it, JSON.
+    """
 
     code: bytes
     metadata: str
+
+    @staticmethod
+    def of(compiled: Any) -> Binary:
+        """Return what is kept of a kernel that Triton has compiled."""
+        plain = (bool, int, float, str, tuple, list, type(None))
+        kept = {k: v for k, v in compiled.metadata._asdict().items() if isinstance(v, plain)}
+        return Binary(bytes(compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
 
 
 # -- building ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CompiledAsm:
-    """A kernel compiled for a target, with the text of every stage."""
-
-    name: str
-    target: str
-    compiled: Any
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Triton's metadata of the kernel: ``num_warps``, ``shared`` (bytes) and more."""
-        fields: Mapping[str, Any] = self.compiled.metadata._asdict()
-        return fields
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages that ``text`` knows for this target, in order."""
-        asm = self.compiled.asm
-        printed = (stage for stage in ("ttir", "ttgir", "llir", "ptx", "amdgcn") if stage in asm)
-        return (*printed, "sass") if "cubin" in asm else tuple(printed)
-
-    def text(self, stage: str) -> str:
-        """Return the text of a stage.
-
-        Raises:
-            UsageError: for a stage that the target does not have.
-        """
-        if stage not in self.stages:
-            raise UsageError.unknown("stage", stage, self.stages)
-        return self.sass if stage == "sass" else str(self.compiled.asm[stage])
-
-    @cached_property
-    def sass(self) -> str:
-        """The disassembled machine code of an NVIDIA target."""
-        with tempfile.NamedTemporaryFile(prefix="fusec-", suffix=".cubin") as file:
-            file.write(self.compiled.kernel)
-            file.flush()
-            command = [tool_path("nvdisasm"), "-c", file.name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(command, done.stderr, done.returncode)
-        return done.stdout
-
-    @property
-    def binary(self) -> Binary:
-        """The machine code (a cubin, or an hsaco) with its metadata."""
-        plain = (bool, int, float, str, tuple, list, type(None))
-        kept = {k: v for k, v in self.metadata.items() if isinstance(v, plain)}
-        return Binary(bytes(self.compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
-
-
-def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
-    """Compile a kernel for ``target``, such as "sm_90"; no device is needed.
+def compile_kernel(kernel: TritonSource, target: str) -> Any:
+    """Return what Triton makes of a kernel for ``target``, such as "sm_90"; no device is needed.
 
     Raises:
         BuildError: if Triton or ptxas rejects the kernel.
@@ -203,13 +157,10 @@ def compile_kernel(kernel: TritonSource, target: str) -> CompiledAsm:
     if kernel.registers:
         options["maxnreg"] = kernel.registers
     try:
-        compiled = compile_function(
-            function, dict(kernel.signature), kernel.divisible, gpu, options
-        )
+        return compile_function(function, dict(kernel.signature), kernel.divisible, gpu, options)
     except Exception as error:  # of many unrelated types
         command = ("triton.compile", kernel.name, f"--target={target}")
         raise BuildError(command, f"{type(error).__name__}: {error}") from error
-    return CompiledAsm(kernel.name, target, compiled)
 
 
 def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dict[str, Binary]:
@@ -228,8 +179,9 @@ def build(kernels: Sequence[TritonSource], target: str, threads: int = 0) -> dic
     workers = max(1, min(len(wanted), threads or os.cpu_count() or 1))
     with ThreadPoolExecutor(workers, thread_name_prefix="fusec-build") as pool:
         built = {}
-        for asm in pool.map(lambda kernel: compile_kernel(kernel, target), wanted):
-            built[asm.name] = asm.binary
+        made = pool.map(lambda kernel: compile_kernel(kernel, target), wanted)
+        for kernel, compiled in zip(wanted, made, strict=True):
+            built[kernel.name] = Binary.of(compiled)
             say(f"{len(built)} of {len(wanted)} kernels built")
         return {name: built[code] for name, code in codes.items()}
 
@@ -432,7 +384,7 @@ class TritonKernel:
             variant = self._variants.get(divisible)
             if variant is None:
                 kernel = replace(plain, divisible=divisible)
-                binary = compile_kernel(kernel, device_target(self.device)).binary
+                binary = Binary.of(compile_kernel(kernel, device_target(self.device)))
                 made = self._loaded(kernel, binary, _launcher_of(kernel, binary))
                 variant = self._variants[divisible] = made
         variant(*args)
@@ -502,8 +454,8 @@ class TritonTable:
         if self._other is None:
             made = self.kernel
             kernel = replace(made.kernel, source=made.kernel.pointer_source, pointer_source="")
-            asm = compile_kernel(kernel, device_target(made.device))
-            self._other = TritonKernel(kernel, asm.binary, made.device)
+            binary = Binary.of(compile_kernel(kernel, device_target(made.device)))
+            self._other = TritonKernel(kernel, binary, made.device)
         return self._other
 
 

@@ -23,7 +23,8 @@ import torch
 
 from fusec.errors import BuildError
 from fusec.runtime.kernels import table
-from fusec.runtime.kernels.triton_kernel import TritonSource, compile_kernel, describe
+from fusec.runtime.kernels.triton_kernel import TritonSource, describe
+from fusec.tools.assembly import assembly_of
 from fusec.tools.emulator import engine
 from fusec.tools.emulator.decode import FIELDS, PARAM_WINDOW, Program, decoded
 from fusec.tools.emulator.faults import KINDS, EmulationError, Fault, Place, meaning_of, notation_of
@@ -333,7 +334,7 @@ class Compiled:
             BuildError: if Triton or ptxas rejects it, or the GPU has less shared memory.
             UnknownPtx: for PTX that the emulator does not know.
         """
-        asm = compile_kernel(kernel, target)
+        asm = assembly_of(kernel, target)
         shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_bytes
         if shared > limit:
             said = f"{shared} bytes of shared memory; {target} has {limit}"

@@ -39,7 +39,7 @@ from fusec.ir.graph import ForeachKernel, Kernel, all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.fusion.cost import kernel_products, kernel_traffic
-from fusec.runtime.kernels.triton_kernel import CompiledAsm
+from fusec.tools.assembly import Assembly
 from fusec.tools.report.expectation import (
     DEVICES,
     SMALL,
@@ -140,7 +140,7 @@ def check_target(name: str) -> None:
 def judge(
     staged: Sequence[Staged],
     say: Callable[[str], None] = lambda _: None,
-    assembled: Callable[[Staged, str], CompiledAsm] | None = None,
+    assembled: Callable[[Staged, str], Assembly] | None = None,
 ) -> LintReport:
     """Compile the kernels of some graphs, all for one target, and report on them.
 
@@ -169,7 +169,7 @@ def judge(
 
 
 def _checked_kernels(
-    staged: Staged, assembled: Callable[[Staged, str], CompiledAsm]
+    staged: Staged, assembled: Callable[[Staged, str], Assembly]
 ) -> list[CheckedKernel]:
     """Compile and inspect each function once, several at a time: ptxas is a process."""
     compiled = staged.compiled
@@ -236,7 +236,7 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
 
 
 def _inspected(
-    compiled: Compiled, name: str, make: Callable[[str], CompiledAsm]
+    compiled: Compiled, name: str, make: Callable[[str], Assembly]
 ) -> tuple[StaticReport | None, tuple[Access, ...], str]:
     """Return a function's facts and accesses, and "", or none and why it does not build."""
     try:

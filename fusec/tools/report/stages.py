@@ -21,7 +21,7 @@ from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
 from fusec.runtime.kernels import cpp_kernel
-from fusec.runtime.kernels.triton_kernel import CompiledAsm, compile_kernel
+from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.dumps import BEFORE_CAPTURE
 from fusec.tools.report.observe import Observed
 
@@ -142,7 +142,7 @@ def check_stage(stage: str, target: Target) -> None:
         )
 
 
-def assemble(staged: Staged, kernel: str) -> CompiledAsm:
+def assemble(staged: Staged, kernel: str) -> Assembly:
     """Compile one kernel of a graph for its target, down to machine code.
 
     Raises:
@@ -152,4 +152,4 @@ def assemble(staged: Staged, kernel: str) -> CompiledAsm:
     if staged.compiled is None:
         raise Unsupported(f"graph {staged.name} runs as eager kernels: {staged.problem}")
     code = staged.compiled.code[kernel]  # kernels of one structure share the code of the first
-    return compile_kernel(triton_source(staged.compiled, code), staged.target.name)
+    return assembly_of(triton_source(staged.compiled, code), staged.target.name)

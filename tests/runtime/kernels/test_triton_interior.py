@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from fusec.runtime.kernels.triton_kernel import TritonSource, compile_kernel
+from fusec.runtime.kernels.triton_kernel import TritonSource
+from fusec.tools.assembly import assembly_of
 from fusec.tools.static_checks import PROCESSORS, inspect_kernel
 
 SCALE_AND_ADD = """\
@@ -28,7 +29,7 @@ KERNEL = TritonSource(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", PROCESSORS)
 def test_the_ptxas_that_triton_runs_takes_its_code(target: str) -> None:
-    report = inspect_kernel(compile_kernel(KERNEL, target))
+    report = inspect_kernel(assembly_of(KERNEL, target))
     assert report.registers > 0 and report.load_widths == {16: 1}
 
 
@@ -43,6 +44,6 @@ def test_products_and_sums_are_rounded_once_whatever_the_default(
         monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", default)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Triton 3.9 warns of a default that it is going to change
-        asm = compile_kernel(KERNEL, "sm_90")
+        asm = assembly_of(KERNEL, "sm_90")
     assert asm.metadata["enable_fp_fusion"] is True
     assert "FFMA" in asm.sass and "FMUL" not in asm.sass

@@ -7,7 +7,7 @@ import pytest
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.index import Size, index
 from fusec.ir.program import Program
-from fusec.runtime.kernels.triton_kernel import compile_kernel
+from fusec.tools.assembly import assembly_of
 from fusec.tools.report.widths import (
     MASKED,
     SCALAR,
@@ -81,7 +81,7 @@ def test_lanes_that_step_over_elements_are_left_out() -> None:
 def test_compiled_widths_are_those_of_the_program(program: Program) -> None:
     """An access is 16 bytes wide if and only if it could be."""
     kernel = triton_source(program)
-    report = inspect_kernel(compile_kernel(kernel, "sm_90"))
+    report = inspect_kernel(assembly_of(kernel, "sm_90"))
     accesses = match_accesses(program, kernel.source, report.accesses)
     assert [a.demand for a in accesses] == list(demands(program))
     for access in accesses:
@@ -95,7 +95,7 @@ def test_compiled_widths_are_those_of_the_program(program: Program) -> None:
 def test_nothing_is_matched_where_the_source_has_other_accesses() -> None:
     program = programs.layer_norm(4096, 1024)
     kernel = triton_source(program)
-    report = inspect_kernel(compile_kernel(kernel, "sm_90"))
+    report = inspect_kernel(assembly_of(kernel, "sm_90"))
     last = next(line for line in kernel.source.splitlines() if "tl.store(y" in line)
     assert match_accesses(program, kernel.source.replace(last, ""), report.accesses) == ()
     assert match_accesses(program, kernel.source, ()) == ()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusec.runtime.kernels.triton_kernel import CompiledAsm
+from fusec.tools.assembly import Assembly
 from fusec.tools.report.lint_report import judge
 from fusec.tools.report.stages import Staged, assemble
 from fusec.tools.report.static_rules import CheckedKernel, Finding
@@ -45,7 +45,7 @@ def judge_code(staged: Sequence[Staged], say: Callable[[str], None]) -> Judged |
     start = time.perf_counter()
     texts: dict[tuple[str, str], Mapping[str, str]] = {}
 
-    def assembled(one: Staged, name: str) -> CompiledAsm:
+    def assembled(one: Staged, name: str) -> Assembly:
         made = assemble(one, name)
         shown = {STAGES[s]: made.text(s) for s in made.stages if s in STAGES}
         texts[one.name, name] = shown
