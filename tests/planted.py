@@ -115,7 +115,7 @@ def after(name: str, change: Callable[[Any], None]) -> Observe:
 
 def observed(observe: Observe, **options: Any) -> Callable[..., Any]:
     """Return fusec as a backend whose stages before capture are observed."""
-    return under(lambda context: replace(context, observe=observe), **options)
+    return under(lambda context: replace(context, observe=(observe,)), **options)
 
 
 def under(change: Callable[[CompileContext], CompileContext], **options: Any) -> Callable[..., Any]:

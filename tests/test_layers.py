@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
-    "driver.observers": {"options", "runtime", "driver.pipeline", "driver.trace"},
+    "driver.observers": {"options", "passes", "runtime", "driver.pipeline", "driver.trace"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},
     "driver.contests": WHOLE | {"driver.race"},
@@ -75,7 +75,8 @@ LAYERS: dict[str, set[str]] = {
     "tools.verify": FOUNDATION | {"frontend", "runtime", "torch_interior", "driver.observers"},
     "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.launches", "driver.observers"},
     "tools.multiplied": {"frontend", "torch_interior"},
-    "tools.dumps": WHOLE,
+    "tools.records": WHOLE | {"driver.partition"},
+    "tools.dumps": WHOLE | {"tools.records"},
     "tools.summary": WHOLE | {"tools.multiplied"},
     "tools.assembly": {"errors", "runtime"},
     "tools.static_checks": COMPILER | {"runtime", "tools.assembly"},
@@ -83,10 +84,10 @@ LAYERS: dict[str, set[str]] = {
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.backend"}
     | {"tools.clock", "tools.dumps", "tools.emulator", "tools.static_checks", "tools.summary"}
-    | {"tools.assembly", "tools.verify"},
+    | {"tools.assembly", "tools.records", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
-    | {"tools.clock", "tools.interpreter", "tools.verify", ""},
+    | {"tools.clock", "tools.interpreter", "tools.records", "tools.verify", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "export", "tools.report", "tools.bisect"}
     | {"tools.dumps", "tools.emulator", "archive", ""},

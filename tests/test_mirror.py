@@ -84,6 +84,7 @@ ELSEWHERE = {
     "driver/launches": "runtime/calls/test_ranges",
     "driver/compiler": "runtime/cache/test_store",
     "tools/dumps": "tools/test_cli",
+    "tools/records": "driver/test_stages",
     "driver/pipeline": "driver/test_stages",
     "processors": "tools/test_cli_line",
     "driver/structures": "driver/test_stages",

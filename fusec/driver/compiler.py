@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from fusec.driver.contests import (
     product_contest,
 )
 from fusec.driver.launches import graph_id, launch_titles
-from fusec.driver.observers import observers_of
+from fusec.driver.observers import CompileHooks, observers_of
 from fusec.driver.pipeline import (
     Compiled,
     compile_to_source,
@@ -79,7 +79,6 @@ from fusec.runtime.race.rehearsal import rehearse
 from fusec.torch_interior import (
     compile_phase,
     keep_versions,
-    traces_code,
 )
 
 logger = logging.getLogger("fusec.compile")
@@ -226,19 +225,22 @@ def _begin_entry(
         added = "" if addition is None else addition.key
         trace.key = key = graph_key(gm, *salt_of(device, target, options), name, added)
         cache = open_cache(options)
+    asked = [observer.watch_compile(options, trace) for observer in observers_of(options)]
+    hooks = [hook for hook in asked if hook is not None]
     with trace.timed("cache"):
-        wanted = options.cache and not _reads_stages(options)
+        wanted = options.cache and not any(hook.anew for hook in hooks)
         equal = _built_beside.get(key)
         if wanted and equal is not None:
             equal.wait()
         blobs = cache.load(key) if wanted else None
     trace.cached = blobs is not None
-    if blobs is not None and traces_code():
-        _tell_cached_code(gm, name, target, options)
     if blobs is not None:
+        if any(hook.code for hook in hooks):
+            _tell_cached_code(gm, name, target, options, hooks)
         trace.blobs = blobs
         return blobs
-    printed_parts, build = _generate(gm, name, target, options, trace, addition)
+    context = context_for(gm, target, options, trace)
+    printed_parts, build = _generate(gm, context, addition, hooks)
 
     def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
         with timed("build"):
@@ -274,10 +276,6 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
         return bind(_load(entry.result(), device))
 
     return when_ready(partial(_or_eagerly, bind_built, gm, options, trace))
-
-
-def _reads_stages(options: Options) -> bool:
-    return any(observer.reads_stages(options) for observer in observers_of(options))
 
 
 def _binding(
@@ -420,18 +418,15 @@ def device_target(device: torch.device) -> str:
 
 def _generate(
     gm: fx.GraphModule,
-    name: str,
-    target: Target,
-    options: Options,
-    trace: Trace,
+    context: CompileContext,
     addition: Addition | None,
+    hooks: Sequence[CompileHooks],
 ) -> tuple[Entry, Callable[[], Entry]]:
     """Return what a graph's entry says of its kernels, and what builds these."""
-    trace.texts = trace.texts or _reads_stages(options)
-    compiled = compile_to_source(gm, context_for(gm, target, options, trace))
-    _tell_code(compiled, options, trace)
+    target, compiled = context.target, _observed(gm, context, hooks)
+    about = {"model": model_name(gm), "graph": context.trace.name, "target": target.name}
     blobs = {
-        ABOUT: json.dumps({"model": model_name(gm), "graph": name, "target": target.name}).encode(),
+        ABOUT: json.dumps(about).encode(),
         "wrapper.py": compiled.wrapper.encode(),
         "statements.json": compiled.statements().encode(),
         "manifest.json": manifest(compiled, target.machine),
@@ -441,20 +436,27 @@ def _generate(
         blobs |= more
     if not compiled.programs and not compiled.added:
         return blobs, dict
-    return blobs, partial(BUILDS[target.language], compiled, target.name, options)
+    return blobs, partial(BUILDS[target.language], compiled, target.name, context.options)
 
 
-def _tell_code(compiled: Compiled, options: Options, trace: Trace) -> None:
-    for observer in observers_of(options):
-        observer.generated(compiled, options, trace)
+def _observed(
+    gm: fx.GraphModule, context: CompileContext, hooks: Sequence[CompileHooks]
+) -> Compiled:
+    stages = tuple(hook.stages for hook in hooks if hook.stages is not None)
+    compiled = compile_to_source(gm, replace(context, observe=stages))
+    for hook in hooks:
+        if hook.code is not None:
+            hook.code(compiled)
+    return compiled
 
 
-def _tell_cached_code(gm: fx.GraphModule, name: str, target: Target, options: Options) -> None:
-    """Tell torch's trace what the code of a graph in the cache is: an entry has no text of it."""
+def _tell_cached_code(
+    gm: fx.GraphModule, name: str, target: Target, options: Options, hooks: Sequence[CompileHooks]
+) -> None:
+    """Tell what the code of a graph in the cache is: an entry has no text of it."""
     try:
         untimed = replace(options, race_budget_s=0.0)
-        context = context_for(gm, target, untimed, Trace(name))
-        _tell_code(compile_to_source(gm, context), options, context.trace)
+        _observed(gm, context_for(gm, target, untimed, Trace(name)), hooks)
     except Exception:  # the program has its kernels
         logger.debug("no code of %s for the trace", name, exc_info=True)
 

@@ -4,7 +4,7 @@ Tools put an observer in a list, and each compile asks those that look at graphs
 the compiler knows no tool, and does nothing for one where nobody looks. In the order of a compile::
 
     watch_trace     what AOTAutograd traced: returns a function around its calls
-    generated       a graph's code
+    watch_compile   a graph that is compiled: returns hooks for its stages and its code
     watch_calls     a graph that is bound: returns hooks in and around its calls
     compiled        a graph whose compile has ended, or failed
     kept            what runs as PyTorch runs it, between compiled graphs
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from torch import fx
@@ -27,6 +28,7 @@ from torch import fx
 from fusec.driver.pipeline import Compiled
 from fusec.driver.trace import Trace
 from fusec.options import Options
+from fusec.passes.stage import Observe
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 
 AROUND = "fusec_around"
@@ -34,6 +36,22 @@ AROUND = "fusec_around"
 
 Around: TypeAlias = Callable[[BoxedCall, fx.GraphModule, str], BoxedCall]
 """(the call of a compiled graph, the graph, its name) -> the call with something around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileHooks:
+    """What an observer is told of a compile.
+
+    Attributes:
+        code: takes what was generated, also of a graph in the cache.
+        stages: observes each stage.
+        anew: a graph in the cache is compiled anew: an entry has no stages, and its code, generated
+            again with the verdicts of earlier races, is no proof.
+    """
+
+    code: Callable[[Compiled], None] | None = None
+    stages: Observe | None = None
+    anew: bool = False
 
 
 class Observer:
@@ -61,15 +79,9 @@ class Observer:
         """
         return None
 
-    def reads_stages(self, options: Options) -> bool:
-        """Return True if it reads the stages and the code of all graphs, those in the cache, too.
-
-        An entry of the cache has none of them, so these graphs are compiled anew.
-        """
-        return False
-
-    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
-        """Take the code of a graph; of one in the cache only if torch's trace asks for it."""
+    def watch_compile(self, options: Options, trace: Trace) -> CompileHooks | None:
+        """Return what is told of the stages and the code of a graph; the trace has its name."""
+        return None
 
     def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
         """Return what is called in and around each call of a compiled graph."""

@@ -40,8 +40,8 @@ from fusec.ir.graph import (
 from fusec.ir.host import HostProgram, overlaid
 from fusec.ir.machine import Machine
 from fusec.ir.names import function_name
-from fusec.ir.program import Program, print_program
-from fusec.passes.schedule.plan import Plan, print_plan
+from fusec.ir.program import Program
+from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import fold, fold_each
 from fusec.passes.traffic import work_of
 
@@ -182,24 +182,16 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
         InvalidIR: under ``verify``, naming the stage that made something illegal.
     """
     trace = context.trace
-    trace.keep("fx", gm, partial(gm.print_readable, print_output=False))
+    captured = context.observed(CAPTURE, gm)
     with trace.timed("capture"):
         graph, held = CAPTURE.run(gm, context)
     if context.options.verify:
         verify(graph)
-    for name in ("capture", "graph"):
-        trace.keep(name, graph, partial(text.print_graph, graph))
+    captured(graph)
     with trace.timed("passes"):
         schedule = fold(PASSES, graph, context)
-    trace.keep("kernels", schedule, partial(text.print_schedule, schedule))
     with trace.timed("codegen"):
-        compiled = generate(schedule, context, held)
-    plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
-    trace.keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
-    trace.keep("program", programs, lambda: "\n\n".join(map(print_program, programs.values())))
-    trace.keep("source", sources, lambda: "\n\n".join(sources[k] for k in compiled.distinct))
-    trace.keep("wrapper", compiled, lambda: compiled.wrapper)
-    return compiled
+        return generate(schedule, context, held)
 
 
 def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import GUARDS
 from fusec.driver.partition import partition, recompute_scores
-from fusec.driver.structures import Planned, printed, verify
+from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
 from fusec.frontend.call import GraphBuilder
@@ -77,9 +77,9 @@ class CompileContext:
     """The context of a compile: what stages know beside their structure.
 
     Attributes:
-        trace: records the output of stages.
+        trace: has the graph's name.
         judge: decides each choice among candidates; by default the cost model and rules do.
-        observe: is called before each run of a stage, and what it returns with the output.
+        observe: are called before each run of a stage, and what they return with the output.
         judged: fusion's memo of groups, shared by the graphs that are tried.
     """
 
@@ -87,21 +87,30 @@ class CompileContext:
     options: Options
     trace: Trace
     judge: Judge = judge_by_rule
-    observe: Observe | None = None
+    observe: tuple[Observe, ...] = ()
     judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
 
     @property
     def machine(self) -> Machine:
         return self.target.machine
 
+    def observed(self, stage: Stage, structure: Any) -> Callable[[Any], None]:
+        """Tell observers what a stage is about to take; return what tells them what it made."""
+        told = [observe(stage, structure) for observe in self.observe]
+
+        def made(structure: Any) -> None:
+            for tell in told:
+                tell(structure)
+
+        return made
+
     def apply(self, stage: Stage, structure: Any) -> Any:
-        """Run a stage on a structure; verify and record the output as the options say.
+        """Run a stage on a structure; verify the output under ``verify``.
 
         Raises:
             InvalidIR: naming the stage.
         """
-        before = printed(structure) if self.trace.texts else None
-        observed = self.observe(stage, structure) if self.observe is not None else None
+        observed = self.observed(stage, structure)
         try:
             made = stage.run(structure, self)
         except Exception as error:
@@ -113,11 +122,7 @@ class CompileContext:
                 stage.check(made)
             except StageError as error:
                 raise error.in_stage(stage.name) from None
-        if self.trace.texts:
-            same = stage.takes == stage.gives
-            self.trace.keep(stage.name, made, printed(made), before if same else None)
-        if observed is not None:
-            observed(made)
+        observed(made)
         return made
 
     def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,8 +139,8 @@ class CompileContext:
         return made
 
     def quiet(self) -> CompileContext:
-        """Return the context of a trial run, which leaves no record."""
-        return replace(self, trace=Trace(self.trace.name), observe=None)
+        """Return the context of a trial run, which nobody observes."""
+        return replace(self, observe=())
 
 
 # -- which compiles have a stage, and how its function is called -----------------------------------

@@ -1,7 +1,6 @@
-"""The record of one compile: output and time of each stage, and why a graph runs as eager kernels.
+"""The record of one compile: its entry in the cache, the time of each stage, and why it failed.
 
-A ``Trace`` is an argument of the pipeline, never a global. Outputs of stages are kept only if
-``texts`` is set, and printed on demand: printing a graph can cost more than compiling it.
+A ``Trace`` is an argument of the pipeline, never a global.
 """
 
 from __future__ import annotations
@@ -16,39 +15,10 @@ from fusec.errors import note_stage
 
 
 @dataclass(slots=True, eq=False)
-class Record:
-    """The output of one stage.
-
-    Attributes:
-        print: returns the structure's printed form.
-        before: prints the stage's input; None where that is another kind of structure.
-    """
-
-    structure: Any
-    print: Callable[[], str]
-    before: Callable[[], str] | None = None
-    _text: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The structure's printed form."""
-        if self._text is None:
-            self._text = self.print()
-        return self._text
-
-    @property
-    def changed(self) -> bool:
-        """Whether the stage changed what is printed."""
-        return self.before is None or self.before() != self.text
-
-
-@dataclass(slots=True, eq=False)
 class Trace:
     """The record of one graph's compile.
 
     Attributes:
-        texts: keep the output of each stage.
-        records: stage -> its output, in the order of their last runs.
         seconds: stage -> CPU seconds of this process.
         wall_seconds: stage -> wall seconds, other processes included.
         phase: is entered around each stage, with its name.
@@ -61,8 +31,6 @@ class Trace:
     """
 
     name: str
-    texts: bool = False
-    records: dict[str, Record] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     wall_seconds: dict[str, float] = field(default_factory=dict)
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -87,18 +55,6 @@ class Trace:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.process_time() - start
             spent = self.wall_seconds.get(stage, 0.0) + time.perf_counter() - wall
             self.wall_seconds[stage] = spent
-
-    def keep(
-        self,
-        stage: str,
-        structure: Any,
-        text: Callable[[], str],
-        before: Callable[[], str] | None = None,
-    ) -> None:
-        """Record the output of a stage if ``texts`` is set; a later run replaces an earlier one."""
-        if self.texts:
-            self.records.pop(stage, None)
-            self.records[stage] = Record(structure, text, before)
 
     @property
     def entry(self) -> Mapping[str, bytes]:

@@ -1,7 +1,7 @@
 """``Stage``: one rewrite of one structure, as data; ``fold`` runs a list of them.
 
-The lists are in ``fusec/driver/stages.py``. After each stage the context runs the structure's
-verifier and keeps its printed text for ``fusec dump``.
+The lists are in ``fusec/driver/stages.py``. Around each stage the context runs the structure's
+verifier and tells observers, such as the one that keeps printed texts for ``fusec dump``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Observe: TypeAlias = Callable[[Stage, Any], Callable[[Any], None]]
 
 
 class StageContext(Protocol):
-    """Runs single stages with a compile's target and options; verifies and records the results."""
+    """Runs single stages with a compile's target and options; verifies the results."""
 
     def apply(self, stage: Stage, structure: Any) -> Any:
         """Return the result of a stage on a structure."""

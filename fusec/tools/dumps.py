@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusec.codegen.targets import find_target
-from fusec.driver.observers import OBSERVERS, Observer
+from fusec.driver.observers import OBSERVERS, CompileHooks, Observer
 from fusec.driver.pipeline import Compiled
 from fusec.driver.stages import DYNAMO, JOINT, PARTITION, all_stages
-from fusec.driver.trace import Record, Trace
+from fusec.driver.trace import Trace
 from fusec.options import Options
+from fusec.tools.records import Record, Records
 from fusec.torch_interior import compile_id, debug_directory
 
 logger = logging.getLogger("fusec.compile")
@@ -107,16 +108,18 @@ class Dumper(Observer):
     def looks(self, options: Options) -> bool:
         return _directory(options) is not None
 
-    def reads_stages(self, options: Options) -> bool:
-        return True
+    def watch_compile(self, options: Options, trace: Trace) -> CompileHooks:
+        directory, records = str(_directory(options)), Records()
 
-    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
-        directory = str(_directory(options))
-        try:
-            files = stage_files(trace.records, find_target(trace.target).language)
-            process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
-        except OSError as error:
-            logger.warning("cannot write the stages to %s: %s", directory, error)
+        def write(compiled: Compiled) -> None:
+            records.add(compiled)
+            try:
+                files = stage_files(records.kept, find_target(trace.target).language)
+                process_dump(Path(directory)).write(trace.name, compile_id(), trace.target, files)
+            except OSError as error:
+                logger.warning("cannot write the stages to %s: %s", directory, error)
+
+        return CompileHooks(write, records.observe, anew=True)
 
 
 OBSERVERS.append(Dumper())

@@ -19,7 +19,7 @@ from typing import Any
 from torch import fx
 
 from fusec.driver.launches import computes, described_launches, launch_modules
-from fusec.driver.observers import OBSERVERS, Observer
+from fusec.driver.observers import OBSERVERS, CompileHooks, Observer
 from fusec.driver.pipeline import Compiled
 from fusec.driver.trace import Trace
 from fusec.frontend.modules import calling, module_kinds, stored_nodes
@@ -28,7 +28,14 @@ from fusec.ir.names import identifier
 from fusec.ir.text import print_schedule
 from fusec.options import Options
 from fusec.tools.multiplied import multiplied
-from fusec.torch_interior import code_log, compile_id, prints_code, trace_artifact, traces
+from fusec.torch_interior import (
+    code_log,
+    compile_id,
+    prints_code,
+    trace_artifact,
+    traces,
+    traces_code,
+)
 
 logger = logging.getLogger("fusec.compile")
 
@@ -151,11 +158,13 @@ class Announcer(Observer):
     def looks(self, options: Options) -> bool:
         return logger.isEnabledFor(logging.INFO) or prints_code() or traces()
 
-    def reads_stages(self, options: Options) -> bool:
-        return prints_code()
+    def watch_compile(self, options: Options, trace: Trace) -> CompileHooks | None:
+        if not (prints_code() or traces_code()):
+            return None
+        return CompileHooks(partial(self._tell_code, trace.name), anew=prints_code())
 
-    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
-        name, code, schedule = trace.name, partial(_code, compiled), compiled.schedule
+    def _tell_code(self, name: str, compiled: Compiled) -> None:
+        code, schedule = partial(_code, compiled), compiled.schedule
         if prints_code():
             code_log.debug("graph %s%s:\n%s", name, f" [{compile_id()}]", code())
         trace_artifact(f"fusec_{name}_kernels", partial(print_schedule, schedule))

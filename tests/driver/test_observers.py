@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.driver.observers import OBSERVERS, Around, Observer, observers_of, observing
+from fusec.driver.observers import (
+    OBSERVERS,
+    Around,
+    CompileHooks,
+    Observer,
+    observers_of,
+    observing,
+)
 from fusec.driver.pipeline import Compiled
 from fusec.driver.trace import Trace
 from fusec.options import Options
+from fusec.passes.stage import Stage
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from tests.support import values
 
@@ -54,8 +62,16 @@ class Log(Observer):
             lambda launch, call: self.noting(f"launch of {launch}", call),
         )
 
-    def generated(self, compiled: Compiled, options: Options, trace: Trace) -> None:
-        self.said.append(f"generated {', '.join(compiled.programs)} of {trace.name}")
+    def watch_compile(self, options: Options, trace: Trace) -> CompileHooks:
+        def code(compiled: Compiled) -> None:
+            self.said.append(f"generated {', '.join(compiled.programs)} of {trace.name}")
+
+        def stages(stage: Stage, structure: Any) -> Callable[[Any], None]:
+            if stage.name == "fuse":
+                self.said.append(f"fuse of {trace.name}")
+            return lambda made: None
+
+        return CompileHooks(code, stages)
 
     def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
         self.said.append(f"compiled {trace.name}")
@@ -74,12 +90,14 @@ def said(*, cache: bool, strict: bool = True) -> list[str]:
 def test_an_observer_is_asked_in_the_order_of_a_compile() -> None:
     assert said(cache=False) == [
         "traced with 1 outputs, of x",
+        "fuse of forward",
         "generated k0 of forward",
         "bound forward",
         "compiled forward",
         "call of the trace's forward",
         "call of forward",
         "launch of k0",
+        "fuse of backward",
         "generated k0 of backward",
         "bound backward",
         "compiled backward",

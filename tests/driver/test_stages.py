@@ -35,6 +35,7 @@ from fusec.ir.program import Program, Put
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
+from fusec.tools.records import Records
 from fusec.tools.report.observe import observe
 from tests.ir.graphs import buffer, graph, layer_norm, load
 
@@ -187,7 +188,7 @@ ILLEGAL: dict[str, Any] = {
 
 def context(target: str = "cpu", **chosen: Any) -> CompileContext:
     options = Options.from_compile(None, {"verify": True, **chosen})
-    return CompileContext(find_target(target), options, Trace("test", texts=True))
+    return CompileContext(find_target(target), options, Trace("test"))
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "capture"])
@@ -222,17 +223,17 @@ def test_nothing_is_verified_unless_it_is_wanted():
 
 
 def test_a_stage_that_changes_nothing_says_so():
-    kept = context()
-    fold(FUSE, layer_norm(4, 8), kept)
-    assert not kept.trace.records["share"].changed
-    assert kept.trace.records["fuse"].changed
-    assert kept.trace.records["inline"].text.startswith("graph example(")
+    records = Records()
+    fold(FUSE, layer_norm(4, 8), replace(context(), observe=(records.observe,)))
+    assert not records.kept["share"].changed
+    assert records.kept["fuse"].changed
+    assert records.kept["inline"].text.startswith("graph example(")
 
 
 def test_what_is_only_tried_leaves_no_record():
-    tried = context()
-    fold(FUSE, layer_norm(4, 8), tried.quiet())
-    assert not tried.trace.records
+    records = Records()
+    fold(FUSE, layer_norm(4, 8), replace(context(), observe=(records.observe,)).quiet())
+    assert not records.kept
 
 
 # -- inner lists -----------------------------------------------------------------------------------

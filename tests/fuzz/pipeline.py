@@ -83,7 +83,7 @@ def check_pipeline(
     def run(made: Graph | Schedule) -> list[Any]:
         return (run_graph if isinstance(made, Graph) else run_schedule)(made, inputs, extern)
 
-    compared = replace(context(target), observe=comparing(expected, run))
+    compared = replace(context(target), observe=(comparing(expected, run),))
     schedule = fold(FUSE, graph, compared)
     programs = lower_all(schedule, target)
     host = plan_host(schedule, target.codegen.overwritable)

@@ -30,6 +30,8 @@ from torch.utils import _pytree as pytree
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.compiler import compile_graph, run_eagerly
+from fusec.driver.observers import CompileHooks, Observer, observing
+from fusec.driver.pipeline import Compiled
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
@@ -211,14 +213,28 @@ def compiled(call: Callable[..., Any], outcome: Outcome, **options: Any) -> Call
 def _compile_one(
     options: Options, outcome: Outcome, gm: torch.fx.GraphModule, _: Sequence[Any], *, name: str
 ) -> Callable[..., Any]:
-    trace = Trace(name, texts=True)
-    bound = compile_graph(gm, name, options, trace)
+    trace = Trace(name)
+    with observing(_Schedules()) as seen:
+        bound = compile_graph(gm, name, options, trace)
     outcome.graphs.add(name)
     if trace.problem is not None:
         outcome.externs.add((name, "all", trace.problem))
     else:
-        note_externs(trace.records["kernels"].structure, name, outcome)
+        note_externs(seen.last, name, outcome)
     return with_memory_only(bound, run_eagerly(gm))
+
+
+class _Schedules(Observer):
+    """Keeps the schedule of a graph, and of none of its parts."""
+
+    last: Schedule
+
+    def watch_compile(self, options: Options, trace: Trace) -> CompileHooks | None:
+        return CompileHooks(partial(self._keep, trace.name))
+
+    def _keep(self, name: str, compiled: Compiled) -> None:
+        if "." not in name:
+            self.last = compiled.schedule
 
 
 def note_externs(schedule: Schedule, name: str, outcome: Outcome) -> None:

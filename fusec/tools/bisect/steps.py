@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from fusec.driver.backend import compile_with
 from fusec.driver.partition import Joint
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CAPTURE, CompileContext
-from fusec.driver.structures import printed
+from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.passes.stage import Observe, Stage
+from fusec.tools.records import printed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def recording(
 
     def observe(stage: Stage, structure: Any) -> Callable[[Any], None]:
         before, text = structure, printed(structure)()
-        if isinstance(structure, fx.GraphModule):  # stages change it in place
+        if isinstance(structure, fx.GraphModule) and structure is not captured:
+            # Stages before capture change it in place.
             before = copied(structure)
         elif isinstance(structure, Joint):
             before = copied(structure.module)
@@ -77,14 +78,12 @@ def record_steps(
         train: a backward runs, too.
     """
     found: list[Step] = []
-    joint = replace(context, observe=recording(found, context.trace.name, None, []))
+    joint = replace(context, observe=(recording(found, context.trace.name, None, []),))
 
     def compile_one(gm: fx.GraphModule, _: Any, *, name: str) -> Callable[..., Any]:
         given: list[Any] = []
-        alone = replace(context, trace=Trace(name))
-        captured, _ = CAPTURE.run(gm, alone)
-        found.append(Step("capture", name, gm, captured, printed(gm)(), gm, given))
-        compile_to_source(gm, replace(alone, observe=recording(found, name, gm, given)))
+        observe = recording(found, name, gm, given)
+        compile_to_source(gm, replace(context, trace=Trace(name), observe=(observe,)))
 
         def call(args: list[Any]) -> Any:
             given[:] = [a.clone() if isinstance(a, Tensor) else a for a in args]

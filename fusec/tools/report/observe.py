@@ -40,6 +40,7 @@ from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
+from fusec.tools.records import Record, Records
 from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.eager import EagerCost, count_eager, graph_cost
 from fusec.tools.report.subclasses import plain
@@ -87,7 +88,7 @@ class Observed:
     name: str
     graph: fx.GraphModule
     eager: EagerCost
-    rewrites: Trace
+    rewrites: Mapping[str, Record]
     names: Mapping[str, str] = field(default_factory=dict)
     compile: str = ""
     called: str = ""
@@ -96,9 +97,10 @@ class Observed:
 class _Observer:
     """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
 
-    def __init__(self, mode: FakeTensorMode, context: CompileContext) -> None:
+    def __init__(self, mode: FakeTensorMode, context: CompileContext, *, texts: bool) -> None:
         self.mode = mode
         self.context = context
+        self.texts = texts
         self.observed: list[Observed] = []
         self.untraced: list[Exception] = []
 
@@ -111,7 +113,8 @@ class _Observer:
         with tracing(None), self.counting():
             forward, backward = count_eager(gm, plain)
 
-        rewrites = Trace("joint", texts=self.context.trace.texts)
+        rewrites = Records()
+        observe = (rewrites.observe,) if self.texts else ()
         given = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
 
         def keep(graph: fx.GraphModule, _: Sequence[Any], *, name: str) -> Callable[..., Any]:
@@ -120,12 +123,12 @@ class _Observer:
             count = sum(label.partition("_")[0] == name for label in whole)
             label = f"{name}_{count}" if count else name
             names = input_names(graph, given)
-            seen = Observed(label, graph, cost, rewrites, names, compile_id(), part)
+            seen = Observed(label, graph, cost, rewrites.kept, names, compile_id(), part)
             self.observed.append(seen)
-            self.keep_parts(label, graph, rewrites)
+            self.keep_parts(label, graph, rewrites.kept)
             return self.boxed(graph)
 
-        split = splitting(keep, replace(self.context, trace=rewrites))
+        split = splitting(keep, replace(self.context, observe=observe))
         try:
             call = split.compile(gm, inputs)
             tell_kept(split, self.context.options)
@@ -149,7 +152,7 @@ class _Observer:
             self.mode.shape_env = symbols
             self.mode.epoch += 1
 
-    def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Trace) -> None:
+    def keep_parts(self, label: str, graph: fx.GraphModule, rewrites: Mapping[str, Record]) -> None:
         """Keep the graphs that higher-order operations of a graph call: they are compiled, too."""
         for attribute, (part, _) in find_parts(graph).items():
             name = f"{label}.{attribute}"
@@ -235,8 +238,8 @@ def observe(
     chosen = options or Options.from_compile(None, None)
     target = target or find_target("cpu")
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # from earlier races only
-    context = adapt(CompileContext(target, chosen, Trace("joint", texts=texts), judge=known))
-    observer = _Observer(mode, context)
+    context = adapt(CompileContext(target, chosen, Trace("joint"), judge=known))
+    observer = _Observer(mode, context, texts=texts)
     with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         fake = _without_memory(fn, mode)
         args = Arguments.of(inputs).mapped(partial(_fake_input, mode=mode, train=train))
@@ -276,8 +279,8 @@ def observe_run(
         ModelError: what the model itself raised.
     """
     known = format_judge(target, replace(options, race_budget_s=0.0))
-    context = adapt(CompileContext(target, options, Trace("joint", texts=texts), judge=known))
-    observer = _RunObserver(new_fake_mode(), context)
+    context = adapt(CompileContext(target, options, Trace("joint"), judge=known))
+    observer = _RunObserver(new_fake_mode(), context, texts=texts)
     args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
     with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         try:

@@ -6,8 +6,8 @@ The IR has no device, so that a graph traced on the CPU compiles for any row of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,13 +16,14 @@ from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32, context_for, device_target
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext, all_stages
-from fusec.driver.trace import Record, Trace
+from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
 from fusec.runtime.kernels import cpp_kernel
 from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.dumps import BEFORE_CAPTURE
+from fusec.tools.records import Record, Records
 from fusec.tools.report.observe import Observed
 
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
@@ -40,7 +41,8 @@ class Staged:
     Attributes:
         compiled: kernels, decisions and sources; None where the whole graph runs as eager kernels.
         problem: why the whole graph runs as eager kernels, or "".
-        failure: the error that stopped the compile, or None; earlier stages have texts.
+        failure: the error that stopped the compile, or None; earlier stages have records.
+        records: the outputs of stages, by name.
     """
 
     observed: Observed
@@ -49,6 +51,7 @@ class Staged:
     compiled: Compiled | None
     problem: str = ""
     failure: Exception | None = None
+    records: Mapping[str, Record] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -74,8 +77,7 @@ class Staged:
 
     def made(self, stage: str) -> Record | None:
         """Return a stage's record; None if this compile has no such stage, or never reached it."""
-        records = (self.observed.rewrites if stage in BEFORE_CAPTURE else self.trace).records
-        return records.get(stage)
+        return (self.observed.rewrites if stage in BEFORE_CAPTURE else self.records).get(stage)
 
     def check(self) -> None:
         """Raise the error that stopped the compile, if there is one."""
@@ -118,17 +120,19 @@ def take_through(
     Args:
         adapt: changes the context of the compile, such as its judges.
     """
-    trace = Trace(observed.name, texts=True)
+    trace, records = Trace(observed.name), Records()
     try:
         # Nothing is timed for a report, but it shows the verdicts of earlier races.
         untimed = replace(options, race_budget_s=0.0)
         context = adapt(context_for(observed.graph, target, untimed, trace))
+        context = replace(context, observe=(records.observe,))
         compiled = compile_to_source(observed.graph, context)
+        records.add(compiled)
     except Unsupported as problem:
-        return Staged(observed, target, trace, None, problem.reason)
+        return Staged(observed, target, trace, None, problem.reason, records=records.kept)
     except Exception as error:  # a defect: the stages before it help to find it
-        return Staged(observed, target, trace, None, str(error), error)
-    return Staged(observed, target, trace, compiled)
+        return Staged(observed, target, trace, None, str(error), error, records.kept)
+    return Staged(observed, target, trace, compiled, records=records.kept)
 
 
 def check_stage(stage: str, target: Target) -> None:

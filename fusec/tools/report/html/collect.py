@@ -54,7 +54,7 @@ class Collected(Observer):
 
 
 def _staged(graph: fx.GraphModule, name: str, options: Options) -> Staged:
-    observed = Observed(name, graph, graph_cost(graph), Trace(name))
+    observed = Observed(name, graph, graph_cost(graph), {})
     try:
         target = target_for(main_device(graph), options)
     except Unsupported as problem:

@@ -62,7 +62,7 @@ LARGEST = 6
 
 def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     """Return the memory of a graph; None where it runs as eager kernels, or runs nothing."""
-    record = staged.trace.records.get("memory")
+    record = staged.records.get("memory")
     if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
         return None
     names = staged.observed.names

@@ -132,7 +132,7 @@ def test_memory_is_followed_through_the_call(document: Document) -> None:
 
 def test_memory_is_what_the_plan_says(document: Document, staged: list[Staged]) -> None:
     for graph, one in zip(document.graphs, staged, strict=True):
-        host = one.trace.records["memory"].structure
+        host = one.records["memory"].structure
         assert graph.usage is not None
         most = max(moment.made for moment in graph.usage.moments)
         assert most == peak_bytes(host) > 0
