@@ -102,8 +102,11 @@ def partition(
     _leave_constants_to_the_last(joint.graph)
     _hide_attention(joint.graph)
     extra.extend(take_snapshots(joint.graph, num_fwd_outputs))
-    _add_outputs(joint.graph, num_fwd_outputs, extra)
-    if functorch_config.cse and not _names_sizes(joint.graph):
+    # The forward's outputs, so that they stay in the forward.
+    _set_outputs(joint.graph, num_fwd_outputs, num_fwd_outputs, extra)
+    # Equal calls may bind different symbols for sizes that depend on data, which later nodes use.
+    binds = any(node.meta.get("unbacked_bindings") for node in joint.graph.nodes)
+    if functorch_config.cse and not binds:
         share_equal_calls(joint.graph)
         joint.graph.set_codegen(fx.graph.CodeGen())  # arguments by name, not as nested lists
     with _cut(memory_budget):
@@ -116,7 +119,7 @@ def partition(
     _show_attention(forward)
     _show_attention(backward)
     if extra:
-        _drop_outputs(forward, num_fwd_outputs, len(extra))
+        _set_outputs(forward.graph, num_fwd_outputs, num_fwd_outputs + len(extra), [])
     drop_snapshots(forward)
     return forward, backward
 
@@ -133,14 +136,6 @@ def _cut(memory_budget: float) -> AbstractContextManager[Any]:
         cse=False,  # `share_equal_calls` does that
     )
     return patched
-
-
-def _names_sizes(joint: fx.Graph) -> bool:
-    """Return True if a call binds a symbol for a size that depends on data.
-
-    Equal calls bind different symbols: if they were merged, later nodes would use unbound ones.
-    """
-    return any(node.meta.get("unbacked_bindings") for node in joint.nodes)
 
 
 def _save_what_is_not_free(nodes: NodeDefinitions) -> None:
@@ -327,12 +322,8 @@ def _is_tangent(node: fx.Node) -> bool:
 
 
 def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that depend on a tangent."""
-    found: set[fx.Node] = set()
-    for node in joint.nodes:
-        if _is_tangent(node) or any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
+    """Return the tangents, and the nodes that depend on one."""
+    return set(reach(filter(_is_tangent, joint.nodes), lambda node: node.users))
 
 
 def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> list[fx.Node] | None:
@@ -367,10 +358,8 @@ def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> 
     users = {user for node in gradients for user in node.users}
     if any(n.op == "output" for n in users):
         return []
-    inner = set(gradients)  # and their producers, such as the sum over a row's gradient
-    for node in reversed(joint.nodes):
-        if any(user in inner for user in node.users):
-            inner.add(node)
+    # With their producers, such as the sum over a row's gradient.
+    inner = set(reach(gradients, lambda node: node.all_input_nodes))
     return [n for n in joint.nodes if n in users and n not in inner]
 
 
@@ -431,22 +420,12 @@ def _hoist(
 # -- outputs ---------------------------------------------------------------------------------------
 
 
-def _add_outputs(joint: fx.Graph, position: int, extra: list[fx.Node]) -> None:
-    """Add tensors to the forward's outputs in a joint graph, so that they stay in the forward."""
-    (output,) = joint.find_nodes(op="output")
-    values = list(output.args[0])
-    output.args = ((*values[:position], *extra, *values[position:]),)
-    if "desc" in output.meta:
-        known = list(output.meta["desc"])
-        output.meta["desc"] = [*known[:position], *(None for _ in extra), *known[position:]]
-
-
-def _drop_outputs(forward: fx.GraphModule, position: int, count: int) -> None:
-    (output,) = forward.graph.find_nodes(op="output")
-    values = list(output.args[0])
-    output.args = ((*values[:position], *values[position + count :]),)
+def _set_outputs(graph: fx.Graph, first: int, end: int, values: list[fx.Node]) -> None:
+    """Replace some outputs of a graph, between two positions."""
+    output = graph.output_node()
+    given: Any = output.args[0]
+    output.args = ((*given[:first], *values, *given[end:]),)
     for name in ("desc", "output_stack_traces"):
         if name in output.meta:
             known = list(output.meta[name])
-            output.meta[name] = [*known[:position], *known[position + count :]]
-    forward.recompile()
+            output.meta[name] = [*known[:first], *(None for _ in values), *known[end:]]

@@ -23,6 +23,7 @@ from types import FrameType
 from torch import fx, nn
 
 from fusec.frontend.origin import dotted, module_path, printable
+from fusec.ir.expr import reach
 from fusec.ir.names import identifier
 
 BETWEEN = ".."
@@ -161,14 +162,12 @@ def _computed(stored: Iterable[fx.Node], ends: set[fx.Node]) -> set[fx.Node]:
 
     Without constants: equal ones share a node, whose module is that of the first use.
     """
-    found, waiting = set(stored), list(stored)
-    while waiting:
-        for node in waiting.pop().all_input_nodes:
-            inside = node.op == "call_function" and node.all_input_nodes
-            if inside and node not in ends and node not in found:
-                found.add(node)
-                waiting.append(node)
-    return found
+
+    def inside(node: fx.Node) -> list[fx.Node]:
+        calls = (n for n in node.all_input_nodes if n.op == "call_function" and n not in ends)
+        return [call for call in calls if call.all_input_nodes]
+
+    return set(reach(stored, inside))
 
 
 def _around(paths: Sequence[str], kinds: Mapping[str, str]) -> str:

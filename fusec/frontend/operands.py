@@ -207,7 +207,8 @@ class Operands:
         Views that share its traced storage are not copied: they see the write, as in eager mode.
         """
         if not self._read_late:  # only what the first write, or a node after it, takes is read late
-            self._read_late = frozenset(inputs_from(write))
+            late = itertools.dropwhile(lambda node: node is not write, write.graph.nodes)
+            self._read_late = frozenset(arg for node in late for arg in node.all_input_nodes)
         for node in itertools.islice(self.env, self._noted, None):
             self._note_reader(node)
         self._noted = len(self.env)
@@ -231,17 +232,6 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return a is b
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
-
-
-def inputs_from(start: fx.Node) -> list[fx.Node]:
-    """Return the distinct arguments of ``start`` and of all nodes after it."""
-    found: dict[fx.Node, None] = {}
-    node = start
-    while True:
-        found.update(dict.fromkeys(node.all_input_nodes))
-        if node.op == "output":
-            return list(found)
-        node = node.next
 
 
 def strided_window(value: Value, kind: TensorType) -> View | None:

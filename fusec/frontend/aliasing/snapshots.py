@@ -18,6 +18,7 @@ remains where it is saved, itself or through a view.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fallbacks import written_arguments
 from fusec.frontend.fx_passes.fx_nodes import call_like, is_view, tensor_of
+from fusec.ir.expr import reach
 
 aten = torch.ops.aten
 
@@ -112,13 +114,8 @@ def _reads(user: fx.Node, node: fx.Node, outputs: int) -> bool:
 
 def _is_returned(node: fx.Node) -> bool:
     """Return True for the output, and for a view that reaches the output through views alone."""
-    waiting, seen = [node], {node}
-    while waiting:
-        found = waiting.pop()
-        if found.op == "output":
-            return True
-        if is_view(found) or found.target in _SAME_MEMORY:
-            new = [user for user in found.users if user not in seen]
-            seen.update(new)
-            waiting.extend(new)
-    return False
+
+    def seen_by(found: fx.Node) -> Iterable[fx.Node]:
+        return found.users if is_view(found) or found.target in _SAME_MEMORY else ()
+
+    return any(found.op == "output" for found in reach((node,), seen_by))

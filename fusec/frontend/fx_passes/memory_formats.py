@@ -16,6 +16,7 @@ proportion.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from fusec.frontend.fx_passes.fx_nodes import count_bytes, fakes_of
 from fusec.frontend.origin import op_name
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
+from fusec.ir.expr import reach
 from fusec.ir.machine import Machine
 
 aten = torch.ops.aten
@@ -88,22 +90,17 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def _components(graph: fx.Graph, convolutions: Iterable[fx.Node]) -> list[list[fx.Node]]:
     """Return the nodes that are joined by images, for each set of them with convolutions."""
-    parent: dict[fx.Node, fx.Node] = {}
-
-    def find(node: fx.Node) -> fx.Node:
-        while parent.setdefault(node, node) is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
+    joined: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.op == "call_function" and _has_images(node):
             for source in _sources(node):
-                parent[find(source)] = find(node)
-    members: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node in parent:
-            members.setdefault(find(node), []).append(node)
-    return [members[root] for root in dict.fromkeys(map(find, convolutions))]
+                joined[node].append(source)
+                joined[source].append(node)
+    found: list[list[fx.Node]] = []
+    for node in convolutions:
+        if not any(node in members for members in found):
+            found.append(sorted(reach((node,), joined.__getitem__)))
+    return found
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
