@@ -40,35 +40,20 @@ from fusec.ir.index import (
 )
 from fusec.ir.scalar import SCALAR_OPS
 
-_TORCH_NAMES = {
-    "bool": "bool",
-    "uint8": "u8",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "complex32": "c32",
-    "complex64": "c64",
-    "complex128": "c128",
-    "uint16": "u16",
-    "uint32": "u32",
-    "uint64": "u64",
-    "float8_e4m3fn": "f8e4m3fn",
-    "float8_e4m3fnuz": "f8e4m3fnuz",
-    "float8_e5m2": "f8e5m2",
-    "float8_e5m2fnuz": "f8e5m2fnuz",
-    "float8_e8m0fnu": "f8e8m0fnu",
-    "float4_e2m1fn_x2": "f4e2m1fn_x2",
-}
+_SHORT = {"bfloat": "bf", "float": "f", "complex": "c", "uint": "u", "int": "i"}
+"""How the IR abbreviates torch's names: ``bfloat16`` is ``bf16``, ``float8_e5m2`` is ``f8e5m2``."""
+
+
+def _abbreviated(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    word = next(filter(name.startswith, _SHORT), "")
+    return _SHORT.get(word, "") + name.removeprefix(word).replace("_", "", 1)
+
 
 _FROM_TORCH: dict[torch.dtype, DType] = {
-    getattr(torch, name): DTYPES[short]
-    for name, short in _TORCH_NAMES.items()
-    if hasattr(torch, name)
+    dtype: DTYPES[_abbreviated(dtype)]
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and _abbreviated(dtype) in DTYPES
 }
 _TO_TORCH: dict[DType, torch.dtype] = {d: t for t, d in _FROM_TORCH.items()}
 
