@@ -30,8 +30,6 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
         text.append(str(node.meta.get("original_aten")))
         text.append(_value(node.meta.get("val")))
         text.append(str(numbers_of(node, gm)) if node.op == "get_attr" else "")
-        if "nn_module_stack" not in node.meta and node.op == "output":
-            text.append("output")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
