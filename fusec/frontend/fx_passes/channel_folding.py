@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.fx_passes.fx_nodes import call_like
-from fusec.frontend.fx_passes.weights import fixed_inputs, follow_from
+from fusec.frontend.fx_passes.weights import fixed_values
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -27,7 +27,7 @@ _AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 def fold_channels(gm: fx.GraphModule) -> None:
     """Fold the affine operations per channel after convolutions into weights, in place."""
-    known = follow_from(gm, fixed_inputs(gm))
+    known = fixed_values(gm)
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         _, weight, bias, *_, transposed, _, _ = node.args
         if weight in known and (bias is None or bias in known) and not transposed:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from fusec.frontend.fx_passes.fx_nodes import is_view
 from fusec.frontend.fx_passes.packing import PACKED, pack_convolutions, pack_products
-from fusec.frontend.fx_passes.weights import bytes_of, fixed_inputs, follow_from
+from fusec.frontend.fx_passes.weights import bytes_of, fixed_values
 from fusec.ir.machine import Machine
 from fusec.torch_interior import unset_fake_temporarily
 
@@ -74,10 +74,9 @@ def freeze(gm: fx.GraphModule, machine: Machine, *, packs: bool, panels: bool) -
         packs: pack weights for the libraries that take them packed.
         panels: pack weights of skinny products in panels, too.
     """
-    fixed = fixed_inputs(gm)
-    if not fixed:
+    known = fixed_values(gm)
+    if not any(node.op == "placeholder" for node in known):
         return
-    known = follow_from(gm, fixed)
     if packs:
         pack_convolutions(gm, known)
         pack_products(gm, known, machine.skinny_rows if panels else 0, machine.loops.panel)

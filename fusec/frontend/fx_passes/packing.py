@@ -31,7 +31,7 @@ from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
-from fusec.frontend.fx_passes.weights import fixed_inputs, follow_from
+from fusec.frontend.fx_passes.weights import fixed_values
 
 aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
@@ -49,7 +49,7 @@ PACKS = "fusec_packs"
 
 def mark_packed(gm: fx.GraphModule) -> None:
     """Set ``PACKS`` of the convolutions of a graph that is to be frozen."""
-    known = follow_from(gm, fixed_inputs(gm))
+    known = fixed_values(gm)
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution.default):
         node.meta[PACKS] = node.args[1] in known and _may_pack(node)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -25,18 +25,15 @@ def mark_weights(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
             node.meta[_WEIGHT] = is_weight(given) and not given.is_inference()
 
 
-def fixed_inputs(gm: fx.GraphModule) -> set[fx.Node]:
-    """Return the inputs of a graph that are weights, except those that it writes itself."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    return {node for node in placeholders if node.meta.get(_WEIGHT) and not is_written(node)}
+def fixed_values(gm: fx.GraphModule) -> dict[fx.Node, int]:
+    """Return node -> bytes of weights, for the weights and the nodes that depend on these alone.
 
-
-def follow_from(gm: fx.GraphModule, fixed: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """Return node -> bytes of fixed inputs, for the nodes that depend on fixed inputs alone.
-
-    A node that depends on no input at all (``arange``, ``full``) has 0.
+    A node that depends on no input at all (``arange``, ``full``) has 0. An input that the graph
+    writes itself is not fixed.
     """
-    known: dict[fx.Node, int] = {node: bytes_of(node) for node in fixed}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    weights = (node for node in inputs if node.meta.get(_WEIGHT) and not is_written(node))
+    known = {node: bytes_of(node) for node in weights}
     for node in gm.graph.nodes:
         sources, target = node.all_input_nodes, node.target
         plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
