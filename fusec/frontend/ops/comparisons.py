@@ -37,7 +37,7 @@ def compare(test: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
 
     On CPUs, eager rounds a number compared with a 16-bit tensor to that type; on GPUs it does not.
     """
-    common = result_type(*args)
+    common = result_type(args[0], args[-1])
     return call.pointwise_exact(test, *call.narrowed(*args, kind=common), kind=common_type(common))
 
 
@@ -97,13 +97,6 @@ for _name in ("and", "or", "xor"):
 lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
 
 
-@lowers(
-    aten.bitwise_left_shift.Tensor,
-    aten.bitwise_left_shift.Tensor_Scalar,
-    aten.bitwise_left_shift.Scalar_Tensor,
-    aten.__lshift__.Tensor,
-    aten.__lshift__.Scalar,
-)
 def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     """Emit a left shift; by a negative number, or by the width or more, it gives 0."""
     bits = call.out.dtype.itemsize * 8
@@ -114,13 +107,6 @@ def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     return call.pointwise(shifted, x, y)
 
 
-@lowers(
-    aten.bitwise_right_shift.Tensor,
-    aten.bitwise_right_shift.Tensor_Scalar,
-    aten.bitwise_right_shift.Scalar_Tensor,
-    aten.__rshift__.Tensor,
-    aten.__rshift__.Scalar,
-)
 def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     """Emit a right shift; out of range it gives all sign bits, or 0 for unsigned types."""
     bits = call.out.dtype.itemsize * 8
@@ -130,6 +116,12 @@ def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
         return op("shr", a, select(is_shift(b, bits), b, like(last, b)))
 
     return call.pointwise(shifted, x, y)
+
+
+for _name, _rule in (("left", shift_left), ("right", shift_right)):
+    _packet, _sign = getattr(aten, f"bitwise_{_name}_shift"), getattr(aten, f"__{_name[0]}shift__")
+    lowers(_packet.Tensor, _packet.Tensor_Scalar, _packet.Scalar_Tensor)(_rule)
+    lowers(_sign.Tensor, _sign.Scalar)(_rule)
 
 
 def is_shift(amount: Expr, bits: int) -> Expr:

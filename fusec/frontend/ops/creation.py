@@ -30,14 +30,9 @@ def constant(call: AtenCall, value: Scalar) -> Value:
     return call.lazy(lambda at: read(value, (), compute_type(dtype)))
 
 
-@lowers(aten.full.default, aten.full_like.default)
-def full(call: AtenCall, like: Any, *args: Any, **_: Any) -> Value:
+@lowers(aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+def full(call: AtenCall, *args: Any, **_: Any) -> Value:
     return constant(call, args[-1])
-
-
-@lowers(aten.scalar_tensor.default)
-def scalar_tensor(call: AtenCall, value: Scalar, **_: Any) -> Value:
-    return constant(call, value)
 
 
 @lowers(

@@ -59,14 +59,11 @@ for _name in _FUNCTIONS:
 # -- sums, products, quotients --------------------------------------------------------------------
 
 
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def add_tensors(call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
-    return call.pointwise(lambda a, b, k: add(a, mul(b, k)), *call.narrowed(x, y, alpha))
-
-
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def subtract(call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1) -> Value:
-    return call.pointwise(lambda a, b, k: sub(a, mul(b, k)), *call.narrowed(x, y, alpha))
+def plus(
+    compute: Callable[..., Expr], call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1
+) -> Value:
+    """Emit a sum, or a difference, with a multiple of the second operand."""
+    return call.pointwise(lambda a, b, k: compute(a, mul(b, k)), *call.narrowed(x, y, alpha))
 
 
 def is_one(x: Scalar) -> bool:
@@ -77,24 +74,26 @@ def is_same_type(call: AtenCall, x: Scalar) -> bool:
     return isinstance(x, Value) and x.dtype is call.out.dtype and x.shape == call.out.shape
 
 
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
-def multiply(call: AtenCall, x: Value, y: Scalar) -> Value:
+def scaled(compute: Callable[..., Expr], call: AtenCall, x: Value, y: Scalar) -> Value:
+    """Emit a product or a quotient; ``x`` itself if the other operand is one."""
     if is_one(y) and is_same_type(call, x):
         return x
-    return call.pointwise(mul, x, y)
+    return call.pointwise(compute, x, y)
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar)
-def divide(call: AtenCall, x: Value, y: Scalar) -> Value:
-    if is_one(y) and is_same_type(call, x):
-        return x
-    return call.pointwise(div, x, y)
+for _name, _rule in {
+    "add": partial(plus, add),
+    "sub": partial(plus, sub),
+    "mul": partial(scaled, mul),
+    "div": partial(scaled, div),
+}.items():
+    lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_rule)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def divide_rounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
-        return divide(call, x, y)
+        return scaled(div, call, x, y)
     if rounding_mode == "floor":
         return floor_divide(call, x, y)
     if call.out.dtype.is_float:
@@ -129,16 +128,15 @@ def floor_quotient(a: Expr, b: Expr) -> Expr:
     return select(equal(b, 0.0), exact, nonzero)
 
 
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(call: AtenCall, x: Scalar, y: Scalar) -> Value:
+def remainder(name: str, call: AtenCall, x: Scalar, y: Scalar) -> Value:
     operands = call.narrowed(x, y)
-    return call.pointwise_exact(lambda a, b: op("remainder", a, divisor(call, b)), *operands)
+    return call.pointwise_exact(lambda a, b: op(name, a, divisor(call, b)), *operands)
 
 
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    operands = call.narrowed(x, y)
-    return call.pointwise_exact(lambda a, b: op("fmod", a, divisor(call, b)), *operands)
+lowers(aten.fmod.Tensor, aten.fmod.Scalar)(partial(remainder, "fmod"))
+lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(
+    partial(remainder, "remainder")
+)
 
 
 # -- powers ---------------------------------------------------------------------------------------

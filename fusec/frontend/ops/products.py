@@ -72,15 +72,16 @@ def _type_of_sum(call: AtenCall, *operands: Value) -> DType:
     return F32
 
 
-@lowers(aten.mm.default, library=_library)
-def mm(call: AtenCall, a: Value, b: Value) -> Value:
+@lowers(aten.mm.default, aten.bmm.default, library=_library)
+def product(call: AtenCall, a: Value, b: Value) -> Value:
+    """Emit the product of two matrices, or of each pair in a batch."""
     kind = _type_of_sum(call, a, b)
 
     def body(at: Indices) -> Expr:
-        m, n = at
+        *batch, m, n = at
         return contraction(
-            a.shape[1],
-            lambda k: (read_exact(a, (m, k), kind), read_exact(b, (k, n), kind)),
+            a.shape[-1],
+            lambda k: (read_exact(a, (*batch, m, k), kind), read_exact(b, (*batch, k, n), kind)),
         )
 
     return call.define(body)
@@ -100,20 +101,6 @@ def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:
         place = (floordiv(n, width), mod(n, width))
         return contraction(
             a.shape[1], lambda k: (exact(wide, (m, k)), exact(panels, (place[0], k, place[1])))
-        )
-
-    return call.define(body)
-
-
-@lowers(aten.bmm.default, library=_library)
-def bmm(call: AtenCall, a: Value, b: Value) -> Value:
-    kind = _type_of_sum(call, a, b)
-
-    def body(at: Indices) -> Expr:
-        batch, m, n = at
-        return contraction(
-            a.shape[2],
-            lambda k: (read_exact(a, (batch, m, k), kind), read_exact(b, (batch, k, n), kind)),
         )
 
     return call.define(body)

@@ -184,36 +184,26 @@ def spread_of(
     return ExactVariance.of(call, x, over, correction)
 
 
-@reduces(aten.var.correction)
-def var(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
-    return call.define(spread_of(call, x, over, correction).variance)
+def spread(
+    root: bool, call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
+) -> Any:
+    """Emit the variance of each region, or its root, and the mean if that is a result, too.
 
-
-@reduces(aten.std.correction)
-def std(call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None) -> Value:
-    """Emit the root of the variance, which itself may be out of the result's range."""
-    spread = spread_of(call, x, over, correction)
-    return call.define(lambda at: op("sqrt", spread.variance(at)))
-
-
-@reduces(aten.std_mean.correction)
-def std_mean(
-    call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
-) -> tuple[Value, Value]:
-    spread = spread_of(call, x, over, correction)
-    deviation = call.define(lambda at: op("sqrt", spread.variance(at)), 0)
-    return deviation, call.define(spread.mean, 1)
-
-
-@reduces(aten.var_mean.correction)
-def var_mean(
-    call: AtenCall, x: Value, over: Region, *, correction: Scalar | None = None
-) -> tuple[Value, Value]:
-    if correction == 0:  # norms, with a finite gradient: exactness costs them 4 to 13 %
+    A variance may be out of the result's range where its root is not.
+    """
+    with_mean = len(call.results) > 1
+    if with_mean and not root and correction == 0:  # norms: exactness costs them 4 to 13 %
         plain = Variance.of(call, x, over, correction, compute_type(call.out.dtype))
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
-    spread = spread_of(call, x, over, correction)
-    return call.define(spread.variance, 0), call.define(spread.mean, 1)
+    made = spread_of(call, x, over, correction)
+    body = (lambda at: op("sqrt", made.variance(at))) if root else made.variance
+    first = call.define(body, 0)
+    return (first, call.define(made.mean, 1)) if with_mean else first
+
+
+for _name, _root in (("var", False), ("std", True)):
+    _packets = getattr(aten, _name), getattr(aten, f"{_name}_mean")
+    reduces(*(packet.correction for packet in _packets))(partial(spread, _root))
 
 
 def spread_mean(call: AtenCall, mean: Value) -> Value:

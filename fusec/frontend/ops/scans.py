@@ -137,6 +137,6 @@ def isin(
     return call.define(body)
 
 
-def search_type(*args: Scalar) -> DType:
+def search_type(boundaries: Value, x: Scalar) -> DType:
     """Return the type that values are compared in."""
-    return common_type(result_type(*args))
+    return common_type(result_type(boundaries, x))

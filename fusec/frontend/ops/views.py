@@ -6,6 +6,7 @@ split: [B, T, C] -> [B*T, C] reads (m//T, m%T, c).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -155,12 +156,8 @@ def select(call: AtenCall, x: Value, dim: int, position: IntoSize) -> Value:
 @lowers(aten.split_with_sizes.default, aten.split.Tensor)
 def split(call: AtenCall, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = wrap(dim, len(x.shape))
-    parts: list[Value] = []
-    start = ZERO
-    for k, kind in enumerate(call.results):
-        parts.append(_window(call, x, axis, start, k))
-        start = start + kind.shape[axis]
-    return tuple(parts)
+    starts = itertools.accumulate((kind.shape[axis] for kind in call.results), initial=ZERO)
+    return tuple(_window(call, x, axis, start, k) for k, start in enumerate([*starts][:-1]))
 
 
 def _window(call: AtenCall, x: Value, axis: int, start: Index, result: int) -> Value:
