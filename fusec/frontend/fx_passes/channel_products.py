@@ -150,17 +150,13 @@ def _image(node: fx.Node, matrix: fx.Node, like: torch.Tensor, of: Any) -> fx.No
     Args:
         of: a node that has the extents of the image, except for its channels.
     """
-    rank, form = like.dim(), matrix
-    last = rank > 2 and like.stride(2) != 1
-    if _has_one_place(of):
-        for _ in range(rank - 2):
-            form = call_like(node, aten.unsqueeze.default, form, 1 if last else -1)
-    else:
-        places = [extent_of(of, k) for k in (0, 2, 3)]
-        form, last = call_like(node, aten.view.default, matrix, [*places, like.shape[1]]), True
-    if last:
-        form = call_like(node, aten.permute.default, form, [0, rank - 1, *range(1, rank - 1)])
-    return form
+    rank, channels, one = like.dim(), like.shape[1], _has_one_place(of)
+    images = -1 if one else extent_of(of, 0)
+    pixels = [1 if one else extent_of(of, k) for k in range(2, rank)]
+    if one and (rank == 2 or like.stride(2) == 1):
+        return call_like(node, aten.view.default, matrix, [images, channels, *pixels])
+    form = call_like(node, aten.view.default, matrix, [images, *pixels, channels])
+    return call_like(node, aten.permute.default, form, [0, rank - 1, *range(1, rank - 1)])
 
 
 def _replace(node: fx.Node, made: fx.Node | None) -> None:
