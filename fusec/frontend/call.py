@@ -119,11 +119,10 @@ class AtenCall:
         buffer = self.lines.buffer(f"{self.name}_{suffix}", kind)
         return self.lines.define(buffer, body, self.origin)
 
-    def lazy(self, body: Body, result: int = 0) -> Value:
-        """Return ``body`` as a value without emitting anything: for views and constants."""
-        kind = self.results[result]
-        axes = make_axes(kind.shape)
-        return Value(kind.shape, kind.dtype, axes, cast(body(positions(axes)), kind.dtype))
+    def lazy(self, body: Body) -> Value:
+        """Return ``body`` as a value without emitting anything: for constants."""
+        axes, kind = make_axes(self.out.shape), self.out.dtype
+        return Value(self.out.shape, kind, axes, cast(body(positions(axes)), kind))
 
     def view(self, x: Value, where: Callable[[Indices], Indices], result: int = 0) -> Value:
         """Return ``x`` loaded at ``where(indices)``; nothing is emitted."""

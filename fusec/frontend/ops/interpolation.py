@@ -33,17 +33,14 @@ from fusec.torch_interior import running_plainly
 
 aten = torch.ops.aten
 _ALIGNED = {"linear", "bilinear", "trilinear", "bicubic"}
-_GRADIENTS: dict[tuple[str, int], Any] = {
-    **{("nearest", n): getattr(aten, f"upsample_nearest{n}d_backward") for n in (1, 2, 3)},
-    **{
-        ("nearest-exact", n): getattr(aten, f"_upsample_nearest_exact{n}d_backward")
-        for n in (1, 2, 3)
-    },
-    ("linear", 1): aten.upsample_linear1d_backward,
-    ("bilinear", 2): aten.upsample_bilinear2d_backward,
-    ("trilinear", 3): aten.upsample_trilinear3d_backward,
-    ("bicubic", 2): aten.upsample_bicubic2d_backward,
+_KERNELS = {mode: f"upsample_{mode}" for mode in ("nearest", *_ALIGNED)} | {
+    "nearest-exact": "_upsample_nearest_exact"
 }
+
+
+def _gradient(mode: str, rank: int) -> Any:
+    """Return eager's operation for the gradient of an interpolation, None where it has none."""
+    return getattr(aten, f"{_KERNELS.get(mode)}{rank}d_backward", None)
 
 
 def keep_gradients_whole(gm: fx.GraphModule) -> None:
@@ -62,7 +59,7 @@ def interpolate(
 ) -> torch.Tensor:
     """Return the result of ``F.interpolate``, with a gradient that is one operation."""
     arguments = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    gradient = _GRADIENTS.get((mode, input.dim() - 2))
+    gradient = _gradient(mode, input.dim() - 2)
     varies = any(isinstance(n, torch.SymInt) for n in input.shape)
     if gradient is None or antialias or not input.requires_grad or (varies and mode in _ALIGNED):
         return F.interpolate(input, *arguments)  # torch infers no symbolic shapes for _ALIGNED
@@ -129,5 +126,5 @@ def _factor(large: Index, small: Index, scale: float | None, center: float) -> i
 
 
 for _rank in (1, 2, 3):
-    lowers(_GRADIENTS["nearest", _rank].default)(_nearest_gradient(center=0.0))
-    lowers(_GRADIENTS["nearest-exact", _rank].default)(_nearest_gradient(center=0.5))
+    lowers(_gradient("nearest", _rank).default)(_nearest_gradient(center=0.0))
+    lowers(_gradient("nearest-exact", _rank).default)(_nearest_gradient(center=0.5))
