@@ -232,7 +232,7 @@ def _narrowed(arg: Scalar, dtype: DType) -> Scalar:
     match arg:
         case Value(shape=(), dtype=kind) if kind not in (dtype, BOOL):
             rounded = op(ROUND[dtype], cast(arg.expr, F32))
-            return replace(arg, dtype=dtype, expr=cast(rounded, dtype), reshape_of=None)
+            return replace(arg, dtype=dtype, expr=cast(rounded, dtype))
         case Number():
             return Number(op(ROUND[dtype], cast(arg.expr, F32)))
         case int() | float() if not isinstance(arg, bool):

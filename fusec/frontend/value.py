@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fusec.errors import Unsupported
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Buffer, Const, Expr, Load, both, substitute
+from fusec.ir.expr import Buffer, Const, Expr, Load, both
 from fusec.ir.index import Axis, Index, index, is_in_range
 from fusec.ir.rewrite import is_index_only, with_guard
 
@@ -23,17 +23,12 @@ ZERO = index(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """``expr`` over ``axes``, one axis for each extent of ``shape``; of type ``dtype`` when stored.
-
-    Attributes:
-        reshape_of: the tensor this is a row-major reshape of, so that reshapes are composed.
-    """
+    """``expr`` over ``axes``, one for each extent of ``shape``; of type ``dtype`` when stored."""
 
     shape: tuple[Index, ...]
     dtype: DType
     axes: tuple[Axis, ...]
     expr: Expr
-    reshape_of: Value | None = None
 
     @property
     def buffer(self) -> Buffer | None:
@@ -48,11 +43,7 @@ class Value:
 
     def at(self, indices: tuple[Index, ...], guard: Expr | None = None) -> Expr:
         """Return the element at ``indices``; where a ``guard`` is false, 0 and no access."""
-        mapping = dict(zip(self.axes, indices, strict=True))
-        if isinstance(self.expr, Load) and self.expr.guard is None:
-            position = tuple(substitute(i, mapping) for i in self.expr.indices)
-            return Load(self.expr.buffer, position, guard)
-        expr = self.expr.substitute(mapping)
+        expr = self.expr.substitute(dict(zip(self.axes, indices, strict=True)))
         if isinstance(expr, Load):
             return Load(expr.buffer, expr.indices, both(expr.guard, guard))
         return with_guard(expr, guard)

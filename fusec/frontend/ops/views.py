@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -49,12 +48,7 @@ def from_end(position: IntoSize, extent: Index) -> Index:
     aten.unsqueeze.default,
 )
 def reshape(call: AtenCall, x: Value, *_: Any) -> Value:
-    shape = call.out.shape
-    whole = x.reshape_of or x
-    if whole.shape == shape:
-        return whole
-    made = call.view(whole, lambda at: reshape_indices(whole.shape, shape, at))
-    return replace(made, reshape_of=whole)
+    return call.view(x, lambda at: reshape_indices(x.shape, call.out.shape, at))
 
 
 def reshape_indices(old: Indices, new: Indices, at: Indices) -> Indices:
