@@ -14,6 +14,7 @@ where x is 0 outside.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -22,9 +23,9 @@ from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.ops.domain import Domain
 from fusec.frontend.ops.pooling import Affine, affine, over_places, pooled_axes
 from fusec.frontend.ops.registry import lowers
-from fusec.frontend.value import ONE, ZERO, Value, positions
-from fusec.ir.dtype import DType, compute_type
-from fusec.ir.expr import Expr, IndexValue, Reduce, both, in_range, op
+from fusec.frontend.value import ZERO, Value, positions
+from fusec.ir.dtype import compute_type
+from fusec.ir.expr import Expr, IndexValue, both, in_range, op
 from fusec.ir.index import Axis, Index
 from fusec.ir.monoid import SUM
 
@@ -67,17 +68,12 @@ def convolution(
         place = (image, group * read + c, *around.where[2:])
         over = Domain((own, *around.axes), place, around.number, around.inside)
         where = (place[1], channel - group * made) if transposed else (channel, c)
-        total = _product(over, x, weight, (*where, *positions(around.axes)), kind)
+        factor = read_exact(weight, (*where, *positions(around.axes)), kind)
+        term = op("mul", over.exact(x, kind), factor)
+        total = replace(over, inside=None).reduce(SUM, term)  # outside, x is read as 0
         return total if bias is None else op("add", total, read_exact(bias, (channel,), kind))
 
     return call.define(body)
-
-
-def _product(over: Domain, x: Value, weight: Value, where: Indices, kind: DType) -> Expr:
-    """Return the sum of products over a domain, without a loop over an axis of one element."""
-    summed = tuple(axis for axis in over.axes if axis.extent is not ONE)
-    term = op("mul", over.exact(x, kind), read_exact(weight, where, kind))
-    return Reduce(SUM, summed, term) if summed else term
 
 
 def _around(windows: Sequence[Affine], at: Indices) -> Domain:
