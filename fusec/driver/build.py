@@ -11,7 +11,7 @@ import torch
 
 from fusec.codegen.host.wrapper import print_blocks
 from fusec.codegen.targets import find_target
-from fusec.codegen.triton import arguments, printer
+from fusec.codegen.triton import arguments, gluon
 from fusec.driver.pipeline import Compiled, cpp_units
 from fusec.errors import UsageError
 from fusec.options import Options
@@ -53,9 +53,9 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
     descriptors = arguments.print_descriptors(form)
     unpromised = ""
     if program.table:
-        unpromised = printer.print_kernel(form, aligned=False)
+        unpromised = gluon.print_kernel(form, aligned=False)
     elif descriptors:
-        unpromised = printer.print_kernel(compiled.pointers[name])
+        unpromised = gluon.print_kernel(compiled.pointers[name])
     return triton_kernel.TritonSource(
         name,
         compiled.sources[name],

@@ -16,7 +16,7 @@ import torch
 
 from fusec.archive.graph import load_kernels
 from fusec.codegen.cpp import printer as cpp
-from fusec.codegen.triton import printer as triton
+from fusec.codegen.triton import gluon
 from fusec.driver.build import BUILDS
 from fusec.driver.compiler import target_for
 from fusec.driver.pipeline import compile_to_source, kernel_rows
@@ -116,7 +116,7 @@ def test_a_fault_of_a_cpp_kernel_is_found(fault: str, kernels: dict[str, Launch]
 def test_a_fault_of_a_triton_kernel_is_found(fault: str) -> None:
     program = program_of("statistics")
     right, wrong = TRITON.get(fault, ("", ""))
-    text = triton.print_kernel(form_of(program))
+    text = gluon.print_kernel(form_of(program))
     assert right in text, f"the kernel has no {right}"
     spoilt = text.replace(right, wrong)
 

@@ -34,7 +34,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusec.codegen.lowering.orient import ROWS
-from fusec.codegen.triton import printer as triton
 from fusec.codegen.triton.descriptors import Descriptor, DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
@@ -69,12 +68,12 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
     """Return the source of a module with one kernel, in Gluon if it is warp-specialized.
 
     Args:
-        aligned: as of ``printer.print_kernel``.
+        aligned: for a foreach kernel, whether the table's addresses are multiples of 16 bytes.
     Raises:
         InternalError: for a statement or operation that the language does not have.
     """
     if form.roles is None:
-        return triton.print_kernel(form, aligned=aligned)
+        return TritonPrinter(form, aligned).module()
     return _GluonPrinter(form, form.roles).module()
 
 
@@ -114,7 +113,8 @@ class _GluonPrinter(TritonPrinter):
         self.roles = roles
         self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
-        self.sums = _sums(roles.multiply)
+        named = (s for s in statements(roles.multiply) if isinstance(s, Let | Update))
+        self.first_sum = next(s.var for s in named if isinstance(s.value, Dot))
         self.taken = {
             v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
         }
@@ -233,7 +233,7 @@ class _GluonPrinter(TritonPrinter):
         """Return the columns of a tile with these lanes, or of the first accumulator if none."""
         columns = (a for a in axes if self.dimension.get(a, ROWS) != ROWS)
         found = next(columns, None)
-        return self._columns(self.sums[0].axes) if found is None else lane_extent(found)
+        return self._columns(self.first_sum.axes) if found is None else lane_extent(found)
 
     def _layout(self, axes: Iterable[Axis]) -> str:
         """Return the name of the layout of tiles with these lanes."""
@@ -405,12 +405,6 @@ class _GluonPrinter(TritonPrinter):
             "fence_async_shared()",
             f"store_tile({self.names(box)}, [{self._start(copy)}], {memory})",
         ]
-
-
-def _sums(body: tuple[Statement, ...]) -> tuple[Var, ...]:
-    """Return the accumulators and results of products, in program order."""
-    found = (s for s in statements(body) if isinstance(s, Let | Update))
-    return tuple(dict.fromkeys(s.var for s in found if isinstance(s.value, Dot)))
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -76,17 +76,6 @@ from fusec.ir.program import (
 )
 
 
-def print_kernel(form: Form, *, aligned: bool = True) -> str:
-    """Return the source of a module with one Triton kernel, named as the form's program.
-
-    Args:
-        aligned: for a foreach kernel, whether the table's addresses are multiples of 16 bytes.
-    Raises:
-        InternalError: for a scratch array, or an operation that its operand types do not support.
-    """
-    return TritonPrinter(form, aligned).module()
-
-
 def _comment(text: str) -> str:
     """Return ``text`` as one comment line; a user's file name may have unprintable characters."""
     return "# " + "".join(c if c.isprintable() else " " for c in text).rstrip()

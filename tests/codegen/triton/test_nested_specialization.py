@@ -126,9 +126,10 @@ def test_weights_are_rounded_when_tensor_cores_have_left_the_last_ones() -> None
     """They are in the same registers."""
     roles = form(attention, *SHAPES).roles
     assert roles is not None
-    (weights,) = roles.weights
     (loop,) = (s for s in roles.multiply if isinstance(s, For))
     awaits = [n for n, s in enumerate(loop.body) if isinstance(s, Await)]
+    products = (s.value for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot))
+    (weights,) = (product.left for product in products)
     kind = weights.dtype, weights.axes
     made = [
         n

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fusec.codegen.triton.arguments import divisible_by_16, grid_exprs, signature
+from fusec.codegen.triton.gluon import print_kernel
 from fusec.codegen.triton.operations import ROWS, template
-from fusec.codegen.triton.printer import print_kernel
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
 from fusec.ir.expr import Const, Op, Reduce
