@@ -685,31 +685,23 @@ template <> constexpr bool fusec_is_pair<vi64> = true;
     if constexpr (fusec_is_pair<T>) return T(g(x.a, y.a), g(x.b, y.b));                 \
     else return g(x, y);                                                                \
   }
-#define FUSEC_BY_LANE1_F32(f)                                                           \
-  FUSEC_RARE vf32 f(vf32 x) {                                                           \
-    for (int l = 0; l < FUSEC_W; l++) x[l] = f((float)x[l]);                            \
+#define FUSEC_BY_LANE1(f, V, S)                                                         \
+  FUSEC_RARE V f(V x) {                                                                 \
+    S t[FUSEC_W];                                                                       \
+    for (int l = 0; l < FUSEC_W; l++) t[l] = f((S)x[l]);                                \
+    __builtin_memcpy(&x, t, sizeof t);                                                  \
     return x;                                                                           \
   }
-#define FUSEC_BY_LANE1_F64(f)                                                           \
-  FUSEC_RARE vf64 f(vf64 x) {                                                           \
-    for (int l = 0; l < FUSEC_H; l++)                                                   \
-      x.a[l] = f((double)x.a[l]), x.b[l] = f((double)x.b[l]);                           \
-    return x;                                                                           \
-  }
-#define FUSEC_BY_LANE2_NATIVE(name, f, V, S)                                            \
+#define FUSEC_BY_LANE2(name, f, V, S)                                                   \
   FUSEC_RARE V name(V x, V y) {                                                         \
-    for (int l = 0; l < FUSEC_W; l++) x[l] = f((S)x[l], (S)y[l]);                       \
+    S t[FUSEC_W];                                                                       \
+    for (int l = 0; l < FUSEC_W; l++) t[l] = f((S)x[l], (S)y[l]);                       \
+    __builtin_memcpy(&x, t, sizeof t);                                                  \
     return x;                                                                           \
   }
-#define FUSEC_BY_LANE2_PAIR(name, f, V, S)                                              \
-  FUSEC_RARE V name(V x, V y) {                                                         \
-    for (int l = 0; l < FUSEC_H; l++)                                                   \
-      x.a[l] = f((S)x.a[l], (S)y.a[l]), x.b[l] = f((S)x.b[l], (S)y.b[l]);               \
-    return x;                                                                           \
-  }
-#define FUSEC_BY_LANE1(f) FUSEC_BY_LANE1_F32(f) FUSEC_BY_LANE1_F64(f)
-#define FUSEC_BY_LANE2(f)                                                               \
-  FUSEC_BY_LANE2_NATIVE(f, f, vf32, float) FUSEC_BY_LANE2_PAIR(f, f, vf64, double)
+#define FUSEC_FLOATS_BY_LANE1(f) FUSEC_BY_LANE1(f, vf32, float) FUSEC_BY_LANE1(f, vf64, double)
+#define FUSEC_FLOATS_BY_LANE2(f)                                                        \
+  FUSEC_BY_LANE2(f, f, vf32, float) FUSEC_BY_LANE2(f, f, vf64, double)
 // libm functions under names that compilers do not recognise: gcc simplifies sin(atan(x)) to an
 // expression that is 1 where x is NaN.
 #define FUSEC_LIBM1(name)                                                               \
@@ -723,7 +715,7 @@ template <> constexpr bool fusec_is_pair<vi64> = true;
 #define FUSEC_SCALAR_BY_LANES1(name)                                                    \
   FUSEC_INLINE float f_##name(float x) { return f_##name(v_f32(x))[0]; }                \
   FUSEC_INLINE double f_##name(double x) { return fusec_libm_##name(x); }               \
-  FUSEC_BY_LANE1_F64(f_##name)
+  FUSEC_BY_LANE1(f_##name, vf64, double)
 
 FUSEC_LIFT2(f_maximum, fusec_max)
 FUSEC_LIFT2(f_minimum, fusec_min)
@@ -755,7 +747,6 @@ template <class T> FUSEC_INLINE T fusec_sign(T x) {
 FUSEC_LIFT1(f_sign, fusec_sign)
 
 template <class T> FUSEC_INLINE auto f_isnan(T x) { return f_ne(x, x); }
-template <class T> FUSEC_INLINE auto f_isfinite(T x) { return f_eq(x - x, x - x); }
 template <class T> FUSEC_INLINE auto f_isinf(T x) { return f_and(f_eq(x, x), f_ne(x - x, x - x)); }
 
 // ---- square root, rounding ----------------------------------------------------------------------
@@ -802,18 +793,14 @@ template <class V> FUSEC_INLINE V fusec_trunc(V x) {
   return fusec_copysign(fusec_floor(fusec_abs(x)), x);
 }
 #endif
-FUSEC_INLINE float fusec_round(float x) { return __builtin_rintf(x); }
-FUSEC_INLINE double fusec_round(double x) { return __builtin_rint(x); }
-FUSEC_INLINE float fusec_floor(float x) { return __builtin_floorf(x); }
-FUSEC_INLINE double fusec_floor(double x) { return __builtin_floor(x); }
-FUSEC_INLINE float fusec_ceil(float x) { return __builtin_ceilf(x); }
-FUSEC_INLINE double fusec_ceil(double x) { return __builtin_ceil(x); }
-FUSEC_INLINE float fusec_trunc(float x) { return __builtin_truncf(x); }
-FUSEC_INLINE double fusec_trunc(double x) { return __builtin_trunc(x); }
-FUSEC_LIFT1(f_round, fusec_round)
-FUSEC_LIFT1(f_floor, fusec_floor)
-FUSEC_LIFT1(f_ceil, fusec_ceil)
-FUSEC_LIFT1(f_trunc, fusec_trunc)
+#define FUSEC_ROUNDING(name, libm)                                                      \
+  FUSEC_INLINE float fusec_##name(float x) { return __builtin_##libm##f(x); }           \
+  FUSEC_INLINE double fusec_##name(double x) { return __builtin_##libm(x); }            \
+  FUSEC_LIFT1(f_##name, fusec_##name)
+FUSEC_ROUNDING(round, rint)
+FUSEC_ROUNDING(floor, floor)
+FUSEC_ROUNDING(ceil, ceil)
+FUSEC_ROUNDING(trunc, trunc)
 
 // ---- division of integers, shifts ---------------------------------------------------------------
 // x / 0 is 0 (nothing traps), the smallest integer by -1 wraps.
@@ -851,7 +838,7 @@ template <bool floored, bool remainder> FUSEC_INLINE hi64 fusec_divide(hi64 x, h
     return fusec_divide<floored, remainder>(x, y);                                      \
   }                                                                                     \
   FUSEC_INLINE vi32 f(vi32 x, vi32 y) { return fusec_divide<floored, remainder>(x, y); } \
-  FUSEC_BY_LANE2_PAIR(fusec_by_lane_##f, f, vi64, long long)                            \
+  FUSEC_BY_LANE2(fusec_by_lane_##f, f, vi64, long long)                                 \
   FUSEC_INLINE vi64 f(vi64 x, vi64 y) {                                                 \
     vi64 least(-(1ll << 50)), most(1ll << 50);                                          \
     vm small = f_gt(x, least) & f_gt(y, least) & f_lt(x, most) & f_lt(y, most);         \
@@ -1112,7 +1099,7 @@ template <class T> FUSEC_INLINE T f_sigmoid(T x) { return 1 / (1 + f_exp(-x)); }
   FUSEC_LIBM1(name)                                                                     \
   FUSEC_INLINE float f_##name(float x) { return fusec_libm_##name(x); }                 \
   FUSEC_INLINE double f_##name(double x) { return fusec_libm_##name(x); }               \
-  FUSEC_BY_LANE1(f_##name)
+  FUSEC_FLOATS_BY_LANE1(f_##name)
 FUSEC_BY_LIBM(asin)
 FUSEC_BY_LIBM(acos)
 FUSEC_BY_LIBM(atan)
@@ -1127,7 +1114,7 @@ FUSEC_BY_LIBM(lgamma)
   FUSEC_LIBM2(name)                                                                     \
   FUSEC_INLINE float f_##name(float x, float y) { return fusec_libm_##name(x, y); }     \
   FUSEC_INLINE double f_##name(double x, double y) { return fusec_libm_##name(x, y); }  \
-  FUSEC_BY_LANE2(f_##name)
+  FUSEC_FLOATS_BY_LANE2(f_##name)
 FUSEC_BY_LIBM2(atan2)
 FUSEC_BY_LIBM2(hypot)
 FUSEC_BY_LIBM2(nextafter)
@@ -1135,7 +1122,7 @@ FUSEC_BY_LIBM2(fmod)
 FUSEC_LIBM2(pow)
 FUSEC_RARE float f_pow(float x, float y) { return f_pow(v_f32(x), v_f32(y))[0]; }
 FUSEC_INLINE double f_pow(double x, double y) { return fusec_libm_pow(x, y); }
-FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vf64, double)
+FUSEC_BY_LANE2(f_pow, f_pow, vf64, double)
 
 // Division of floats as in torch: the remainder has the sign of the divisor, and x equals
 // floordiv(x, y) y + remainder(x, y).
@@ -1151,7 +1138,7 @@ template <class S> FUSEC_INLINE S fusec_float_floordiv(S x, S y) {
 #define FUSEC_FLOAT_DIVISION(name)                                                      \
   FUSEC_INLINE float f_##name(float x, float y) { return fusec_float_##name(x, y); }    \
   FUSEC_INLINE double f_##name(double x, double y) { return fusec_float_##name(x, y); } \
-  FUSEC_BY_LANE2(f_##name)
+  FUSEC_FLOATS_BY_LANE2(f_##name)
 FUSEC_FLOAT_DIVISION(remainder)
 FUSEC_FLOAT_DIVISION(floordiv)
 template <class T> FUSEC_INLINE T fusec_float_truncdiv(T x, T y) { return fusec_trunc(x / y); }
@@ -1167,8 +1154,8 @@ template <class S> FUSEC_INLINE S fusec_int_pow(S x, S n) {
 }
 FUSEC_INLINE int f_pow(int x, int n) { return fusec_int_pow(x, n); }
 FUSEC_INLINE long long f_pow(long long x, long long n) { return fusec_int_pow(x, n); }
-FUSEC_BY_LANE2_NATIVE(f_pow, f_pow, vi32, int)
-FUSEC_BY_LANE2_PAIR(f_pow, f_pow, vi64, long long)
+FUSEC_BY_LANE2(f_pow, f_pow, vi32, int)
+FUSEC_BY_LANE2(f_pow, f_pow, vi64, long long)
 
 // erfinv: Winitzki's estimate (2008), then Halley's iteration, on erfc where 1 - |x| is exact.
 FUSEC_RARE double f_erfinv(double x) {
@@ -1183,7 +1170,7 @@ FUSEC_RARE double f_erfinv(double x) {
   return f_copysign(y, x);
 }
 FUSEC_INLINE float f_erfinv(float x) { return (float)f_erfinv((double)x); }
-FUSEC_BY_LANE1(f_erfinv)
+FUSEC_FLOATS_BY_LANE1(f_erfinv)
 
 // ---- random numbers -----------------------------------------------------------------------------
 // Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The key is
@@ -1220,15 +1207,7 @@ FUSEC_INLINE vu32 fusec_philox(long long seed, long long first) {
   return state;
 }
 FUSEC_INLINE int f_random(long long seed, long long index) {
-  unsigned c[4] = {(unsigned)(index >> 2), (unsigned)(index >> 34), 0, 0};
-  unsigned key0 = (unsigned)seed, key1 = (unsigned)(seed >> 32);
-  for (int i = 0; i < 10; i++) {
-    unsigned long long p = c[0] * 0xd2511f53ull, q = c[2] * 0xcd9e8d57ull;
-    c[0] = (unsigned)(q >> 32) ^ c[1] ^ key0, c[1] = (unsigned)q;
-    c[2] = (unsigned)(p >> 32) ^ c[3] ^ key1, c[3] = (unsigned)p;
-    key0 += 0x9e3779b9u, key1 += 0xbb67ae85u;
-  }
-  return (int)(c[index & 3] >> 8);
+  return (int)(fusec_philox(seed, index >> 2)[index & 3] >> 8);
 }
 FUSEC_INLINE void fusec_wide_product(vu32 x, unsigned k, vu32 &high, vu32 &low) {
   hu64 even = (hu64)x, odd = even >> 32;
