@@ -44,11 +44,11 @@ Worked example, the sum of a row of C elements in chunks of 16 lanes (``c = co*1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Const, Dot, Expr, Var, children, index_exprs
+from fusec.ir.expr import Buffer, Const, Dot, Expr, Var, children, index_exprs, reach
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import CodeTuning
 
@@ -306,16 +306,25 @@ def reads(statement: Statement) -> tuple[Expr, ...]:
             return ()
 
 
+def needed_values(roots: Iterable[Statement], made: Mapping[Expr, Let]) -> set[Expr]:
+    """Return the values that statements read, and the operands of those that ``made`` defines."""
+    named = [value for statement in roots for value in reads(statement)]
+    return set(reach(named, lambda value: reads(made[value]) if value in made else ()))
+
+
 def map_statements(
     body: Iterable[Statement], rule: Callable[[Statement], Iterable[Statement]]
 ) -> tuple[Statement, ...]:
-    """Return a block with each statement but a loop replaced by the results of ``rule``."""
+    """Return a block with each statement but a loop replaced by the results of ``rule``.
+
+    A loop without any is dropped.
+    """
     done: list[Statement] = []
     for statement in body:
-        if isinstance(statement, For):
-            done.append(replace(statement, body=map_statements(statement.body, rule)))
-        else:
+        if not isinstance(statement, For):
             done += rule(statement)
+        elif inner := map_statements(statement.body, rule):
+            done.append(replace(statement, body=inner))
     return tuple(done)
 
 

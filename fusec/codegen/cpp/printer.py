@@ -349,10 +349,7 @@ class CppPrinter:
             case Cast():
                 return self.cast(node, vector, var)
             case Select():
-                if not self.is_vector(node.condition):
-                    condition = self.operand(node.condition, False)
-                else:
-                    condition = self.operand(node.condition, vector)
+                condition = self.operand(node.condition, False)
                 then, other = self.operand(node.then, vector), self.operand(node.other, vector)
                 return f"f_select({condition}, {then}, {other})"
             case IndexValue():

@@ -120,6 +120,14 @@ class Writer:
         """Return the coordinates of all open scopes."""
         return {lane: where for scope in self.scopes for lane, where in scope.at.items()}
 
+    def loop(self, lane: Axis, *, vectors: bool) -> tuple[Axis, LaneScope]:
+        """Return a loop's axis, over elements or vectors of a lane axis, and the scope inside."""
+        if not vectors:
+            axis = Axis(f"{lane.name}r", lane.extent)
+            return axis, LaneScope({lane: index(axis)})
+        axis = Axis(f"{lane.name}v", index(lane.extent.const // self.width))
+        return axis, LaneScope({lane: index(axis) * self.width + index(self.lane)})
+
     def home(self, axes: Iterable[Axis]) -> LaneScope:
         """Return the outermost scope in which all of some lanes are bound."""
         needed = set(axes) & self.storage.uses.lanes
@@ -197,6 +205,10 @@ class Writer:
         self.scopes[-1].body.append(Put(array.buffer.flat(), where, value, None))
 
 
+def loop_over(axis: Axis, *body: Statement) -> For:
+    return For(axis, index(0), (axis.extent,), body)
+
+
 def held_type(dtype: DType) -> DType:
     """Return the element type of an array: f32 for f16, which CPUs do not multiply."""
     return F32 if dtype is F16 else dtype
@@ -271,23 +283,14 @@ class Nest:
         )
         writer = self.writer
         if lane is not None:
-            axis, scope = self._loop(lane, vectors)
+            axis, scope = writer.loop(lane, vectors=vectors)
             writer.scopes.append(scope)
         for item in self.items:
             self._item(item, lane, vectors)
         self._close()
         if lane is not None:
             writer.scopes.pop()
-            writer.scopes[-1].body.append(For(axis, index(0), (axis.extent,), tuple(scope.body)))
-
-    def _loop(self, lane: Axis, vectors: bool) -> tuple[Axis, LaneScope]:
-        """Return a loop's axis, and the scope inside."""
-        if not vectors:
-            axis = Axis(f"{lane.name}r", lane.extent)
-            return axis, LaneScope({lane: index(axis)})
-        axis = Axis(f"{lane.name}v", index(lane.extent.const // self.writer.width))
-        where = index(axis) * self.writer.width + index(self.writer.lane)
-        return axis, LaneScope({lane: where})
+            writer.scopes[-1].body.append(loop_over(axis, *scope.body))
 
     def _item(self, item: Item, outer: Axis | None, vectors: bool) -> None:
         lanes = self.writer.storage.order.sorted(self.uses.domain(item) - {outer})
@@ -325,7 +328,7 @@ class Nest:
             body: list[Statement] = []
             copies = [[LaneScope({lane: index(axis) * jam + copy}, body)] for copy in range(jam)]
             return _Inner(lanes, [axis], copies)
-        loops = [self._loop(lane, lane is lanes[-1]) for lane in lanes]
+        loops = [self.writer.loop(lane, vectors=lane is lanes[-1]) for lane in lanes]
         return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])
 
     def _start(self, var: Var, node: Reduce, copies: int) -> _Sum:
@@ -348,7 +351,7 @@ class Nest:
         inner, self.inner = self.inner, None
         body: tuple[Statement, ...] = ()
         for axis, scope in reversed(list(zip(inner.axes, inner.copies[0], strict=True))):
-            body = (For(axis, index(0), (axis.extent,), (*scope.body, *body)),)
+            body = (loop_over(axis, *scope.body, *body),)
         self.writer.scopes[-1].body.extend(body)
         for found in inner.sums:
             self._finish(found, folds=len(inner.copies) == 1)
@@ -374,13 +377,11 @@ class Nest:
         match item:
             case Carry(var=var):
                 writer.store(writer.arrays[var], item.initial)
-            case Let(var=var):
-                writer.store(writer.arrays[var], writer.name(var, writer.shown(item.value)))
-            case Update(var=var):
-                writer.store(writer.arrays[var], writer.name(var, writer.shown(item.value)))
+            case Let(var=var, value=value) | Update(var=var, value=value):
+                writer.store(writer.arrays[var], writer.name(var, writer.shown(value)))
             case Put():
-                value = writer.value(item.value)
+                stored = writer.value(item.value)
                 guard = None if item.guard is None else writer.value(item.guard)
                 assert guard is None or isinstance(guard, Var)
                 offset = writer.offset(item.offset)
-                writer.scopes[-1].body.append(Put(item.buffer, offset, value, guard))
+                writer.scopes[-1].body.append(Put(item.buffer, offset, stored, guard))

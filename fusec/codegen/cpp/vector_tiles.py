@@ -31,7 +31,15 @@ from dataclasses import replace
 from fusec.codegen.cpp.lane_order import lane_order
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
-from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
+from fusec.codegen.cpp.vector_nest import (
+    Item,
+    LaneScope,
+    Nest,
+    TileArray,
+    Writer,
+    held_type,
+    loop_over,
+)
 from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.ir.dtype import BOOL, I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
@@ -48,6 +56,7 @@ from fusec.ir.program import (
     Scratch,
     Statement,
     Update,
+    map_statements,
     statements,
 )
 from fusec.passes.stage import Stage
@@ -240,14 +249,13 @@ class _Rewrite:
         put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
         known = len(counts) == 1 and is_nonnegative(counts[0])
         first = counts[0] if known else index(0)
-        self.out.append(For(each, first, (each.extent,), (_loop(panel, put),)))
+        self.out.append(For(each, first, (each.extent,), (loop_over(panel, put),)))
 
     def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
         """Return loop axes over rows and over vectors of columns, and the coordinates in them."""
-        each = Axis(f"{row.name}r", row.extent)
-        panel = Axis(f"{column.name}v", index(column.extent.const // self.width))
-        lanes = index(panel) * self.width + index(self.writer.lane)
-        return each, panel, {row: index(each), column: lanes}
+        each, rows = self.writer.loop(row, vectors=False)
+        panel, columns = self.writer.loop(column, vectors=True)
+        return each, panel, rows.at | columns.at
 
     # -- copies in panels --------------------------------------------------------------------------
 
@@ -269,7 +277,7 @@ class _Rewrite:
                 self.writer.scopes.append(LaneScope(at))
                 self.writer.store(array, self.writer.value(var))
                 inner = self.writer.scopes.pop().body
-                self.out.append(_loop(panel, _loop(each, *inner)))
+                self.out.append(loop_over(panel, loop_over(each, *inner)))
             self.panels[var, row] = array
             if self.storage.is_turned(var) and var not in self.storage.stored:
                 self.writer.arrays[var] = array
@@ -282,12 +290,9 @@ class _Rewrite:
         if row in counts:
             self.fill(array)
         block = Axis(f"{row.name}b", index(row.extent.const // width))
-        panel = Axis(f"{column.name}v", index(column.extent.const // width))
+        panel, columns = self.writer.loop(column, vectors=True)
         each = Axis(f"{row.name}r", index(width))
-        at = {
-            row: index(block) * width + index(each),
-            column: index(panel) * width + index(lane),
-        }
+        at = {row: index(block) * width + index(each), **columns.at}
         stops = [each.extent]
         if row in counts:
             stops.append(counts[row] - index(block) * width)
@@ -317,7 +322,7 @@ class _Rewrite:
         self.writer.scopes.pop()
         store = For(each, index(0), tuple(stops), tuple(scope.body))
         declared = Scratch(temporary, index(width * width))
-        self.out.append(_loop(panel, *guard, _loop(block, declared, copy, store)))
+        self.out.append(loop_over(panel, *guard, loop_over(block, declared, copy, store)))
 
     def mask(self, position: Index, count: Index, out: list[Statement]) -> Var:
         """Define and return the vector mask ``position < count``."""
@@ -329,10 +334,6 @@ class _Rewrite:
         out.append(Let(end, IndexValue(count, I64)))
         out.append(Let(below, Op("lt", (here, end))))
         return below
-
-
-def _loop(axis: Axis, *body: Statement) -> For:
-    return For(axis, index(0), (axis.extent,), body)
 
 
 def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -347,19 +348,10 @@ def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
                 read |= {m.buffer.base for m in (statement.left, statement.right)}
             case Scratch():
                 made.add(statement.buffer)
-    return _without(body, frozenset(made - read))
+    unread = made - read
 
+    def kept(statement: Statement) -> tuple[Statement, ...]:
+        dropped = isinstance(statement, Put | Scratch) and statement.buffer.base in unread
+        return () if dropped else (statement,)
 
-def _without(body: tuple[Statement, ...], unread: frozenset[Buffer]) -> tuple[Statement, ...]:
-    kept: list[Statement] = []
-    for statement in body:
-        match statement:
-            case Put() | Scratch() if statement.buffer.base in unread:
-                continue
-            case For():
-                inner = _without(statement.body, unread)
-                if inner:
-                    kept.append(replace(statement, body=inner))
-            case _:
-                kept.append(statement)
-    return tuple(kept)
+    return map_statements(body, kept)

@@ -51,14 +51,13 @@ from fusec.ir.index import (
 )
 from fusec.ir.program import (
     MULTIPLE,
-    For,
     Let,
     Program,
     Put,
     Statement,
     Update,
     map_statements,
-    reads,
+    needed_values,
     statements,
 )
 from fusec.passes.schedule.descriptors import is_multiple
@@ -114,7 +113,7 @@ def find_copies(program: Program, dimension: Mapping[Axis, int]) -> tuple[Progra
     body = map_statements(program.body, finder.copied)
     if not finder.copies:
         return program, {}
-    return replace(program, body=_without_unused(body, set())), finder.copies
+    return replace(program, body=_without_unused(body)), finder.copies
 
 
 class _Finder:
@@ -343,15 +342,10 @@ def _is_describable(axis: _Dimension) -> bool:
 # -- dead code -------------------------------------------------------------------------------------
 
 
-def _without_unused(body: tuple[Statement, ...], needed: set[Expr]) -> tuple[Statement, ...]:
-    """Remove the definitions of unused values; adds the values that the others read."""
-    kept: list[Statement] = []
-    for statement in reversed(body):
-        match statement:
-            case Let() if statement.var not in needed:
-                continue
-            case For():
-                statement = replace(statement, body=_without_unused(statement.body, needed))
-        needed.update(reads(statement))
-        kept.append(statement)
-    return tuple(reversed(kept))
+def _without_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Remove the definitions of unused values."""
+    inside = tuple(statements(body))
+    made: dict[Expr, Let] = {s.var: s for s in inside if isinstance(s, Let)}
+    needed = needed_values((s for s in inside if not isinstance(s, Let)), made)
+    unused = {s for s in made.values() if s.var not in needed}
+    return map_statements(body, lambda statement: () if statement in unused else (statement,))

@@ -57,6 +57,7 @@ from fusec.ir.program import (
     Statement,
     Take,
     Update,
+    needed_values,
     reads,
     statements,
 )
@@ -191,15 +192,11 @@ def _views(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> dict
 
 def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
     """Return the statements that compute loop bounds, or None if bounds depend on loads."""
-    wanted: set[Expr] = {value for loop in loops for value in reads(loop)}
-    found: list[Let] = []
-    for statement in reversed(program.body):
-        if isinstance(statement, Let) and statement.var in wanted:
-            found.append(statement)
-            wanted.update(reads(statement))
+    made: dict[Expr, Let] = {s.var: s for s in program.body if isinstance(s, Let)}
+    wanted = needed_values(loops, made)
+    found = tuple(s for s in made.values() if s.var in wanted)
     known = {s.var for s in found if not isinstance(s.value, Load)}
-    computed = all(value in known for value in wanted if isinstance(value, Var))
-    return tuple(reversed(found)) if computed else None
+    return found if all(value in known for value in wanted if isinstance(value, Var)) else None
 
 
 # -- analysis of an iteration ----------------------------------------------------------------------
@@ -300,18 +297,12 @@ def _only_for(value: Expr, body: tuple[Statement, ...]) -> tuple[Statement, ...]
 
 def _ahead(body: list[Statement], products: list[Let]) -> tuple[Statement, ...]:
     """Return the loads of rows or columns and their operands, if independent of products."""
-    made = {s.var for s in products}
-    wanted: set[Expr] = set()
-    found: list[Statement] = []
-    for statement in reversed(body):
-        if not isinstance(statement, Let):
-            continue
-        row = isinstance(statement.value, Load) and len(statement.var.axes) < 2
-        if row or statement.var in wanted:
-            found.append(statement)
-            wanted.update(reads(statement))
-    changed = {s.var for s in body if isinstance(s, Update)}
-    return () if wanted & (made | changed) else tuple(reversed(found))
+    made: dict[Expr, Let] = {s.var: s for s in body if isinstance(s, Let)}
+    rows = [s for s in made.values() if isinstance(s.value, Load) and len(s.var.axes) < 2]
+    wanted = needed_values(rows, made)
+    changed = {s.var for s in products} | {s.var for s in body if isinstance(s, Update)}
+    found = tuple(s for s in made.values() if s in rows or s.var in wanted)
+    return found if wanted.isdisjoint(changed) else ()
 
 
 def _waves(

@@ -29,6 +29,7 @@ from fusec.ir.program import (
     Put,
     Statement,
     Update,
+    needed_values,
     reads,
     statements,
 )
@@ -141,19 +142,14 @@ def _may_wait(
     store: Put, other: Put, between: Sequence[Statement], made: Mapping[Expr, Let]
 ) -> bool:
     """Return True if two stores share tiles that nothing between them uses, and may be adjacent."""
-    own, others = _needed([store], made), _needed([other], made)
+    own, others = needed_values([store], made), needed_values([other], made)
     inside = tuple(statements(between))
-    used = _needed(statements(s for s in between if not isinstance(s, Let | Put)), made)
+    others_between = statements(s for s in between if not isinstance(s, Let | Put))
+    used = needed_values(others_between, made)
     if not any(_is_tile(made[v]) for v in own & others - used if v in made):
         return False
     changed = {s.var for s in inside if isinstance(s, Update | Carry)}
     return changed.isdisjoint(own) and not any(_touches(s, store.buffer.base) for s in inside)
-
-
-def _needed(roots: Iterable[Statement], made: Mapping[Expr, Let]) -> set[Expr]:
-    """Return the values that statements read, and their transitive operands."""
-    named = [value for statement in roots for value in reads(statement)]
-    return set(reach(named, lambda value: reads(made[value]) if value in made else ()))
 
 
 def _touches(statement: Statement, base: Buffer) -> bool:
