@@ -66,7 +66,7 @@ from fusec.ir.host import (
     NativeRun,
     steps_of,
 )
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Size, index, product
+from fusec.ir.index import FloorDiv, Index, Mod, Size, index, product
 from fusec.ir.names import Names
 from fusec.ir.program import Program
 
@@ -186,8 +186,7 @@ class _Wrapper:
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
             names = ["_" if item is None else self.names(item) for item in graph.inputs]
-            comma = "," if len(names) == 1 else ""
-            self.lines.append(f"{', '.join(names)}{comma} = args")
+            self.lines.append(f"{_items(names)} = args")
         self.lines.append("args.clear()")
         self.lines += ["del _"] if None in graph.inputs else []
         for size, buffer, axis in graph.measured:
@@ -241,8 +240,7 @@ class _Wrapper:
             return
         unused = len(used) < len(made)
         targets = [self.names(b) if b is not None and b in used else "_" for b in made]
-        comma = "," if len(targets) == 1 else ""
-        self.lines.append(f"{', '.join(targets)}{comma} = {call}")
+        self.lines.append(f"{_items(targets)} = {call}")
         self.lines += ["del _"] if unused else []
         for buffer in () if extern.is_pending else used:
             name = self.names(buffer)
@@ -310,9 +308,8 @@ class _Wrapper:
         twice = {o: self.names.new("result") for o, count in Counter(made).items() if count > 1}
         self.lines += [f"{name} = {self._argument(o)}" for o, name in twice.items()]
         self._end()
-        outputs = ", ".join(twice[o] if o in twice else self._argument(o) for o in graph.outputs)
-        comma = "," if len(graph.outputs) == 1 else ""
-        self.lines.append(f"({outputs}{comma})")
+        outputs = [twice[o] if o in twice else self._argument(o) for o in graph.outputs]
+        self.lines.append(f"({_items(outputs)})")
         self._end()
 
     # -- arguments ---------------------------------------------------------------------------------
@@ -413,8 +410,12 @@ _EXTERN = "extern_"
 
 
 def _tuple(values: tuple[Index, ...], names: Callable[[Size], str]) -> str:
-    parts = [print_size(v, names) for v in values]
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    return f"({_items([print_size(v, names) for v in values])})"
+
+
+def _items(texts: Sequence[str]) -> str:
+    """Return the items of a Python tuple: ``x, y``, and ``x,`` for one alone."""
+    return f"{texts[0]}," if len(texts) == 1 else ", ".join(texts)
 
 
 def print_size(value: Index, names: Callable[[Size], str]) -> str:
@@ -438,8 +439,6 @@ def _print_atom(atom: object, names: Callable[[Size], str]) -> str:
             sign = "//" if isinstance(atom, FloorDiv) else "%"
             dividend, divisor = print_size(atom.dividend, names), print_size(atom.divisor, names)
             return f"(({dividend}) {sign} ({divisor}))"
-        case Axis():
-            raise InternalError(f"axis {atom} in the size of a buffer", stage="codegen.wrapper")
         case _:
             raise InternalError(atom, stage="codegen.wrapper")
 

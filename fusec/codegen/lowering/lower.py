@@ -364,20 +364,14 @@ class _Lowering(Values):
             case Store():
                 value = self.value(task.expr)
                 offset = self._offset(task.indices[0])
-                guards = self._masks_of(task.indices[0].axes)
-                self.here.body.append(Put(task.buffer, offset, value, self._guard(guards)))
+                guard = self._conjunction(self.here, [*self._masks_of(task.indices[0].axes)])
+                assert guard is None or isinstance(guard, Var)
+                self.here.body.append(Put(task.buffer, offset, value, guard))
             case Keep():
                 value = self.value(task.value)
                 self.here.body.append(Put(task.array.flat(), task.slot, value, None))
             case Accumulate():
                 self._accumulate(task)
-
-    def _guard(self, masks: list[Expr]) -> Var | None:
-        for mask in masks:
-            self.value(mask)
-        guard = self._conjunction(self.here, list(masks))
-        assert guard is None or isinstance(guard, Var)
-        return guard
 
     def _offset(self, value: Index) -> Index:
         """Return an offset with its gather indices replaced by their names."""
@@ -399,8 +393,6 @@ class _Lowering(Values):
             return
         for body in reduction.bodies:
             self.value(body)
-        for mask in self._masks_of(reduction.over):
-            self.value(mask)
         state = self._masked(self.here, reduction)
         if not task.carries:
             self._combine_slot(task, state)

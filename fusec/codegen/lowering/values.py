@@ -309,7 +309,7 @@ class Values:
         for guard in guards:
             if guard is None:
                 continue
-            atom = self._atom(guard)
+            atom = self.value(guard)
             if isinstance(atom, Const) and atom.value:
                 continue
             total = both(total, atom)

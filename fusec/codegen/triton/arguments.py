@@ -134,8 +134,7 @@ def is_direct(grid: tuple[Axis, ...]) -> bool:
     outer, programs = grid[:-1], product(a.extent for a in grid)
     if len(grid) > 3 or (programs.is_constant and programs.const > _PROGRAMS_LIMIT):
         return False
-    most = (magnitude(axis.extent) for axis in outer)
-    return all(bound is not None and bound <= _GRID_YZ_LIMIT for bound in most)
+    return all(magnitude(axis.extent) <= _GRID_YZ_LIMIT for axis in outer)
 
 
 def name_arguments(program: Program, boxes: tuple[Descriptor, ...] = ()) -> Names:

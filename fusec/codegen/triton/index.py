@@ -33,34 +33,30 @@ from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update, statements
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
-def magnitude(value: Index) -> int | None:
-    """Return a bound on the absolute value of every partial sum of ``value``, or None."""
+def magnitude(value: Index) -> int:
+    """Return a bound on the absolute value of every partial sum of ``value``."""
     total = abs(value.const)
     for monomial, coefficient in value.terms:
         term = abs(coefficient)
         for atom in monomial:
-            bound = _atom_bound(atom)
-            if bound is None:
-                return None
-            term *= bound
+            term *= _atom_bound(atom)
         total += term
     return total
 
 
-def _atom_bound(atom: Atom) -> int | None:
+def _atom_bound(atom: Atom) -> int:
     match atom:
         case Size(least=least, most=most):
             if most is None or least is None or least < 0:
                 return MAX_SIZE
             return min(most, MAX_SIZE)
         case Axis() | Runtime():
-            bound = magnitude(atom.extent)
-            return None if bound is None else max(bound - 1, 0)
+            return max(magnitude(atom.extent) - 1, 0)
         case Mod():
             return magnitude(atom.divisor)
         case FloorDiv():
             bound = magnitude(atom.dividend)
-            if bound is None or not atom.divisor.is_constant:
+            if not atom.divisor.is_constant:
                 return bound
             return bound // max(abs(atom.divisor.const), 1) + 1
         case _:
@@ -69,8 +65,7 @@ def _atom_bound(atom: Atom) -> int | None:
 
 def fits_32_bits(value: Index) -> bool:
     """Return True if the index and each of its partial sums fit a signed 32-bit integer."""
-    bound = magnitude(value)
-    return bound is not None and bound <= INT32_MAX
+    return magnitude(value) <= INT32_MAX
 
 
 class IndexText:

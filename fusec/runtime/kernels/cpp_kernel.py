@@ -229,18 +229,15 @@ class CppTableKernel:
         As ``CppKernel`` does.
     """
 
-    __slots__ = ("_kernel", "_places", "blocks")
+    __slots__ = ("_kernel", "blocks")
 
     def __init__(self, kernel: CppKernel, blocks: str) -> None:
         self._kernel = kernel
-        self._places: dict[table.RowSizes, table.Places] = {}
         self.blocks = blocks
         kernel.declare(3, 2)  # addresses, sizes and places; their count, and the work
 
     def __call__(self, rows: table.Rows, sizes: table.RowSizes) -> None:
-        found = self._places.get(sizes)
-        if found is None:
-            found = self._places[sizes] = table.find_places(sizes, self.blocks)
+        found = table.find_places(sizes, self.blocks)
         addresses = table.addresses(rows)
         status = ctypes.c_int(0)
         self._kernel._call(

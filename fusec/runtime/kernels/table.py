@@ -42,6 +42,7 @@ class Places:
     work: int
 
 
+@functools.lru_cache
 def find_places(sizes: RowSizes, blocks: str) -> Places:
     """Return the places of a launch.
 
