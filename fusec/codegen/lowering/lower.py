@@ -457,20 +457,13 @@ class _Lowering(Values):
     def _copy_transposed(self, loop: Axis, tasks: list[Task]) -> None:
         """Copy loads that are contiguous along a loop, not along the lanes, to private arrays."""
         (lane,) = self.lanes
-        for node in self._computed(tasks):
+        for node in evaluated(tasks, self.arrays):
             if not isinstance(node, Load) or not is_transposed(node, loop, lane):
                 continue
             if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
                 array, slot = self._array(node, self._hint(node), node.dtype)
                 self._run(loop, [Keep(node, array, slot)])
                 self.arrays[node] = (array, slot)
-
-    def _computed(self, tasks: list[Task]) -> list[Expr]:
-        """Return the expressions that tasks evaluate, without operands of values kept in arrays."""
-        return reach(
-            (root for task in tasks for root in roots(task)),
-            lambda node: () if isinstance(node, Reduce) or node in self.arrays else children(node),
-        )
 
     # -- keeping values between sweeps ------------------------------------------------------------
 
@@ -485,13 +478,13 @@ class _Lowering(Values):
         ]
         if not again:
             return []
-        now = set(evaluated(group))
+        now = set(evaluated(group, self.arrays))
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
         parts = self.layout.whole_loop(loop)
         length = most(product(a.extent for a in parts))
-        for node in reversed(evaluated(again)):
+        for node in reversed(evaluated(again, self.arrays)):
             if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
                 continue
             if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:

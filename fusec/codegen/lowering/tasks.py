@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder, reach
@@ -73,12 +73,13 @@ def roots(task: Task | Reduce) -> tuple[Expr, ...]:
             return task.bodies
 
 
-def evaluated(tasks: Iterable[Task | Reduce]) -> list[Expr]:
+def evaluated(tasks: Iterable[Task | Reduce], arrays: Container[Expr]) -> list[Expr]:
     """Return the expressions that a sweep over ``tasks`` evaluates, in post-order.
 
-    Operands of a reduction are excluded: they belong to the sweep that has it as a task.
+    Operands of a reduction are excluded: they belong to the sweep that has it as a task. So are
+    those of the values that arrays hold.
     """
     return reach(
         (root for task in tasks for root in roots(task)),
-        lambda node: () if isinstance(node, Reduce) else children(node),
+        lambda node: () if isinstance(node, Reduce) or node in arrays else children(node),
     )

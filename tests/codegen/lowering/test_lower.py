@@ -299,6 +299,21 @@ def test_what_only_a_finished_sum_needs_is_not_kept() -> None:
     assert text.count("* 2.0") == 4, "the second sweep reads d, which stands below its square"
 
 
+def test_what_a_kept_value_is_computed_from_is_not_kept_again() -> None:
+    x, y = buffer("x", 2, 32), buffer("y", 2, 32)
+    m, c = axes("m c", 2, 32)
+    dear: Expr = load(x, m, c)
+    for _ in range(4):
+        dear = Op("mul", (Op("add", (dear, f32(1))), f32(2)))
+    off = Op("sub", (dear, Reduce(SUM, (c,), dear)))
+    value = Op("mul", (dear, Reduce(SUM, (c,), Op("mul", (off, off)))))
+    kernel = Kernel("k", (m,), (c,), (Store(y, (index(m), index(c)), value),))
+    check_plan(kernel, by_rows(kernel))
+    text = repr_program(kernel, by_rows(kernel))
+    assert text.count("scratch") == 1
+    assert text.count("* 2.0") == 4, "two sweeps read what the first has kept"
+
+
 def repr_program(kernel: Kernel, plan: Plan) -> str:
     from fusec.ir.program import print_program  # local: the one test that reads a program
 
