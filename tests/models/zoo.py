@@ -184,7 +184,7 @@ def resnet() -> nn.Module:
     def build() -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
-            ResidualBlock(6, 6, 1), ResidualBlock(6, 10, 2),
+            ResidualBlock(6, 10, 2),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 5),
         )  # fmt: skip
 
@@ -195,7 +195,7 @@ def mlp() -> nn.Module:
     def build() -> nn.Module:
         return nn.Sequential(
             nn.LayerNorm(33), nn.Linear(33, 70), nn.GELU(), nn.Dropout(0.0),
-            nn.Linear(70, 70), nn.SiLU(), nn.Linear(70, 9), nn.LogSoftmax(-1),
+            nn.Linear(70, 9), nn.LogSoftmax(-1),
         )  # fmt: skip
 
     return seeded_model(build)
