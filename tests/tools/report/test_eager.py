@@ -99,8 +99,9 @@ def costs_seen_by_the_compiler(
     return found
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("run", [images, rows, loop, loss])
+@pytest.mark.parametrize(
+    ("run", "train"), [(rows, False), (images, True), (rows, True), (loop, True), (loss, True)]
+)
 def test_what_was_taken_apart_is_counted_as_the_program_calls_it(
     run: Callable[..., Any], train: bool
 ) -> None:
