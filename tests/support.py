@@ -23,7 +23,7 @@ import copy
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,8 +36,10 @@ from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
 from fusec.codegen import targets
+from fusec.frontend.capture import capture_with_values
 from fusec.runtime.kernels import cpp_kernel, processor
 from fusec.runtime.race import agreement
+from tests.calls import calls_of
 from tests.frontend.tracing import Captured, CapturedAhead
 
 BACKEND = os.environ.get("TEST_BACKEND", "fusec")
@@ -111,6 +113,7 @@ def check(
     more: Sequence[tuple[Any, ...]] = (),
     exact: Callable | None = None,
     tol: float | None = None,
+    left: Collection[str] | None = None,
 ) -> None:
     """Assert that the compiled function does what eager does; see the module docstring.
 
@@ -120,6 +123,7 @@ def check(
         exact: what the run in fp64 calls instead of ``fn``, if that names narrower types itself.
         train: floating inputs require gradients, which are compared too.
         tol: replaces the tolerance of each dtype, for functions that cancel by construction.
+        left: the operations that may be left to eager kernels; all others must have a lowering.
     """
     torch._dynamo.reset()
     eager = run(_fresh(fn), inputs, train=train)
@@ -127,7 +131,12 @@ def check(
     reference = run(_fresh(exact), inputs, train=train, dtype=torch.float64)
     module = _fresh(fn)
     compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
-    runs = [run(compiled, inputs, train=train, state=module)]
+    with calls_of(capture_with_values) as captures:
+        runs = [run(compiled, inputs, train=train, state=module)]
+    if left is not None and captures:
+        graphs = [graph for graph, _ in (call.result for call in captures)]
+        calls = {call.target.removeprefix("aten.") for graph in graphs for call in graph.externs}
+        assert calls <= {*left}, f"left to eager kernels: {sorted(calls.difference(left))}"
     if not str(backend).startswith((CAPTURED, "triton_")):
         runs.append(run(compiled, inputs, train=train, state=_reset(module, fn)))
     for found in runs:

@@ -42,6 +42,7 @@ def test_gathers_match_eager(check):
         lambda x, i: {name: op(x, i) for name, op in GATHERS.items()},
         values(6, 9),
         indices(8, below=6),
+        left=(),
     )
 
 
@@ -171,6 +172,7 @@ def test_masks_match_eager_and_its_gradients(dtype, check):
         values(6, 9, dtype=dtype),
         values(6, 9, dtype=torch.bool),
         train=True,
+        left=(),
     )
 
 

@@ -1,7 +1,8 @@
 """Which operations fusec lowers: those that the other files compare must not all run eagerly.
 
 The captured graph tells what is left to eager kernels. Contractions, scatters, scans and sorting
-may be; a name that appears here besides them is an operation that lost its lowering.
+may be; a name that appears here besides them is an operation that lost its lowering. Of tables of
+operations, the tests that compare them say so, too (``check(..., left=)``).
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.tools.report.observe import observe
 from tests.ops import test_indexing as indexing
-from tests.ops import test_pointwise as pointwise
-from tests.ops import test_reductions as reductions
-from tests.ops import test_views as views
 from tests.support import BACKEND, TORCH, check, externs, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
@@ -27,7 +25,6 @@ pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
 MODES = pytest.mark.parametrize(
     "train", (pytest.param(False, marks=pytest.mark.slow), True), ids=("forward", "training")
 )
-SCANS = {"cumsum.default", "cumprod.default"}
 SCATTERS = {"index_put.default", "scatter.src", "scatter.value", "scatter_add.default",
             "put.default"}  # fmt: skip
 
@@ -38,62 +35,6 @@ def left_to_eager(fn, *inputs, train=False):
     seen = observe(fn, inputs, train=train)
     graphs = [CAPTURE.run(one.graph, context)[0] for one in seen]
     return {call.target.removeprefix("aten.") for graph in graphs for call in graph.externs}
-
-
-def without_gradients(family):
-    return pytest.param(family, False, id=f"{family}-forward", marks=pytest.mark.slow)
-
-
-UNARY = [pytest.param(family, True, id=f"{family}-training") for family in pointwise.DOMAINS
-         if family != "rounding"]  # fmt: skip
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize(("family", "train"), [*UNARY, *map(without_gradients, pointwise.DOMAINS)])
-def test_unary_operations_are_lowered(family, train):
-    table, low, high = pointwise.DOMAINS[family]
-    x = values(5, 34, low=low, high=high)
-    assert left_to_eager(pointwise.apply_all(table), x, train=train) == set()
-
-
-@MODES
-def test_binary_operations_are_lowered(train):
-    x, y = values(5, 34), values(5, 34, seed=1)
-    assert left_to_eager(pointwise.apply_all(pointwise.BINARY), x, y, train=train) == set()
-
-
-@pytest.mark.parametrize("name", ("REMAINDERS", "COMPARISONS"))
-def test_operations_without_gradients_are_lowered(name):
-    x, y = values(5, 34), values(5, 34, seed=1)
-    assert left_to_eager(pointwise.apply_all(getattr(pointwise, name)), x, y) == set()
-
-
-@pytest.mark.sampled(5)
-@MODES
-@pytest.mark.parametrize("dim", (0, 1, (0, 1)), ids=str)
-def test_reductions_are_lowered(dim, train):
-    reduce = reductions.over_axes((reductions.OVER_AXES,), dim, False)
-    assert left_to_eager(reduce, values(5, 34), train=train) == set()
-
-
-def test_reductions_to_positions_and_truth_are_lowered():
-    tables = (reductions.OVER_ONE_AXIS, reductions.COUNTS)
-    assert left_to_eager(reductions.over_axes(tables, 1, True), values(5, 34)) <= SCANS
-
-
-@MODES
-def test_views_are_lowered(train):
-    left_out = ("slice_empty", "as_strided", "unfold_overlapping")  # nothing to do; scatters
-    table = {name: op for name, op in views.VIEWS.items() if name not in left_out}
-    found = left_to_eager(views.chain(table), values(4, 6, 10), train=train)
-    assert found <= ({"index_put.default"} if train else set())  # the backward of unfold
-
-
-@MODES
-def test_rearrangements_are_lowered(train):
-    left_out = ("pad_reflect", "pad_replicate")  # rows that the library copies
-    table = {name: op for name, op in views.REARRANGEMENTS.items() if name not in left_out}
-    assert left_to_eager(views.chain(table), values(4, 6, 10), train=train) == set()
 
 
 @pytest.mark.first
@@ -114,22 +55,12 @@ def test_pads_by_what_is_inside_are_the_library_s_where_rows_are_contiguous(mode
         check(fn, images, train=True)
 
 
-def test_gathers_are_lowered_and_their_gradients_are_scatters():
+def test_gradients_of_gathers_are_scatters():
     def gather(x, i):
         return {name: op(x.exp(), i) * 2 for name, op in indexing.GATHERS.items()}
 
     inputs = values(6, 9), indexing.indices(8, below=6)
-    assert left_to_eager(gather, *inputs) == set()
     assert left_to_eager(gather, *inputs, train=True) <= SCATTERS
-
-
-@MODES
-def test_masks_are_lowered(train):
-    def mask(x, m):
-        return {name: op(x, m) for name, op in indexing.MASKS.items()}
-
-    inputs = values(6, 9), values(6, 9, dtype=torch.bool)
-    assert left_to_eager(mask, *inputs, train=train) == set()
 
 
 @MODES

@@ -85,6 +85,12 @@ REARRANGEMENTS = {
 
 # Their elements share memory; test_overlapping_windows_... compiles them.
 OVERLAPPING = ("unfold", "unfold_overlapping")
+# Pads by what is inside, of rows that the library copies.
+OF_THE_LIBRARY = {
+    f"{kind}_pad1d{step}.default"
+    for kind in ("reflection", "replication")
+    for step in ("", "_backward")
+}
 
 
 def chain(table):
@@ -111,29 +117,28 @@ def part(table, start):
 @pytest.mark.parametrize("start", range(3))
 @as_captured
 def test_views_returned_alias_the_input_as_in_eager(start, check):
-    check(bare(part(VIEWS, start)), values(4, 6, 10))
+    # A part without elements is left as it is.
+    check(bare(part(VIEWS, start)), values(4, 6, 10), left={"slice.Tensor"})
 
 
 @pytest.mark.parametrize("start", range(3))
 @as_captured
 def test_rearrangements_returned_match_eager(start, check):
-    check(bare(part(REARRANGEMENTS, start)), values(4, 6, 10))
+    check(bare(part(REARRANGEMENTS, start)), values(4, 6, 10), left=OF_THE_LIBRARY)
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize("start", range(3))
 @in_both
 def test_views_inside_a_chain_match_eager_and_its_gradients(start, check):
-    skipped = ("as_strided", *OVERLAPPING)
+    skipped = ("as_strided", "slice_empty", *OVERLAPPING)
     table = {name: op for name, op in part(VIEWS, start).items() if name not in skipped}
-    check(chain(table), values(4, 6, 10), train=True)
+    check(chain(table), values(4, 6, 10), train=True, left=())
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize("start", range(3))
 @in_both
 def test_rearrangements_inside_a_chain_match_eager_and_its_gradients(start, check):
-    check(chain(part(REARRANGEMENTS, start)), values(4, 6, 10), train=True)
+    check(chain(part(REARRANGEMENTS, start)), values(4, 6, 10), train=True, left=OF_THE_LIBRARY)
 
 
 @pytest.mark.sampled(3)
