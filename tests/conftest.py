@@ -34,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     directory = tempfile.mkdtemp(prefix="fusec-tests-")
     os.environ["FUSEC_CACHE_DIR"] = os.path.join(directory, "cache")
+    # Workers of xdist begin with the environment of the process that starts them.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[quick_build.SHARED] = os.path.join(directory, "shared")
     # A race's winner differs from run to run, and so do the last bits of what it computes.
     os.environ["FUSEC_RACE_BUDGET_S"] = "0"
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
@@ -133,16 +136,13 @@ def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compiles_are_quick(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def _compiles_are_quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep torch from logging; in a run without --slow, build kernels for their values alone.
 
     With --slow, kernels are built as users build them.
     """
     slow = request.config.getoption("--slow")
-    folder = None if slow else tmp_path_factory.mktemp("prelude")
-    with quick_build.quick_compiles(folder):
+    with quick_build.quick_compiles(None if slow else Path(os.environ[quick_build.SHARED])):
         yield
 
 

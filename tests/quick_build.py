@@ -5,12 +5,11 @@ A process of a test's own enters what the run of the tests did, by `quick_compil
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +17,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+from filelock import FileLock
 
 QUICK = "-Og"
+LARGE = 100_000
+"""Characters of a translation unit that is worth a look for an earlier build."""
+SHARED = "TESTS_SHARED"
+"""The variable that names a folder of all workers of a run: of what they build alike."""
 TOLD = "TESTS_QUICK_BUILD"
-"""The variable by which processes of a run share the folder of the precompiled prelude."""
+"""The variable that names it where compiles are quick, to the processes that tests start."""
 
 
 @contextmanager
@@ -41,7 +45,7 @@ def quick_compiles(folder: Path | None) -> Iterator[None]:
     none of.
 
     Args:
-        folder: of the precompiled prelude; None builds kernels as users do.
+        folder: of what is built once; None builds kernels as users do.
     """
     graphs = "torch._functorch._aot_autograd.graph_compile"
     with (
@@ -86,10 +90,21 @@ def _build(
     """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
     prelude, header, libraries = _precompiled(folder)
     kernels = unit.removeprefix(prelude)
+    if len(unit) > LARGE and kernels == unit and not more:
+        return _built_once(folder, lambda: plainly(unit, options, (*flags, QUICK)), unit, flags)
     if kernels == unit or options.cxx is not None or more:
         return plainly(unit, options, (*flags, QUICK), more)
     named = () if options.native else libraries  # what runs without Python is linked as users do
     return plainly(f'#include "{header}"\n{kernels}', options, (*flags, QUICK, *named))
+
+
+def _built_once(folder: Path, build: Callable[[], bytes], *facts: object) -> bytes:
+    """Return what the first worker that asks builds: the emulator's interpreter takes seconds."""
+    kept = folder / hashlib.sha256(repr(facts).encode()).hexdigest()
+    with FileLock(f"{kept}.lock"):
+        if not kept.exists():
+            kept.write_bytes(build())
+    return kept.read_bytes()
 
 
 @functools.cache
@@ -105,11 +120,10 @@ def _precompiled(folder: Path) -> tuple[str, Path, Sequence[str]]:
 
     text = prelude(cpp_kernel.vector_width(), products=False)
     made, compiler = folder / "made", cpp_kernel.find_compiler(None)
-    if not made.exists():
-        place = Path(tempfile.mkdtemp(dir=folder))
-        _precompile(text, place, compiler)
-        with contextlib.suppress(OSError):  # another process was here first
-            place.rename(made)
+    made.mkdir(parents=True, exist_ok=True)
+    with FileLock(made / "lock"):
+        if not (made / "prelude.h").exists():
+            _precompile(text, made, compiler)
     named = made / "libgomp.so"
     if not named.exists():
         return text, made / "prelude.h", ()
