@@ -5,7 +5,7 @@ Patterns are for what others print: compilers, the kernel, the file system, stac
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,12 +45,8 @@ LEFT = {
 def readers(files: dict[str, str]) -> Iterator[str]:
     """Yield the files that import what takes text apart."""
     for path, source in files.items():
-        for node in ast.walk(ast.parse(source)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [str(node.module)]
-            if READERS.intersection(names):
-                yield path
+        if READERS.intersection(re.findall(r"^\s*(?:import|from)\s+(\S+)", source, re.MULTILINE)):
+            yield path
 
 
 def test_only_what_others_print_is_read() -> None:

@@ -266,14 +266,15 @@ SPECIAL_TABLE = {**ANY, **POSITIVE, **UNIT, **ROUNDING, **CLAMPS, **ACTIVATIONS}
 SPECIAL_TABLE = {name: op for name, op in SPECIAL_TABLE.items() if name not in UNSETTLED}
 
 
-@pytest.mark.sampled(17)
+# Compiled, they are those of test_special_values.py.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@in_both
+@as_captured
 def test_special_values_pass_through_unary_operations_as_in_eager(dtype, check):
     check(apply_all(SPECIAL_TABLE), torch.tensor(SPECIAL * 3, dtype=dtype))
 
 
-@in_both
+@as_captured
 def test_special_values_pass_through_binary_operations_as_in_eager(check):
     table = {**BINARY, **COMPARISONS}
     row = torch.tensor(SPECIAL)
