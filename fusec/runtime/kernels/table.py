@@ -42,7 +42,7 @@ class Places:
     work: int
 
 
-@functools.lru_cache
+@functools.lru_cache(maxsize=1 << 12)
 def find_places(sizes: RowSizes, blocks: str) -> Places:
     """Return the places of a launch.
 
