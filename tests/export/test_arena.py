@@ -10,10 +10,11 @@ from hypothesis import given
 from fusec.errors import InvalidIR
 from fusec.export.arena import ALIGNMENT, Arena, plan_arena, verify_arena
 from fusec.ir.expr import Buffer
-from fusec.ir.host import Allocation, HostProgram, peak_bytes
+from fusec.ir.host import Allocation, HostProgram
 from fusec.ir.memory import bytes_of, overwritable
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.memory.buffers import plan_host
+from fusec.tools.report.peak import peak_bytes
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import F32

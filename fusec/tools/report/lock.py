@@ -19,12 +19,12 @@ from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches, launched_externs
-from fusec.ir.host import peak_bytes
 from fusec.passes.fusion.libraries import ATEN
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
+from fusec.tools.report.peak import peak_bytes
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import step_bytes
 
