@@ -20,10 +20,10 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.registry import lowers
-from fusec.frontend.value import Value
+from fusec.frontend.value import Value, make_axes, positions
 from fusec.ir.dtype import BF16, F16, F32, F64, DType
 from fusec.ir.expr import Expr, Op, Reduce
-from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
 
 aten = torch.ops.aten
@@ -93,14 +93,9 @@ def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:
     The rows are converted to f32 once, since each panel of columns reads all of them.
     """
     _matrices(a, b)
-    width = panels.shape[2]
     wide = call.scratch("wide", a.shape, F32, lambda at: exact(a, at))
-
-    def body(at: Indices) -> Expr:
-        m, n = at
-        place = (floordiv(n, width), mod(n, width))
-        return contraction(
-            a.shape[1], lambda k: (exact(wide, (m, k)), exact(panels, (place[0], k, place[1])))
-        )
-
-    return call.define(body)
+    axes = make_axes(b.shape)
+    k, n = positions(axes)
+    width = panels.shape[2]
+    columns = Value(b.shape, b.dtype, axes, panels.at((n // width, k, n % width)))
+    return product(call, wide, columns)
