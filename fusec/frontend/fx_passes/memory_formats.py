@@ -110,8 +110,7 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     return [source for source in node.all_input_nodes if _has_images(source)]
 
 
-_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-_REORDERS = (*_RESHAPES, aten.permute.default, aten.transpose.int, aten.t.default)
+_REORDERS = (aten.view.default, aten.reshape.default, aten.permute.default)
 """Views whose axes are not those of the image."""
 
 

@@ -180,10 +180,8 @@ def _panels(node: fx.Node, weight: fx.Node, panel: int) -> fx.Node:
 
 def _transposed(matrix: fx.Node) -> fx.Node | None:
     """Return the node that a matrix is a transposed view of, or None."""
-    turns = {aten.permute.default: ([1, 0],), aten.t.default: (), aten.transpose.int: (0, 1)}
-    source, *rest = matrix.args or (None,)
-    turned = matrix.target in turns and tuple(rest) == turns[matrix.target]
-    return source if turned else None  # type: ignore[return-value]
+    turned = matrix.target is aten.permute.default and matrix.args[1] == [1, 0]
+    return matrix.args[0] if turned else None  # type: ignore[return-value]
 
 
 def linear_packs(
