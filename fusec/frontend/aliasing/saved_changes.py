@@ -24,6 +24,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 
 from fusec.frontend.aliasing.overlap import memory_of, written_by
+from fusec.frontend.fx_passes.fx_nodes import fakes_of
 from fusec.torch_interior import FakeTensor, autograd_function_apply
 
 logger = logging.getLogger("fusec.compile")
@@ -133,7 +134,5 @@ def _traced(target: Any) -> Iterator[FakeTensor]:
             yield from _tensors(node.meta.get("example_value"))
 
 
-def _tensors(value: Any) -> Iterator[FakeTensor]:
-    for one in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(one, FakeTensor) and one.layout is torch.strided:
-            yield one
+def _tensors(value: Any) -> list[FakeTensor]:
+    return [one for one in fakes_of(value) if one.layout is torch.strided]

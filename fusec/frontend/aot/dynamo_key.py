@@ -70,7 +70,7 @@ def shares_memory(inputs: Sequence[Any]) -> bool:
 
 def _lines(gm: fx.GraphModule) -> Iterator[str]:
     for node in gm.graph.nodes:
-        yield f"{node.op} {node.name} {_target(node)} {_arguments(node)}"
+        yield f"{node.op} {node.name} {_target(node)} {_text(node.args)} {_text(node.kwargs)}"
         yield module_path(node)
         if node.op == "get_attr":
             yield from _lines(_part(gm, str(node.target)))
@@ -116,10 +116,6 @@ def _is_symbolic(value: Any) -> bool:
         or (isinstance(leaf, torch.Tensor) and leaf._has_symbolic_sizes_strides)
         for leaf in pytree.tree_leaves(value)
     )
-
-
-def _arguments(node: fx.Node) -> str:
-    return f"({', '.join(map(_text, node.args))}) {_text(node.kwargs)}"
 
 
 def _text(value: Any) -> str:

@@ -186,7 +186,7 @@ def converted(element: Expr, kind: DType) -> Expr:
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize], value: Scalar = 0) -> Value:
-    rank = len(x.shape)
+    rank, kind = len(x.shape), call.out.dtype
     before = [ZERO] * rank
     for k in range(len(pad) // 2):
         before[rank - 1 - k] = index(pad[2 * k])
@@ -197,7 +197,9 @@ def constant_pad(call: AtenCall, x: Value, pad: Sequence[IntoSize], value: Scala
         for i, extent in zip(where, x.shape, strict=True):
             guard = both(guard, in_range(i, 0, extent))
         inside = x.at(where, guard)
-        return inside if guard is None else select(guard, inside, fill(value, call))
+        if guard is None:
+            return inside
+        return select(guard, inside, cast(read(value, (), compute_type(kind)), kind))
 
     return call.define(body)
 
@@ -248,11 +250,6 @@ for _kind, _around in _PADS.items():
     _targets = [getattr(aten, f"{_kind}_pad{rank}d").default for rank in (1, 2, 3)]
     # A library copies rows, which is faster: these are for targets without one.
     lowers(*_targets, alone=True)(partial(pad_by_inside, _around))
-
-
-def fill(value: Scalar, call: AtenCall) -> Expr:
-    """Return a number cast to the result's type."""
-    return cast(read(value, (), compute_type(call.out.dtype)), call.out.dtype)
 
 
 @lowers(aten.repeat.default)
