@@ -316,12 +316,9 @@ class _Capture:
         """
         for written in written_arguments(node):
             self.operands.copy_before_write(written, node)
-        args = tuple(
-            self.operands.for_extern(node, a, ("args", k)) for k, a in enumerate(node.args)
-        )
-        kwargs = tuple(
-            (k, self.operands.for_extern(node, a, ("kwargs", k))) for k, a in node.kwargs.items()
-        )
+        args: Any = self.operands.for_extern(node, node.args, ("args",))
+        named: Any = self.operands.for_extern(node, node.kwargs, ("kwargs",))
+        kwargs = tuple(zip(node.kwargs, named, strict=True))
         if node.target is aten.copy_.default:
             outputs: tuple[Buffer | None, ...] = ()
             result: Any = self.env[node.args[0]]  # type: ignore[index]
