@@ -70,7 +70,7 @@ def test_layers_do_not_compute_each_other_s_values_again(kind: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("kind", "width"), [("gpt2", 768), ("gpt2, attention written out", 256), ("llama", 256)]
+    ("kind", "width"), [("gpt2", 256), ("gpt2, attention written out", 256), ("llama", 256)]
 )
 def test_a_step_s_peak_is_at_most_eager_s(kind: str, width: int) -> None:
     module = block(kind, F32, width, width // 64)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.indices import run_seeds, run_watched
 
-FEW, MANY = 24, 240
+FEW, MANY = 16, 240
 
 
 def test_programs_are_as_eager_s() -> None:

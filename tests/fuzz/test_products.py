@@ -31,7 +31,7 @@ from tests.support import (
 )
 
 KINDS: dict[str, Any] = {"product": Product, "attention": Attention, "composite": Composite}
-BATCH = 3
+BATCH = 2
 """Models a test: enough to be worth a line, few enough to find the seed at once."""
 EXCUSED = {
     ("attention", 157): "one key is left: a gradient is 0, and no error is small beside it",
@@ -132,7 +132,7 @@ def test_models_compute_the_same_by_kernels_for_cpus(seed: int, kind: str) -> No
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_compute_the_same_with_tiles_copied_by_descriptors(kind: str) -> None:
-    for seed in range(20, 23):
+    for seed in (20, 21):
         check_recipe(replace(KINDS[kind].draw(seed), dtype="bfloat16"), "triton_tiles")
 
 

@@ -7,6 +7,7 @@ about memory and instant help start a process.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import subprocess
@@ -168,8 +169,9 @@ CONTENT = {
 }
 
 
-@pytest.mark.parametrize("target", ["cpu", "sm_90"])
-@pytest.mark.parametrize("stage", CONTENT)
+@pytest.mark.parametrize(
+    ("stage", "target"), zip(CONTENT, itertools.cycle(("cpu", "sm_90")), strict=False)
+)
 def test_dump_prints_each_stage(capsys, models, target, stage) -> None:
     code, out, _ = run(
         capsys, "dump", f"{models}:AddNorm", *PAIR, "--stage", stage, "--target", target

@@ -214,19 +214,19 @@ def _use_one_key(directory: Path, worker: int, barrier: threading.Barrier) -> No
         assert fresh(directory).load(f"{worker}-{turn}") is not None
 
 
-def test_sixteen_processes_on_one_key_lose_nothing(directory: Path) -> None:
+def test_six_processes_on_one_key_lose_nothing(directory: Path) -> None:
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(16)
+    barrier = context.Barrier(6)
     workers = [
         context.Process(target=_use_one_key, args=(directory, worker, barrier))
-        for worker in range(16)
+        for worker in range(6)
     ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0] * 16
-    assert len(files_of(directory)) == 1 + 16 * 5
+    assert [worker.exitcode for worker in workers] == [0] * 6
+    assert len(files_of(directory)) == 1 + 6 * 5
     assert not list(directory.glob(".*.tmp"))
 
 

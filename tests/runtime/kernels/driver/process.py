@@ -277,7 +277,7 @@ def step() -> Callable[[], None]:
     params = [torch.nn.Parameter(torch.zeros(sizes[k % 3])) for k in range(9)]
     for parameter in params:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(params, foreach=True)
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True)
     optimizer.step()
     return optimizer.step
 
