@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-import fusec.backend  # noqa: F401  its observers, as in programs
-from fusec.tools.verify import kernels
-from fusec.torch_interior import trace_log
 from tests import quick_build
+
+# Torch and fusec are imported where they are used: who starts workers does without, and they wait.
+DEVICES = ("nvidiactl", "dxg", "kfd")
+"""What there is in /dev where there is a GPU: NVIDIA's driver, that of WSL, AMD's."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,11 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what only a device can run, where there is none: nothing of it is collected."""
-    return True if collection_path.name == "gpu" and not torch.cuda.is_available() else None
+    return True if collection_path.name == "gpu" and not has_device() else None
 
 
 def pytest_report_header() -> str | None:
-    return None if torch.cuda.is_available() else "tests/gpu: left out, for there is no CUDA device"
+    return None if has_device() else "tests/gpu: left out, for there is no CUDA device"
+
+
+@functools.cache
+def has_device() -> bool:
+    if not any(Path("/dev", name).exists() for name in DEVICES):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = _sampled(_firsts(item for item in items if "slow" not in item.keywords))
         config.hook.pytest_deselected(items=list(set(items).difference(quick)))
         items[:] = quick
-    if not torch.cuda.is_available():
+    if not has_device():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
@@ -122,6 +132,8 @@ def _torch_s_trace_has_no_listener() -> None:
     its cache, either. What has a listener of its own propagates to nobody: torch's handlers would
     print it. Torch sets the logger up anew whenever a program sets its logs.
     """
+    from fusec.torch_interior import trace_log  # local: as above
+
     trace_log.propagate = True
     trace_log.parent = _NOBODY
     for handler in list(trace_log.handlers):
@@ -130,7 +142,11 @@ def _torch_s_trace_has_no_listener() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _the_end_says_nothing_of_what_was_verified() -> Iterator[None]:
+def _observers_are_there_and_say_nothing_at_the_end() -> Iterator[None]:
+    """Import the observers that programs have; leave out what ``verify`` reports at exit."""
+    import fusec.backend  # noqa: F401  local: as above
+    from fusec.tools.verify import kernels
+
     yield
     kernels._tallies.clear()
 

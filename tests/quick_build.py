@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 from filelock import FileLock
 
 QUICK = "-Og"
@@ -47,6 +46,8 @@ def quick_compiles(folder: Path | None) -> Iterator[None]:
     Args:
         folder: of what is built once; None builds kernels as users do.
     """
+    import torch  # local: who starts workers does without it
+
     graphs = "torch._functorch._aot_autograd.graph_compile"
     with (
         mock.patch("torch._dynamo.utils._get_dynamo_config_for_logging", lambda: ""),
