@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fusec.codegen.lowering.layout import ends_of
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import (
     Dot,
     Expr,
     Load,
-    Op,
     Reduce,
     Var,
-    index_exprs,
-    index_of,
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import CodeTuning
@@ -99,34 +97,19 @@ class TileUses:
 
         None if the guard is not a conjunction of such upper bounds, one an axis.
         """
-        match self.values.get(guard, guard) if guard is not None else None:
-            case None:
-                return {}
-            case Op(name="lt", args=(a, b)):
-                here, end = self._position(a), self._position(b)
-                return None if here is None or end is None else self._count(end - here)
-            case Op(name="and", args=args):
-                parts = [self.counts(arg) for arg in args]
-                axes = [axis for part in parts for axis in part or ()]
-                if None in parts or len(set(axes)) < len(axes):
-                    return None
-                return {axis: count for part in parts for axis, count in (part or {}).items()}
-            case _:
+        ends = ends_of(guard, self.values)
+        found: dict[Axis, Index] = {}
+        for here, end in ends or ():
+            left = end - here
+            lanes = left.axes & self.lanes
+            if len(lanes) != 1:
                 return None
-
-    def _count(self, left: Index) -> Mapping[Axis, Index] | None:
-        lanes = left.axes & self.lanes
-        if len(lanes) != 1:
-            return None
-        (lane,) = lanes
-        if left.coefficient(lane) is not index(-1):
-            return None
-        count = left + index(lane)
-        return None if lane in count.axes else {lane: count}
-
-    def _position(self, node: Expr) -> Index | None:
-        position = index_of(self.values.get(node, node))
-        return None if position is None or any(index_exprs(position)) else position
+            (lane,) = lanes
+            count = left + index(lane)
+            if lane in count.axes or lane in found:
+                return None
+            found[lane] = count
+        return None if ends is None else found
 
     def load(self, var: Expr) -> Load | None:
         """Return the load that defines a value, or None if the program writes its buffer."""

@@ -9,12 +9,12 @@ tiles to 2 and the masked rest to 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Expr, IndexValue, Op, both, substitute
+from fusec.ir.expr import Expr, IndexValue, Op, both, index_exprs, index_of, substitute
 from fusec.ir.index import Axis, Index, floordiv, index, mod, most
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
@@ -180,6 +180,27 @@ class Layout:
         """Return the bounds that tiles of an axis may cross: its extent, and a ragged limit."""
         exact = mod(axis.extent, index(tile)) is index(0)
         return self._limit(axis) if exact else (axis.extent, *self._limit(axis))
+
+
+def ends_of(guard: Expr | None, values: Mapping[Expr, Expr]) -> list[tuple[Index, Index]] | None:
+    """Return each position and its end in a guard of ``below``, or None for any other guard.
+
+    Args:
+        values: name -> definition, in a program.
+    """
+    match None if guard is None else values.get(guard, guard):
+        case None:
+            return []
+        case Op(name="and", args=args):
+            parts = [ends_of(arg, values) for arg in args]
+            return None if None in parts else [pair for part in parts for pair in part or ()]
+        case Op(name="lt", args=(a, b)):
+            here, end = (index_of(values.get(side, side)) for side in (a, b))
+            if here is None or end is None or any(index_exprs(here)) or any(index_exprs(end)):
+                return None
+            return [(here, end)]
+        case _:
+            return None
 
 
 def below(position: Index, *ends: Index) -> Expr:

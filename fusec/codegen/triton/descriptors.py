@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.codegen.lowering.layout import ends_of
 from fusec.codegen.lowering.orient import ROWS
 from fusec.codegen.triton.index import fits_32_bits
 from fusec.ir.dtype import BF16, F16, F32
@@ -32,12 +33,9 @@ from fusec.ir.expr import (
     Dot,
     Expr,
     Load,
-    Op,
     Var,
     index_exprs,
-    index_of,
     reach,
-    substitute,
 )
 from fusec.ir.index import (
     Axis,
@@ -181,45 +179,18 @@ class _Finder:
 
     def bounds(self, guard: Expr | None, lanes: frozenset[Axis]) -> _Bounds | None:
         """Return the bounds of lane axes that a guard checks; None if it checks anything else."""
-        node = None if guard is None else self.values.get(guard, guard)
-        match node:
-            case None:
-                return {}
-            case Op(name="and", args=(a, b)):
-                left, right = self.bounds(a, lanes), self.bounds(b, lanes)
-                if left is None or right is None or left.keys() & right.keys():
-                    return None
-                return {**left, **right}
-            case Op(name="lt", args=(a, b)):
-                here, end = self.index(a), self.index(b)
-                if here is None or end is None:
-                    return None
-                moved = _varying(end)  # i < M - p*256, in part p, is p*256 + i < M
-                here, end = here - moved, end - moved
-                if len(here.axes & lanes) != 1:
-                    return None
-                (lane,) = here.axes & lanes
-                single = here.steps_by_one(lane) and is_nonnegative(here)
-                return {lane: (here, end)} if single else None
-            case Var() if isinstance(guard, Var):
-                return self.transposed(guard, node)
-            case _:
+        ends = ends_of(guard, self.values)
+        found: _Bounds = {}
+        for here, end in ends or ():
+            moved = _varying(end)  # i < M - p*256, in part p, is p*256 + i < M
+            here, end = here - moved, end - moved
+            if len(here.axes & lanes) != 1:
                 return None
-
-    def transposed(self, guard: Var, other: Var) -> _Bounds | None:
-        """Return the bounds of a guard that is the transpose of another guard."""
-        place = {self.dimension[axis]: axis for axis in guard.axes}
-        twins = {axis: place[1 - self.dimension[axis]] for axis in other.axes}
-        found = self.bounds(other, other.axes)
-        if found is None:
-            return None
-        new = {axis: index(twin) for axis, twin in twins.items()}
-        return {twins[axis]: (substitute(here, new), end) for axis, (here, end) in found.items()}
-
-    def index(self, value: Expr) -> Index | None:
-        """Return the index that a value is defined as, or None if it has gathers or is no index."""
-        found = index_of(self.values.get(value, value))
-        return None if found is None or any(index_exprs(found)) else found
+            (lane,) = here.axes & lanes
+            if lane in found or not here.steps_by_one(lane) or not is_nonnegative(here):
+                return None
+            found[lane] = here, end
+        return None if ends is None else found
 
 
 # -- boxes -----------------------------------------------------------------------------------------
