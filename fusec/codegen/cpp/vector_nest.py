@@ -37,7 +37,6 @@ from fusec.ir.expr import (
     Op,
     Reduce,
     Var,
-    index_exprs,
     reach,
     rebuild,
     substitute,
@@ -191,10 +190,6 @@ class Writer:
 
     def var(self, hint: str, dtype: DType, axes: frozenset[Axis]) -> Var:
         return Var(self.names.new(hint), dtype, axes)
-
-    def offset(self, value: Index) -> Index:
-        """Return an offset at the open scopes' coordinates, with its gather indices named."""
-        return substitute(value, self.at(), self.value if list(index_exprs(value)) else None)
 
     def store(self, array: TileArray, value: Var | Const) -> None:
         """Append a store of a value to its element of an array, in the innermost scope."""
@@ -383,5 +378,5 @@ class Nest:
                 stored = writer.value(item.value)
                 guard = None if item.guard is None else writer.value(item.guard)
                 assert guard is None or isinstance(guard, Var)
-                offset = writer.offset(item.offset)
+                offset = substitute(item.offset, writer.at(), writer.value)
                 writer.scopes[-1].body.append(Put(item.buffer, offset, stored, guard))

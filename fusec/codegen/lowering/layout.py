@@ -70,10 +70,6 @@ class Layout:
         """Return the loop parts of some axes; a lane counts as its loop, because of its mask."""
         return {loop for a in axes if (loop := self.loop_of.get(a)) is not None}
 
-    def whole_loop(self, loop: Axis) -> frozenset[Axis]:
-        """Return the loop parts of the axis that a loop part belongs to: two if it is chunked."""
-        return self.whole.get(loop, frozenset((loop,)))
-
     def first(self, loops: set[Axis]) -> int:
         """Return the nesting position of the outermost of some loops."""
         return min(self.nest.index(a) for a in loops)

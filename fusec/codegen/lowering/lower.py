@@ -301,12 +301,6 @@ class _Lowering(Values):
         single = len(reduction.bodies) == 1
         return tuple(a for a in lanes if single and a in self.layout.folded)
 
-    def _fold(self, reduction: Reduce, body: Expr) -> Var:
-        """Name the value of a reduction's body, reduced over the lanes that an iteration folds."""
-        lanes = self._folds(reduction)
-        total = Reduce(reduction.monoid, lanes, self._along_all(self.here, lanes, body))
-        return self._let(self.here, total, total)
-
     def _cascades(self, task: Accumulate) -> bool:
         """Return True if each loop of a reduction should have its own partial sum.
 
@@ -363,7 +357,7 @@ class _Lowering(Values):
         match task:
             case Store():
                 value = self.value(task.expr)
-                offset = self._offset(task.indices[0])
+                offset = substitute(task.indices[0], {}, self.value)  # names its gather indices
                 guard = self._conjunction(self.here, [*self._masks_of(task.indices[0].axes)])
                 assert guard is None or isinstance(guard, Var)
                 self.here.body.append(Put(task.buffer, offset, value, guard))
@@ -372,10 +366,6 @@ class _Lowering(Values):
                 self.here.body.append(Put(task.array.flat(), task.slot, value, None))
             case Accumulate():
                 self._accumulate(task)
-
-    def _offset(self, value: Index) -> Index:
-        """Return an offset with its gather indices replaced by their names."""
-        return substitute(value, {}, self.value)
 
     def _accumulate(self, task: Accumulate) -> None:
         reduction = task.reduction
@@ -397,8 +387,9 @@ class _Lowering(Values):
         if not task.carries:
             self._combine_slot(task, state)
             return
-        if self._folds(reduction):
-            state = (self._fold(reduction, *state),)
+        if lanes := self._folds(reduction):
+            total = Reduce(reduction.monoid, lanes, self._along_all(self.here, lanes, *state))
+            state = (self._let(self.here, total, total),)
         old = task.carries[-1]
         if reduction in self.running:
             old = self._var("old", reduction.dtype, old.axes)
@@ -482,7 +473,7 @@ class _Lowering(Values):
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
-        parts = self.layout.whole_loop(loop)
+        parts = self.layout.whole.get(loop, frozenset((loop,)))
         length = most(product(a.extent for a in parts))
         for node in reversed(evaluated(again, self.arrays)):
             if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):

@@ -75,12 +75,6 @@ from fusec.ir.program import (
     is_product,
 )
 
-
-def _comment(text: str) -> str:
-    """Return ``text`` as one comment line; a user's file name may have unprintable characters."""
-    return "# " + "".join(c if c.isprintable() else " " for c in text).rstrip()
-
-
 # -- the walk ------------------------------------------------------------------------------------
 
 
@@ -128,7 +122,10 @@ class TritonPrinter:
         return ["\n".join([*self._title(), *lines, *self._walk(self.program.body)])]
 
     def _title(self) -> list[str]:
-        return [_comment(text) for text in (*self.program.notation, *self.program.source)]
+        """Return comment lines; a user's file name may have unprintable characters."""
+        texts = (*self.program.notation, *self.program.source)
+        lines = ("".join(c if c.isprintable() else " " for c in text) for text in texts)
+        return [f"# {line.rstrip()}" for line in lines]
 
     def _walk(self, body: tuple[Statement, ...]) -> list[str]:
         """Return the body of a function that runs statements for its iterations of the grid."""
