@@ -43,7 +43,7 @@ from fusec.ir.monoid import SUM
 from fusec.ir.names import Names
 from fusec.ir.online import SCALE_RULES, find_row_maxima
 from fusec.ir.program import Let, Statement
-from fusec.ir.rewrite import Rules, checked_where, is_checked, rewrite
+from fusec.ir.rewrite import Rules, checked_where, is_checked, replace_nodes, rewrite
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.schedule.plan import Plan
 
@@ -118,18 +118,15 @@ class Values:
         stored = exprs[: len(self.kernel.stores)]
         nodes = postorder(stored)
         uses = Counter((*stored, *(child for node in nodes for child in children(node))))
-        joined: dict[Expr, Expr] = {}
         for node in nodes:
             match node:
                 case Op(name="add", args=(Reduce() as a, Reduce() as b)) if (
-                    uses[a] == uses[b] == 1 and self._share_a_tile(a, b) and not joined
+                    uses[a] == uses[b] == 1 and self._share_a_tile(a, b)
                 ):
                     total = Reduce(SUM, a.over, Op("add", (a.body, b.body)))
                     self.dots[total] = (*self.dots[b], *self.dots[a])
-                    joined[node] = total
-        if not joined:
-            return exprs
-        return self._join_products(rewrite(exprs, lambda node: joined.get(node, node)))
+                    return self._join_products(replace_nodes(exprs, {node: total}))
+        return exprs
 
     def _find_dots(self, exprs: tuple[Expr, ...]) -> dict[Reduce, tuple[Factors, ...]]:
         """Return the contractions of two tiles: each factor owns one lane, and they share one."""
