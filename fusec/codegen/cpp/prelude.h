@@ -364,40 +364,24 @@ FUSEC_INLINE vf32 fusec_max(vf32 x, vf32 y) { return y != y ? y : FUSEC_MAX_F32(
 FUSEC_INLINE vf32 fusec_min(vf32 x, vf32 y) { return y != y ? y : FUSEC_MIN_F32(y, x); }
 #endif
 
-struct fusec_sum {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x + y; }
-};
-struct fusec_prod {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return x * y; }
-};
-struct fusec_largest {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_max(x, y); }
-};
-struct fusec_smallest {
-  template <class T> static FUSEC_INLINE_MEMBER T of(T x, T y) { return fusec_min(x, y); }
-};
-template <class Op, class T, int lanes> struct fusec_tree {
-  typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2), may_alias));
-  template <class V> static FUSEC_INLINE_MEMBER T of(V v) {
-    return fusec_tree<Op, T, lanes / 2>::of(Op::of(((half *)&v)[0], ((half *)&v)[1]));
-  }
-};
-template <class Op, class T> struct fusec_tree<Op, T, 2> {
-  template <class V> static FUSEC_INLINE_MEMBER T of(V v) { return Op::of((T)v[0], (T)v[1]); }
-};
-#define FUSEC_REDUCTION(f, Op)                                                          \
-  FUSEC_INLINE float f(vf32 x) { return fusec_tree<Op, float, FUSEC_W>::of(x); }        \
-  FUSEC_INLINE int f(vi32 x) { return fusec_tree<Op, int, FUSEC_W>::of(x); }            \
-  FUSEC_INLINE double f(vf64 x) {                                                       \
-    return fusec_tree<Op, double, FUSEC_H>::of(Op::of(x.a, x.b));                       \
+template <class T> FUSEC_INLINE T fusec_sum(T x, T y) { return x + y; }
+template <class T> FUSEC_INLINE T fusec_product(T x, T y) { return x * y; }
+#define FUSEC_REDUCTION(f, of)                                                          \
+  template <class T, int lanes, class V> FUSEC_INLINE T fusec_tree_##f(V v) {           \
+    typedef T half __attribute__((vector_size(sizeof(T) * lanes / 2), may_alias));      \
+    if constexpr (lanes == 2) return of((T)v[0], (T)v[1]);                              \
+    else return fusec_tree_##f<T, lanes / 2>(of(((half *)&v)[0], ((half *)&v)[1]));     \
   }                                                                                     \
+  FUSEC_INLINE float f(vf32 x) { return fusec_tree_##f<float, FUSEC_W>(x); }            \
+  FUSEC_INLINE int f(vi32 x) { return fusec_tree_##f<int, FUSEC_W>(x); }                \
+  FUSEC_INLINE double f(vf64 x) { return fusec_tree_##f<double, FUSEC_H>(of(x.a, x.b)); } \
   FUSEC_INLINE long long f(vi64 x) {                                                    \
-    return fusec_tree<Op, long long, FUSEC_H>::of(Op::of(x.a, x.b));                    \
+    return fusec_tree_##f<long long, FUSEC_H>(of(x.a, x.b));                            \
   }
 FUSEC_REDUCTION(f_hsum, fusec_sum)
-FUSEC_REDUCTION(f_hprod, fusec_prod)
-FUSEC_REDUCTION(f_hmax, fusec_largest)
-FUSEC_REDUCTION(f_hmin, fusec_smallest)
+FUSEC_REDUCTION(f_hprod, fusec_product)
+FUSEC_REDUCTION(f_hmax, fusec_max)
+FUSEC_REDUCTION(f_hmin, fusec_min)
 #ifdef FUSEC_MASK_BITS
 FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
