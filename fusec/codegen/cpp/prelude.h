@@ -196,14 +196,9 @@ FUSEC_INLINE vi32 fusec_narrow(hi64 a, hi64 b) {
 FUSEC_INLINE vi64 fusec_split(wi64 w) { return vi64(((hi64 *)&w)[0], ((hi64 *)&w)[1]); }
 FUSEC_INLINE vf64 fusec_split(wf64 w) { return vf64(((hf64 *)&w)[0], ((hf64 *)&w)[1]); }
 FUSEC_INLINE vi64 fusec_widen(vi32 x) { return fusec_split(FUSEC_CONVERT(x, wi64)); }
-FUSEC_INLINE wf64 fusec_join(vf64 x) {
-  wf64 w;
-  ((hf64 *)&w)[0] = x.a, ((hf64 *)&w)[1] = x.b;
-  return w;
-}
-FUSEC_INLINE wi64 fusec_join(vi64 x) {
-  wi64 w;
-  ((hi64 *)&w)[0] = x.a, ((hi64 *)&w)[1] = x.b;
+template <class W, class V> FUSEC_INLINE W fusec_join(V x) {
+  W w;
+  __builtin_memcpy(&w, &x, sizeof w);
   return w;
 }
 
@@ -238,13 +233,9 @@ template <class T> FUSEC_INLINE T f_select(bool c, T x, T y) { return c ? x : y;
 FUSEC_INLINE vf32 f_select(vm c, vf32 x, vf32 y) { return c.v ? x : y; }
 FUSEC_INLINE vi32 f_select(vm c, vi32 x, vi32 y) { return c.v ? x : y; }
 FUSEC_INLINE vm f_select(vm c, vm x, vm y) { return vm{c.v ? x.v : y.v}; }
-FUSEC_INLINE vf64 f_select(vm c, vf64 x, vf64 y) {
+template <class Pair> FUSEC_INLINE Pair f_select(vm c, Pair x, Pair y) {
   vi64 m = fusec_widen(c.v);
-  return vf64(m.a ? x.a : y.a, m.b ? x.b : y.b);
-}
-FUSEC_INLINE vi64 f_select(vm c, vi64 x, vi64 y) {
-  vi64 m = fusec_widen(c.v);
-  return vi64(m.a ? x.a : y.a, m.b ? x.b : y.b);
+  return Pair(m.a ? x.a : y.a, m.b ? x.b : y.b);
 }
 
 // ---- conversions --------------------------------------------------------------------------------
@@ -253,8 +244,8 @@ FUSEC_INLINE vi64 f_select(vm c, vi64 x, vi64 y) {
 template <class S> FUSEC_INLINE float to_f32(S x) { return (float)x; }
 FUSEC_INLINE vf32 to_f32(vf32 x) { return x; }
 FUSEC_INLINE vf32 to_f32(vi32 x) { return FUSEC_CONVERT(x, vf32); }
-FUSEC_INLINE vf32 to_f32(vf64 x) { return FUSEC_CONVERT(fusec_join(x), vf32); }
-FUSEC_INLINE vf32 to_f32(vi64 x) { return FUSEC_CONVERT(fusec_join(x), vf32); }
+FUSEC_INLINE vf32 to_f32(vf64 x) { return FUSEC_CONVERT(fusec_join<wf64>(x), vf32); }
+FUSEC_INLINE vf32 to_f32(vi64 x) { return FUSEC_CONVERT(fusec_join<wi64>(x), vf32); }
 FUSEC_INLINE vf32 to_f32(vm x) { return (vf32)(x.v & (vi32)v_f32(1)); }
 
 template <class S> FUSEC_INLINE double to_f64(S x) { return (double)x; }
@@ -279,7 +270,7 @@ template <class S> FUSEC_INLINE int to_i32(S x) { return (int)x; }
 FUSEC_INLINE vi32 to_i32(vi32 x) { return x; }
 FUSEC_INLINE vi32 to_i32(vi64 x) { return fusec_narrow(x.a, x.b); }
 FUSEC_INLINE vi32 to_i32(vf32 x) { return FUSEC_CONVERT(x, vi32); }
-FUSEC_INLINE vi32 to_i32(vf64 x) { return FUSEC_CONVERT(fusec_join(x), vi32); }
+FUSEC_INLINE vi32 to_i32(vf64 x) { return FUSEC_CONVERT(fusec_join<wf64>(x), vi32); }
 FUSEC_INLINE vi32 to_i32(vm x) { return -x.v; }
 
 template <class S> FUSEC_INLINE bool to_bool(S x) { return x != 0; }
@@ -1261,18 +1252,14 @@ FUSEC_INLINE bool fusec_in_range(long long i, long long n) { return i >= 0 && i 
 FUSEC_INLINE vm fusec_in_range(vi64 i, long long n) {
   return f_ge(i, v_i64(0)) & f_lt(i, v_i64(n));
 }
-// The lanes to read: wanted and in range. A wanted lane out of range sets *status.
-FUSEC_INLINE bool fusec_checked(bool ok, bool wanted, int *status) {
-  if (wanted && !ok) *status = 1;
-  return ok && wanted;
-}
-FUSEC_INLINE vm fusec_checked(vm ok, vm wanted, int *status) {
-  if (f_hany(wanted & ~ok)) *status = 1;
-  return ok & wanted;
-}
-// A divisor; zero in any lane sets *status.
 FUSEC_INLINE bool fusec_some(bool x) { return x; }
 FUSEC_INLINE bool fusec_some(vm x) { return f_hany(x); }
+// The lanes to read: wanted and in range. A wanted lane out of range sets *status.
+template <class T> FUSEC_INLINE T fusec_checked(T ok, T wanted, int *status) {
+  if (fusec_some(f_and(wanted, f_not(ok)))) *status = 1;
+  return f_and(ok, wanted);
+}
+// A divisor; zero in any lane sets *status.
 template <class T> FUSEC_INLINE T fusec_nonzero(T y, int *status) {
   if (__builtin_expect(fusec_some(f_eq(y, T{})), 0)) *status = 2;
   return y;
