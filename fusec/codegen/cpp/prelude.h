@@ -1271,14 +1271,8 @@ template <class T> FUSEC_INLINE T fusec_probability(T x, int *status) {
   return x;
 }
 // An index; one outside 0 <= k < n in any lane sets *status: either k or n - 1 - k is negative.
-FUSEC_INLINE bool fusec_some_below_zero(long long x) { return x < 0; }
-FUSEC_INLINE bool fusec_some_below_zero(vi32 x) { return f_hany(vm{x < 0}); }
-FUSEC_INLINE bool fusec_some_below_zero(vi64 x) {
-  hi64 either = (x.a | x.b) < 0;
-  return f_hany(vm{fusec_narrow(either, either)});
-}
 template <class T> FUSEC_INLINE T fusec_within(T k, T n, int *status) {
-  if (__builtin_expect(fusec_some_below_zero(k | (n - 1 - k)), 0)) *status = 1;
+  if (__builtin_expect(fusec_some(f_lt(k | (n - 1 - k), T{})), 0)) *status = 1;
   return k;
 }
 
