@@ -41,6 +41,7 @@ from fusec.ir.expr import (
     Reduce,
     Select,
     Var,
+    axes_in,
     children,
     postorder,
     reach,
@@ -110,16 +111,9 @@ class _Lowering(Values):
         return found
 
     def _loops_left(self, task: Task | Reduce) -> set[Axis]:
-        match task:
-            case Reduce():
-                axes: frozenset[Axis] = frozenset(task.over) | task.axes
-            case Store():
-                axes = task.indices[0].axes | task.expr.axes
-            case Accumulate():
-                axes = frozenset(task.reduction.over) | task.reduction.axes
-            case Keep():
-                axes = task.value.axes
-        return self.layout.loops_of(axes) - self.here.bound
+        reduction = task.reduction if isinstance(task, Accumulate) else task
+        over = reduction.over if isinstance(reduction, Reduce) else ()
+        return self.layout.loops_of((*axes_in(roots(task)), *over)) - self.here.bound
 
     def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
         groups: dict[Axis | None, list[Task]] = {}
