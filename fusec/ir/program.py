@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fusec.ir.expr import Buffer, Const, Dot, Expr, Var, children, index_exprs, reach
+from fusec.ir.expr import Buffer, Const, Dot, Expr, Load, Var, children, index_exprs, reach
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import CodeTuning
 
@@ -304,6 +304,17 @@ def reads(statement: Statement) -> tuple[Expr, ...]:
             return tuple(e for b in (statement.start, *statement.stops) for e in index_exprs(b))
         case _:
             return ()
+
+
+def accessed(statement: Statement) -> Buffer | None:
+    """Return the buffer that a load reads or a store writes; None for any other statement."""
+    match statement:
+        case Let(value=Load() as load) | Update(value=Load() as load):
+            return load.buffer.base
+        case Put():
+            return statement.buffer.base
+        case _:
+            return None
 
 
 def needed_values(roots: Iterable[Statement], made: Mapping[Expr, Let]) -> set[Expr]:

@@ -27,13 +27,12 @@ from fusec.ir.expr import (
     Reduce,
     Var,
     children,
-    index_exprs,
     rebuild,
     substitute,
 )
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.names import Names
-from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, statements
+from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads, statements
 
 ROWS, COLUMNS = 0, 1
 TileDims = dict[Axis, int]
@@ -158,9 +157,8 @@ class _Orienter:
             case Put():
                 return [self.put(statement)]
             case For():
-                for bound in (statement.start, *statement.stops):
-                    for expr in index_exprs(bound):
-                        self.need(expr, {})
+                for value in reads(statement):
+                    self.need(value, {})
                 start, *stops = (
                     self.value_index(bound, {}) for bound in (statement.start, *statement.stops)
                 )
@@ -198,16 +196,13 @@ class _Orienter:
             if not self.draft:
                 return put
             order = self.followed(put.value, order)
-        self.need(put.value, order)
-        if put.guard is not None:
-            self.need(put.guard, order)
-        for expr in index_exprs(put.offset):
-            self.need(expr, order)
+        for value in reads(put):
+            self.need(value, order)
         offset = self.value_index(put.offset, order)
         guard = None if put.guard is None else self.used(put.guard, order)
-        value = self.used(put.value, order)
-        assert isinstance(value, Var | Const) and not isinstance(guard, Const)
-        return Put(put.buffer, offset, value, guard)  # type: ignore[arg-type]
+        stored = self.used(put.value, order)
+        assert isinstance(stored, Var | Const) and not isinstance(guard, Const)
+        return Put(put.buffer, offset, stored, guard)  # type: ignore[arg-type]
 
     def followed(self, value: Expr, order: TileDims) -> TileDims:
         """Return the one-axis order that a value or one of its operands has, else ``order``."""

@@ -120,9 +120,9 @@ class Values:
         uses = Counter((*stored, *(child for node in nodes for child in children(node))))
         for node in nodes:
             match node:
-                case Op(name="add", args=(Reduce() as a, Reduce() as b)) if (
-                    uses[a] == uses[b] == 1 and self._share_a_tile(a, b)
-                ):
+                case Op(name="add", args=(Reduce() as a, Reduce() as b)) if uses[a] == uses[
+                    b
+                ] == 1 and self._share_a_tile(a, b):
                     total = Reduce(SUM, a.over, Op("add", (a.body, b.body)))
                     self.dots[total] = (*self.dots[b], *self.dots[a])
                     return self._join_products(replace_nodes(exprs, {node: total}))

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.dtype import BOOL
-from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, Select, children, reach
+from fusec.ir.expr import Buffer, Expr, Op, Reduce, Select, children, reach
 from fusec.ir.program import (
     Carry,
     For,
@@ -29,6 +29,7 @@ from fusec.ir.program import (
     Put,
     Statement,
     Update,
+    accessed,
     needed_values,
     reads,
     statements,
@@ -97,8 +98,7 @@ class _Block:
     def flush(self, changed: frozenset[Buffer | Expr]) -> None:
         """Append the pending values that read a buffer or carry that is about to change."""
         for var, let in list(self._pending.items()):
-            buffers = {let.value.buffer.base} if isinstance(let.value, Load) else set()
-            if not changed.isdisjoint({*buffers, *reads(let)}):
+            if not changed.isdisjoint((accessed(let), *reads(let))):
                 self.emit(var)
 
     def _depth(self, value: Expr) -> int:
@@ -149,18 +149,7 @@ def _may_wait(
     if not any(_is_tile(made[v]) for v in own & others - used if v in made):
         return False
     changed = {s.var for s in inside if isinstance(s, Update | Carry)}
-    return changed.isdisjoint(own) and not any(_touches(s, store.buffer.base) for s in inside)
-
-
-def _touches(statement: Statement, base: Buffer) -> bool:
-    """Return True for a load or a store of a buffer."""
-    match statement:
-        case Let(value=Load() as load) | Update(value=Load() as load):
-            return load.buffer.base is base
-        case Put():
-            return statement.buffer.base is base
-        case _:
-            return False
+    return changed.isdisjoint(own) and store.buffer.base not in map(accessed, inside)
 
 
 def _is_tile(let: Let) -> bool:

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.triton.descriptors import DescriptorCopy
-from fusec.ir.expr import Buffer, Dot, Load, Var
+from fusec.ir.expr import Buffer, Dot, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
     Await,
@@ -45,6 +45,7 @@ from fusec.ir.program import (
     Statement,
     Take,
     Update,
+    accessed,
     print_block,
     statements,
 )
@@ -139,11 +140,5 @@ def print_split(roles: RoleStatements) -> str:
 
 def touched(body: tuple[Statement, ...], copied: Mapping[Var | Put, object]) -> tuple[Buffer, ...]:
     """Return the buffers that statements access by pointers, in order of first access."""
-    found: list[Buffer] = []
-    for statement in statements(body):
-        match statement:
-            case Let(value=Load() as load) | Update(value=Load() as load):
-                found.append(load.buffer.base)
-            case Put() if statement not in copied:
-                found.append(statement.buffer.base)
-    return tuple(dict.fromkeys(found))
+    found = map(accessed, (s for s in statements(body) if s not in copied))
+    return tuple(dict.fromkeys(buffer for buffer in found if buffer is not None))
