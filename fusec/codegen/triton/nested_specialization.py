@@ -328,20 +328,13 @@ def _waves(
 # -- splitting -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """Loop-carried values: the weights and the factor that the next iteration uses."""
-
-    weights: Var
-    factor: Var | None
-
-
 class _Splitter:
     """Splits one program.
 
     Attributes:
         shared: loads of operands that all iterations share, under the names that products use.
         names: the program's name of such an operand -> the name that products use.
+        weights, factors: accumulator -> what the next iteration multiplies for it, and by.
         copies: copies by descriptor of values that the split adds.
     """
 
@@ -362,7 +355,13 @@ class _Splitter:
         self.rings = tuple(
             Ring(copied[t.load.var].descriptor.buffer.name, program.stages) for t in self.last.tiles
         )
-        self.carried = tuple(map(self._carried, self.last.later))
+        later = {one.product.var: one for one in self.last.later}
+        self.weights = {total: _var_like("weights", one.weights) for total, one in later.items()}
+        self.factors = {
+            total: _var_like("factor", one.factor)
+            for total, one in later.items()
+            if one.factor is not None
+        }
 
     def _shared(self, load: Let) -> Let:
         """Return the load of a tile, under a new name if the tile is also used in registers."""
@@ -379,10 +378,6 @@ class _Splitter:
         self.copies[var] = self.copied[tile]
         return var
 
-    def _carried(self, later: _Later) -> _Carried:
-        factor = None if later.factor is None else _var_like("factor", later.factor)
-        return _Carried(_var_like("weights", later.weights), factor)
-
     def split(self, made: Mapping[For, _Iteration], bounds: tuple[Let, ...]) -> RoleStatements:
         nothing = {ring: self._nothing(t) for ring, t in self._tiles(self.last) if t.later}
         load: list[Statement] = [*bounds, Fill(self.whole, self.shared)]
@@ -398,7 +393,7 @@ class _Splitter:
             elif statement.var is next(iter(self.names)):
                 multiply += self._first(nothing)
             if statement is loops[-1]:
-                multiply += [*self._scaled(self.last), *self._multiplied(self.last, 1)]
+                multiply += [*self._scaled(), *self._multiplied(self.last, 1)]
                 multiply += [Free(ring, 0, None) for ring in (*nothing, self.whole)]
         return RoleStatements(tuple(load), tuple(multiply), self.copies)
 
@@ -420,10 +415,10 @@ class _Splitter:
         for ring, tile in self._tiles(self.last):
             if tile.now and tile.later:
                 yield Take(ring, (nothing[ring].var,))
-        for one in self.carried:
-            yield Carry(one.weights, Const(0.0, one.weights.dtype))
-            if one.factor is not None:
-                yield Carry(one.factor, Const(1.0, one.factor.dtype))
+        for total, weights in self.weights.items():
+            yield Carry(weights, Const(0.0, weights.dtype))
+            if (factor := self.factors.get(total)) is not None:
+                yield Carry(factor, Const(1.0, factor.dtype))
 
     def _renamed(self, statement: Statement) -> Statement:
         """Return a statement; a transpose of a tile refers to the name that products use."""
@@ -432,11 +427,9 @@ class _Splitter:
             return Let(statement.var, self.names.get(statement.value, statement.value))
         return statement
 
-    def _scaled(self, one: _Iteration) -> Iterator[Statement]:
-        for later, carried in zip(one.later, self.carried, strict=True):
-            if carried.factor is not None:
-                total = later.product.var
-                yield Update(total, Op("mul", (total, carried.factor)))
+    def _scaled(self) -> Iterator[Statement]:
+        for total, factor in self.factors.items():
+            yield Update(total, Op("mul", (total, factor)))
 
     def _multiplied(self, one: _Iteration, before: int) -> Iterator[Statement]:
         """Yield the products of the previous iteration's weights; awaited after the loops.
@@ -457,11 +450,10 @@ class _Splitter:
             elif tile.later:
                 yield Take(ring, (tile.load.var,))
                 yield from tile.views
-        for later, carried in zip(one.later, self.carried, strict=True):
-            dot = _dot(later.product)
+        for later in one.later:
+            dot, total = _dot(later.product), later.product.var
             right = names.get(dot.right, dot.right)
-            product = Dot(carried.weights, right, dot.over, dot.into, dot.tf32)
-            yield Update(later.product.var, product)
+            yield Update(total, Dot(self.weights[total], right, dot.over, dot.into, dot.tf32))
         if before == 1:
             yield Await(tuple(later.product.var for later in one.later), 0)
 
@@ -482,7 +474,7 @@ class _Splitter:
         yield from (Fill(ring, (tile.load,)) for ring, tile in self._tiles(one))
 
     def _rotated(self, one: _Iteration) -> Iterator[Statement]:
-        yield from (*one.ahead, *self._scaled(one))
+        yield from (*one.ahead, *self._scaled())
         yield from self._products(one)
         yield from self._multiplied(one, 2)
         under_way = len(one.products) + len(one.later)
@@ -496,12 +488,11 @@ class _Splitter:
         for ring, tile in self._tiles(one):
             if tile.later:
                 yield Free(ring, int(tile.now), None)
-        for later, carried in zip(one.later, self.carried, strict=True):
+        for later in one.later:
             yield from later.rounded
-            yield Update(carried.weights, later.weights)
-            if carried.factor is not None:
-                assert later.factor is not None
-                yield Update(carried.factor, later.factor)
+            yield Update(self.weights[later.product.var], later.weights)
+            if later.factor is not None:
+                yield Update(self.factors[later.product.var], later.factor)
 
 
 def _var_like(name: str, like: Var) -> Var:
