@@ -40,7 +40,7 @@ from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText
 from fusec.codegen.triton.operations import text_of
 from fusec.codegen.triton.printer import TritonPrinter, lane_extent
-from fusec.codegen.triton.warp_specialization import RoleStatements, touched
+from fusec.codegen.triton.warp_specialization import RoleStatements
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
 from fusec.ir.index import Axis
@@ -57,6 +57,7 @@ from fusec.ir.program import (
     Statement,
     Take,
     Update,
+    accessed,
     statements,
 )
 
@@ -182,7 +183,9 @@ class _GluonPrinter(TritonPrinter):
 
     def _multiplied(self) -> list[str]:
         """Return the arguments of each consumer group, except for its number."""
-        buffers = dict.fromkeys(self.buffers[b] for b in touched(self.roles.multiply, self.copies))
+        by_pointers = (s for s in statements(self.roles.multiply) if s not in self.copies)
+        accesses = map(accessed, by_pointers)
+        buffers = dict.fromkeys(self.buffers[base] for base in accesses if base is not None)
         boxes = map(self.names, self.staged)
         return [*buffers, *boxes, *self._shared(), *dict.fromkeys(self.staged.values())]
 

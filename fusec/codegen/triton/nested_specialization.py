@@ -118,17 +118,12 @@ class _Iteration:
     def readers(self, tile: _Tile) -> list[int]:
         """Return the positions in ``products`` of those that read a tile or its transpose."""
         names = {tile.load.var, *(view.var for view in tile.views)}
-        return [n for n, s in enumerate(self.products) if not names.isdisjoint(_sides(s))]
+        return [n for n, s in enumerate(self.products) if not names.isdisjoint(reads(s))]
 
 
 def _dot(statement: Let | Update) -> Dot:
     assert isinstance(statement.value, Dot)
     return statement.value
-
-
-def _sides(statement: Let | Update) -> tuple[Expr, Expr]:
-    dot = _dot(statement)
-    return dot.left, dot.right
 
 
 def split_nested(
@@ -214,7 +209,7 @@ def _iteration(
     loads = {s.var: s for s in body if isinstance(s, Let) and s.var in copied}
     firsts = [s for s in body if isinstance(s, Let) and isinstance(s.value, Dot)]
     seconds = [s for s in body if isinstance(s, Update) and isinstance(s.value, Dot)]
-    now = {tile(side) for s in firsts for side in _sides(s)}
+    now = {tile(side) for s in firsts for side in reads(s)}
     right = {tile(_dot(s).right) for s in seconds}
     weights = {_dot(s).left for s in seconds}
     sums = {s.var for s in seconds}
@@ -236,7 +231,7 @@ def _iteration(
     others = [s for s in others if s not in rounded]
     ahead = _ahead(others, firsts)
     products, waves = _waves([s for s in others if s not in ahead], firsts)
-    order = [tile(side) for s in products for side in _sides(s)]
+    order = [tile(side) for s in products for side in reads(s)]
     order += [tile(_dot(s).right) for s in seconds]
     return _Iteration(
         tuple(
@@ -444,7 +439,7 @@ class _Splitter:
                 yield Take(ring, (again,), before)
                 names[tile.load.var] = again
                 for view in tile.views:
-                    if any(view.var in _sides(later.product) for later in one.later):
+                    if any(view.var in reads(later.product) for later in one.later):
                         names[view.var] = _var_like(f"{view.var.name}_before", view.var)
                         yield Let(names[view.var], again)
             elif tile.later:
@@ -466,7 +461,7 @@ class _Splitter:
                     yield from tile.views
             dot = _dot(product)
             left, right = (
-                self.names.get(v, v) if isinstance(v, Var) else v for v in _sides(product)
+                self.names.get(v, v) if isinstance(v, Var) else v for v in reads(product)
             )
             yield Let(product.var, Dot(left, right, dot.over, dot.into, dot.tf32))
 

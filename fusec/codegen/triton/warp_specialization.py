@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.triton.descriptors import DescriptorCopy
-from fusec.ir.expr import Buffer, Dot, Var
+from fusec.ir.expr import Dot, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
     Await,
@@ -45,8 +45,8 @@ from fusec.ir.program import (
     Statement,
     Take,
     Update,
-    accessed,
     print_block,
+    reads,
     statements,
 )
 
@@ -88,7 +88,7 @@ def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatement
     loads = tuple(s for s in loop.body if isinstance(s, Let) and s.var in copied)
     products = tuple(s for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot))
     tiles = {load.var for load in loads}
-    operands = [v for s in products if isinstance(s.value, Dot) for v in _operands(s.value)]
+    operands = {v for s in products for v in reads(s)} - {s.var for s in products}
     if len(loads) + len(products) < len(loop.body) or not tiles.issuperset(operands):
         return None
     if any(load.var.dtype.itemsize != TENSOR_BYTES for load in loads):
@@ -101,10 +101,6 @@ def _runs(loop: For) -> bool:
     return loop.start is index(0) and all(
         not stop.axes and is_nonnegative(stop - 1) for stop in loop.stops
     )
-
-
-def _operands(dot: Dot) -> tuple[object, ...]:
-    return dot.left, dot.right
 
 
 def _split(
@@ -136,9 +132,3 @@ def print_split(roles: RoleStatements) -> str:
         lines.append(f"role {name}:")
         print_block(body, 1, lines)
     return "\n".join(lines)
-
-
-def touched(body: tuple[Statement, ...], copied: Mapping[Var | Put, object]) -> tuple[Buffer, ...]:
-    """Return the buffers that statements access by pointers, in order of first access."""
-    found = map(accessed, (s for s in statements(body) if s not in copied))
-    return tuple(dict.fromkeys(buffer for buffer in found if buffer is not None))
