@@ -41,7 +41,7 @@ from fusec.codegen.cpp.vector_nest import (
     loop_over,
 )
 from fusec.codegen.lowering.precision import rounded_to_16_bits
-from fusec.ir.dtype import BOOL, I64, DType
+from fusec.ir.dtype import I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
 from fusec.ir.index import Axis, Index, index, is_nonnegative
 from fusec.ir.names import Names
@@ -296,44 +296,29 @@ class _Rewrite:
         stops = [each.extent]
         if row in counts:
             stops.append(counts[row] - index(block) * width)
-        guard: list[Statement] = []
+        guard, copied, turned = LaneScope({}), LaneScope({}), LaneScope(at)
         mask = None
         if column in counts:
             mask = self.mask(at[column], counts[column], guard)
         offset = substitute(load.indices[0], at)
-        read = self.writer.var("v_block", load.dtype, frozenset({lane}))
-        turned = self.names.new("a_block")
-        temporary = Buffer(turned, (index(width * width),), (index(1),), load.dtype)
+        name = self.names.new("a_block")
+        temporary = Buffer(name, (index(width * width),), (index(1),), load.dtype)
         slot = index(each) * width + index(lane)
-        copy = For(
-            each,
-            index(0),
-            tuple(stops),
-            (
-                Let(read, Load(load.buffer, (offset,), mask)),
-                Put(temporary.flat(), slot, read, None),
-            ),
-        )
-        again = self.writer.var("v_block", load.dtype, frozenset({lane}))
-        scope = LaneScope({row: at[row], column: at[column]})
-        scope.body.append(Let(again, Load(temporary.flat(), (slot,))))
-        self.writer.scopes.append(scope)
+        read = self.writer.let(copied, "v_block", Load(load.buffer, (offset,), mask))
+        copied.body.append(Put(temporary.flat(), slot, read, None))
+        copy = For(each, index(0), tuple(stops), tuple(copied.body))
+        again = self.writer.let(turned, "v_block", Load(temporary.flat(), (slot,)))
+        self.writer.scopes.append(turned)
         self.writer.store(array, again)
         self.writer.scopes.pop()
-        store = For(each, index(0), tuple(stops), tuple(scope.body))
+        store = For(each, index(0), tuple(stops), tuple(turned.body))
         declared = Scratch(temporary, index(width * width))
-        self.out.append(loop_over(panel, *guard, loop_over(block, declared, copy, store)))
+        self.out.append(loop_over(panel, *guard.body, loop_over(block, declared, copy, store)))
 
-    def mask(self, position: Index, count: Index, out: list[Statement]) -> Var:
+    def mask(self, position: Index, count: Index, scope: LaneScope) -> Var:
         """Define and return the vector mask ``position < count``."""
-        lanes = frozenset({self.writer.lane})
-        here = self.writer.var("v_i", I64, lanes)
-        end = self.writer.var("v_i", I64, frozenset())
-        below = self.writer.var("v_t", BOOL, lanes)
-        out.append(Let(here, IndexValue(position, I64)))
-        out.append(Let(end, IndexValue(count, I64)))
-        out.append(Let(below, Op("lt", (here, end))))
-        return below
+        sides = [self.writer.let(scope, "v_i", IndexValue(end, I64)) for end in (position, count)]
+        return self.writer.let(scope, "v_t", Op("lt", tuple(sides)))
 
 
 def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
