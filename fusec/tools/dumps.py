@@ -4,9 +4,9 @@ Each graph has a folder, named by the graph and Dynamo's number of the compile, 
 stage is a file, numbered by its place in the compile, so that two compiles can be compared::
 
     DIR/index.txt
-    DIR/forward-0_1/08-fx.py
-                    31-kernels.txt
-                    50-source-k0.cpp
+    DIR/forward-0_1/13-fx.py
+                    35-kernels.txt
+                    53-source-k0.cpp
 
 ``index.txt`` has a line for each graph. Files of an earlier process are removed first: only files
 of this form in the folders that its index names. Processes of ``torchrun`` have a directory each,
