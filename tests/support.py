@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from bench.workload import backend_of
 from fusec.codegen import targets
-from fusec.frontend.capture import capture_with_values
+from fusec.frontend.capture import capture
 from fusec.runtime.kernels import cpp_kernel, processor
 from fusec.runtime.race import agreement
 from tests.calls import calls_of
@@ -86,20 +86,27 @@ class Run:
 
 
 def compile_with(
-    fn: Callable, backend: str = BACKEND, *, dynamic: bool | None = False, fullgraph: bool = True
+    fn: Callable,
+    backend: str = BACKEND,
+    *,
+    dynamic: bool | None = False,
+    fullgraph: bool = True,
+    cache: bool = True,
 ) -> Callable:
-    """Compile under the backend; fusec in strict mode, where a fault inside it is an error."""
+    """Compile under the backend; fusec in strict mode, where a fault inside it is an error.
+
+    Args:
+        cache: whether fusec may take what an earlier test has compiled.
+    """
     if backend == AHEAD and not dynamic:
         return CapturedAhead(fn)
     if backend in (CAPTURED, AHEAD):
         return Captured(fn, dynamic=bool(dynamic))
-    name = "fusec" if backend in OPTIONS else backend
+    name, options = backend, None
+    if backend in OPTIONS:
+        name, options = "fusec", {**OPTIONS[backend], "cache": cache}
     return torch.compile(
-        fn,
-        backend=backend_of(name),
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        options=OPTIONS.get(backend),
+        fn, backend=backend_of(name), dynamic=dynamic, fullgraph=fullgraph, options=options
     )
 
 
@@ -130,10 +137,13 @@ def check(
     exact = _fresh(fn if exact is None else exact, torch.float64)
     reference = run(_fresh(exact), inputs, train=train, dtype=torch.float64)
     module = _fresh(fn)
-    compiled = compile_with(module, backend, dynamic=dynamic, fullgraph=fullgraph)
-    with calls_of(capture_with_values) as captures:
+    compiled = compile_with(
+        module, backend, dynamic=dynamic, fullgraph=fullgraph, cache=left is None
+    )
+    with calls_of(capture) as captures:
         runs = [run(compiled, inputs, train=train, state=module)]
-    if left is not None and captures:
+    if left is not None and BACKEND == "fusec":
+        assert captures, "nothing was captured"
         graphs = [graph for graph, _ in (call.result for call in captures)]
         calls = {call.target.removeprefix("aten.") for graph in graphs for call in graph.externs}
         assert calls <= {*left}, f"left to eager kernels: {sorted(calls.difference(left))}"
