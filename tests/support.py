@@ -102,9 +102,9 @@ def compile_with(
         return CapturedAhead(fn)
     if backend in (CAPTURED, AHEAD):
         return Captured(fn, dynamic=bool(dynamic))
-    name, options = backend, None
+    name, options = backend, None  # an option given here would hide what a variable says
     if backend in OPTIONS:
-        name, options = "fusec", {**OPTIONS[backend], "cache": cache}
+        name, options = "fusec", OPTIONS[backend] if cache else {**OPTIONS[backend], "cache": False}
     return torch.compile(
         fn, backend=backend_of(name), dynamic=dynamic, fullgraph=fullgraph, options=options
     )
