@@ -1,11 +1,11 @@
 """Detect results that AOTAutograd regenerates outside of the compiled graph with a wrong gradient.
 
 Where a result is a view of an input or of another result, AOTAutograd takes that tensor and replays
-the views. What the program did to gradients between the two is lost: a hook on a view; a view made
-under ``no_grad``, whose autograd history ends before its base; values with gradients that were
-written to a detached tensor; and, where inputs share memory that is written, which of them the
-result is a view of. Dynamo's graphs are searched for such results before compilation; one that has
-them runs as it is.
+the views. What the program did to gradients between the two is lost: a hook on a view; the backward
+of an ``autograd.Function`` that returns its argument's memory; a view made under ``no_grad``, whose
+autograd history ends before its base; values with gradients that were written to a detached tensor;
+and, where inputs share memory that is written, which of them the result is a view of. Dynamo's
+graphs are searched for such results before compilation; one that has them runs as it is.
 
 Dynamo itself registers a hook on an input after the graph has run. If the graph writes the input,
 the hook sees the gradient of the written value: only the frame, run by Python, has eager's.
@@ -63,13 +63,18 @@ def hooks_what_it_writes() -> bool:
 def _changed_histories(gm: fx.GraphModule) -> Iterator[torch.Tensor]:
     """Yield tensors whose gradient is not that of the tensor they are a view of.
 
-    These are views with hooks, and detached tensors that require gradients because they were
-    written after the ``detach``.
+    These are views with hooks, views that an ``autograd.Function`` returns, whose gradient is its
+    own (torch 2.11 traces hooks as such), and detached tensors that require gradients because they
+    were written after the ``detach``.
     """
     for node in gm.graph.nodes:
-        if called_name(node) == "register_hook":
+        name = called_name(node)
+        if name == "register_hook":
             yield from (t for t in _tensors(node.args[:1]) if t._base is not None)
-        elif called_name(node) in _DETACHES:
+        elif name == "autograd_function_apply":
+            given = set(map(memory_of, _tensors(node.args)))
+            yield from (t for t in _tensors(node.users) if memory_of(t) in given)
+        elif name in _DETACHES:
             yield from (t for t in _tensors([node]) if t.requires_grad)
 
 
