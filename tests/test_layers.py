@@ -65,7 +65,7 @@ LAYERS: dict[str, set[str]] = {
     },
     # Around it: nothing above imports what follows.
     "native": set(),
-    "archive": {"errors", "runtime", ""},
+    "archive": {"errors", "runtime", "torch_interior", ""},
     "export": {"archive"}
     | WHOLE
     | {"driver.aot_metadata", "driver.backend", "driver.compiler", "driver.warm"}

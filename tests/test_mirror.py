@@ -71,6 +71,7 @@ ELSEWHERE = {
     "export/tracing": "export/test_building",
     "runtime/interior": "export/test_building",
     "archive/graph": "export/test_packing",
+    "archive/shipped": "export/test_packing",
     "runtime/calls/stored": "driver/test_warm",
     "archive/model": "export/test_building",
     # What C runs is tested by a program in C.

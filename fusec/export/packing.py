@@ -20,6 +20,7 @@ from torch import fx
 
 from fusec.archive import graph as loading
 from fusec.archive.graph import BadArchive, Spec
+from fusec.archive.shipped import Shipped
 from fusec.archive.sizes import SizeCondition
 from fusec.codegen.targets import Target
 from fusec.driver.aot_metadata import NoConvention, convention_of
@@ -30,7 +31,7 @@ from fusec.errors import Unsupported
 from fusec.export.size_formulas import specs_of
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.calls.convention import Convention
-from fusec.torch_interior import SerializableCallable, TracingContext, without_its_caches
+from fusec.torch_interior import TracingContext, without_its_caches
 
 __all__ = ["BadArchive", "Packed", "Shipped", "pack", "packed", "ship"]
 
@@ -129,27 +130,3 @@ def ship(
         convention, parts = packed(whole)
         call = convention.around(*(part.call for part in whole.parts.values()))
         return Shipped(call, pack(convention, parts, context.target))
-
-
-class Shipped(SerializableCallable):
-    """A compiled graph that ``torch.compile(...).aot_compile`` can save and load."""
-
-    def __init__(self, call: Callable[..., Any], content: bytes) -> None:
-        self._call, self._content = call, content
-
-    @classmethod
-    def serialize_compile_artifacts(cls, fn: Shipped) -> bytes:
-        """Return the archive of a graph."""
-        return fn._content
-
-    @classmethod
-    def deserialize_compile_artifacts(cls, data: bytes) -> Shipped:
-        """Return the graph of an archive.
-
-        Raises:
-            BadArchive: where it does not run here.
-        """
-        return Shipped(loading.unpack(data).call, data)
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)

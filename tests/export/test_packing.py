@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fusec.archive.graph import FORMAT, BadArchive, unpack
+from fusec.archive.shipped import Shipped
 from fusec.codegen.targets import find_target
-from fusec.export.packing import Packed, Shipped, pack
+from fusec.export.packing import Packed, pack
 from fusec.runtime.cache.entry import decode, encode
 from fusec.runtime.calls.convention import Convention
 from tests.support import BACKEND, values
@@ -128,7 +129,7 @@ def test_results_that_share_memory_are_saved_as_objects_of_their_own(tmp_path: P
 
 CHECK = """
 import sys, torch
-from tests.driver.test_archive import Block, values
+from tests.export.test_packing import Block, values
 torch.manual_seed(0)
 block, x = Block(), values(4, 8, seed=3)
 with open(sys.argv[1], "rb") as file:
@@ -146,6 +147,22 @@ def python(code: str, *args: object, **variables: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+IMPORTED = """
+import sys, torch
+with open(sys.argv[1], "rb") as file:
+    torch.compiler.load_compiled_function(file)
+parts = {name.split(".")[1] for name in sys.modules if name.startswith("fusec.")}
+assert not parts & {"codegen", "driver", "export", "frontend", "ir", "passes", "tools"}, parts
+"""
+
+
+def test_what_loads_it_imports_no_compiler(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(shared, backend="fusec", fullgraph=True)
+    compiled.aot_compile(((values(2, 3),), {})).save_compiled_function(str(tmp_path / "f.bin"))
+    python(IMPORTED, tmp_path / "f.bin")
+
+
 @pytest.mark.slow
 def test_another_process_loads_it_without_a_compiler(saved: Path, tmp_path: Path) -> None:
     python(CHECK, saved, FUSEC_CACHE_DIR=str(tmp_path), FUSEC_CXX="/bin/false")
@@ -153,7 +170,7 @@ def test_another_process_loads_it_without_a_compiler(saved: Path, tmp_path: Path
 
 SAVE = """
 import sys, torch
-from tests.driver.test_archive import Block, values
+from tests.export.test_packing import Block, values
 block = torch.compile(Block(), backend="fusec")
 block(values(4, 8))[1].backward()
 content, info = torch.compiler.save_cache_artifacts()
@@ -163,7 +180,7 @@ open(sys.argv[1], "wb").write(content)
 LOAD = """
 import sys, torch
 import fusec.driver.backend
-from tests.driver.test_archive import Block, values
+from tests.export.test_packing import Block, values
 info = torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read())
 assert len(info.artifacts["fusec"]) == 4, info
 def traced(*args, **named): raise AssertionError("AOTAutograd runs")
