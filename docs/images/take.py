@@ -12,11 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from fusec.cli import main
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+
+from fusec.tools.cli import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = [f"{ROOT}/examples/gpt2_xl.py:step", "--input", "i64[1,1024]<50257", "--train"]

@@ -1,11 +1,15 @@
 """Observers: who looks at the graphs that are compiled, and at their calls.
 
 Tools put an observer in a list, and each compile asks those that look at graphs of its options. So
-the compiler knows no tool, and does nothing for one where nobody looks. In the order of a compile::
+the compiler knows no tool, and does nothing for one where nobody looks. Where one looks, a graph is
+traced (``driver/warm.py`` does not start it) and built before its first call, not beside it. An
+observer that raises is a fault of the compile: the graph runs as eager kernels. In the order of a
+compile::
 
-    watch_trace     what AOTAutograd traced: returns a function around its calls
+    watch_trace     what AOTAutograd traced: returns a function around the calls of its graphs,
+                    which see what the program passes and gets
     watch_compile   a graph that is compiled: returns hooks for its stages and its code
-    watch_calls     a graph that is bound: returns hooks in and around its calls
+    watch_calls     a graph that is bound: returns hooks around its call, its launches, its values
     compiled        a graph whose compile has ended, or failed
     kept            what runs as PyTorch runs it, between compiled graphs
 
@@ -45,8 +49,8 @@ class CompileHooks:
     Attributes:
         code: takes what was generated, also of a graph in the cache.
         stages: observes each stage.
-        anew: a graph in the cache is compiled anew: an entry has no stages, and its code, generated
-            again with the verdicts of earlier races, is no proof.
+        anew: compile a graph that the cache has: its entry has no stages to look at. (Code may also
+            be generated for ``code`` alone, beside the entry that runs, by the same verdicts.)
     """
 
     code: Callable[[Compiled], None] | None = None

@@ -241,7 +241,7 @@ def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None
     guard = re.sub(r"^\d+/\d+: |\s{2,}# .*", "", str(reason).strip().splitlines()[0])
     said = printable(guard)
     remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
-    remedy = next(remedies, Remedy("keep the same what the guard names"))
+    remedy = next(remedies, Remedy("keep what the guard names the same from call to call"))
     seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
     return Recompile(place, said, remedy, seconds)
 
