@@ -190,7 +190,7 @@ def test_the_remedy_of_a_recompile_removes_it() -> None:
         ("0/0: self.training", "training and evaluation are two graphs"),
         ("0/0: GLOBAL_STATE changed: grad_mode", "with and without gradients"),
         ("0/0: ___stack0 == 1.99", "mend the break first"),
-        ("0/0: something else", "keep the same"),
+        ("0/0: something else", "the same from call to call"),
     ],
 )
 def test_reasons_of_recompiles_have_remedies(reason: str, remedy: str) -> None:
