@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, loads, postorder, reductions
+from fusec.ir.expr import (
+    Buffer,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    loads,
+    postorder,
+    reductions,
+)
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
@@ -49,7 +60,7 @@ class _Inliner:
         self.uses = find_uses(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
-        self.sites: dict[int, dict[Buffer, list[Load]]] = {}
+        self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
         self.simplify = simplifier()
 
     def take(self, line: Def) -> tuple[Def, ...]:
@@ -97,8 +108,7 @@ class _Inliner:
             return False
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
-            # A consumer evaluates a load once for each point of its axes.
-            repeated = bool(sites) and count(sites[0].axes) > points
+            repeated = bool(sites) and count(sites[0]) > points
             return len(sites) <= 2 and (not repeated or cost <= cheap)
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= cheap and full_size <= 1
@@ -116,16 +126,34 @@ class _Inliner:
             case _:
                 return False
 
-    def _sites(self, reader: int) -> dict[Buffer, list[Load]]:
-        """Return the loads of a definition by buffer, memoised: a cat of many parts has many."""
+    def _sites(self, reader: int) -> dict[Buffer, list[frozenset[Axis]]]:
+        """Return the axes over which a definition evaluates each of its loads, by buffer.
+
+        Memoised: a cat of many parts has many.
+        """
         known = self.sites.get(reader)
         if known is None:
             known = self.sites[reader] = {}
             match self.graph.nodes[reader]:
-                case Def() as line:
-                    for load in loads((line.expr,)):
-                        known.setdefault(load.buffer, []).append(load)
+                case Def(expr=expr):
+                    for load, axes in _evaluated_over(expr).items():
+                        known.setdefault(load.buffer, []).append(axes)
         return known
+
+
+def _evaluated_over(root: Expr) -> dict[Load, frozenset[Axis]]:
+    """Return each load of an expression, with its axes and those of its guard.
+
+    A guard may stand around the load: ``where(i == 2, part[j], 0)`` reads a part for each i.
+    """
+    found: dict[Load, frozenset[Axis]] = {}
+    for node in postorder((root,)):
+        match node:
+            case Load():
+                found[node] = node.axes
+            case Select(condition=guard, then=Load() as load, other=Const(value=0)):
+                found[load] |= guard.axes
+    return found
 
 
 def _cost_of_a_point(nodes: list[Expr], points: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from fusec.codegen.targets import H200_MACHINE
 from fusec.ir.dtype import F32, I64
-from fusec.ir.expr import Buffer, Cast, Op
+from fusec.ir.expr import Buffer, Cast, Op, Select
 from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import IntoIndex, index
 from fusec.ir.monoid import SUM
@@ -115,6 +115,19 @@ def test_a_dear_row_goes_into_a_matrix_for_each_row_loads_the_same() -> None:
     i, j = axes("i j", 4, 6)
     y = Def(buffer("y", 4, 6), (i, j), Op("add", (load(a.buffer, 0, j), load(r, i, j))))
     assert inlined(graph((x, r), (a, y), y.buffer)) == ["y"]
+
+
+@pytest.mark.parametrize(("op", "left"), [(CHEAP, ["y"]), (DEAR, ["a", "y"])])
+def test_a_row_written_into_a_matrix_is_computed_for_each_of_its_rows(
+    op: str, left: list[str]
+) -> None:
+    """The row's guard stands around its load, which does not vary along it."""
+    x = buffer("x", 1, 6)
+    a = unary("a", op, x)
+    i, j = axes("i j", 4, 6)
+    row = Select(below(i, 1), load(a.buffer, 0, j), f32(0))
+    y = Def(buffer("y", 4, 6), (i, j), row)
+    assert inlined(graph((x,), (a, y), y.buffer)) == left
 
 
 def test_reductions_stay() -> None:
