@@ -43,7 +43,7 @@ def fusec(
         from fusec.export.packing import ship
 
         begin = ship
-    return backend.fusec(gm, example_inputs, mode=mode, options=options, begin=begin)
+    return backend.compile_captured(gm, example_inputs, begin, mode=mode, options=options)
 
 
 fusec.reset = backend.reset  # type: ignore[attr-defined]

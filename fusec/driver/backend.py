@@ -1,4 +1,4 @@
-"""The ``torch.compile`` backend, found by its entry point: ``torch.compile(m, backend="fusec")``.
+"""From a graph of Dynamo's to its callable; ``fusec/backend.py`` is what ``torch.compile`` finds.
 
 Dynamo captures, AOTAutograd makes functional forward and backward graphs, each goes through
 ``compiler.compile_graph``. The rewrites on the way are listed in ``fusec/driver/stages.py``.
@@ -62,23 +62,23 @@ from fusec.torch_interior import (
     views_without_gradient,
 )
 
-__all__ = ["artifacts", "fusec", "refreeze", "reset"]
+__all__ = ["artifacts", "compile_captured", "refreeze", "reset"]
 
 logger = logging.getLogger("fusec.compile")
 
 
-def fusec(
+def compile_captured(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
+    begin: Callable[..., Callable[..., Any]],
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-    begin: Callable[..., Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph, as ``fusec.backend.fusec`` says.
 
     Args:
-        begin: compiles a graph that Dynamo's frame can run; default: ``start``.
+        begin: compiles a graph that Dynamo's frame can run, as ``start`` does.
     """
     chosen = Options.from_compile(mode, options)
     name_in_model(gm)
@@ -94,7 +94,7 @@ def fusec(
     split = splitting(partial(compile_one_graph, options=chosen), context)
     try:
         with settled_heap():
-            whole = partial(begin or start, gm, example_inputs, compile_one, context)
+            whole = partial(begin, gm, example_inputs, compile_one, context)
             call = with_room(split.compile, gm, example_inputs, whole)
     except Unsupported as error:
         if is_shipping():
@@ -308,6 +308,3 @@ def reset() -> None:
     RECENT.clear()
     recompiles.forget()
     cuda_graphs.reset()
-
-
-fusec.reset = reset  # type: ignore[attr-defined]

@@ -249,7 +249,7 @@ class Recorder:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile a graph of Dynamo, as ``fusec.driver.backend.fusec`` does."""
+        """Compile a graph of Dynamo, as ``fusec.backend.fusec`` does."""
         if only_for_eager(gm) or writes_to_shared_memory(gm):  # fusec leaves these to eager
             return gm.forward
         if self._more is None:

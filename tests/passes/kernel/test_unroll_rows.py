@@ -14,10 +14,10 @@ from torch import Tensor, fx
 from torch._dynamo import register_backend
 
 import fusec
+from fusec import backend
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import CPU_MACHINE
-from fusec.driver import backend
 from fusec.ir.expr import Op
 from fusec.ir.graph import Def, Graph, Schedule
 from fusec.ir.index import floordiv, index, mod
