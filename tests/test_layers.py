@@ -111,7 +111,7 @@ LIBRARIES: dict[str, set[str]] = {
     "frontend": {"torch", "sympy"},
     "passes": {"networkx"},
     "torch_interior": {"torch"},
-    "runtime": {"torch", "triton", "platformdirs"},
+    "runtime": {"torch", "triton"},
     "archive": {"torch", "safetensors"},
     "backend": {"torch"},
     "driver": {"torch"},
@@ -137,7 +137,7 @@ INTERIOR = re.compile(r"fusec/(torch_interior|runtime/interior)\.py")
 TREES = re.compile(r"fusec/runtime/calls/cuda_graphs\.py")
 """What takes torch's private names, and what takes those of its CUDA graph trees."""
 
-WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "platformdirs", "rich", "transformers"}
+WATCHED = {"torch", "triton", "networkx", "numpy", "sympy", "rich", "transformers"}
 WATCHED |= {"jinja2", "safetensors"}
 
 

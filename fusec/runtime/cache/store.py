@@ -42,8 +42,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from fusec.errors import EnvironmentProblem
 from fusec.options import Options
 from fusec.runtime.cache.entry import decode, encode, read_head
@@ -354,13 +352,9 @@ def _version(distribution: str) -> str:
 
 
 def _default_directory() -> Path | None:
-    # Without HOME and without an entry in the user database, older releases of platformdirs return
-    # a path with a literal "~", newer ones raise.
-    try:
-        directory = platformdirs.user_cache_path("fusec", appauthor=False)
-    except RuntimeError:
-        return None
-    return directory if directory.is_absolute() else None
+    """Return the user's folder for fusec's cache, as the XDG base directory specification says."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return _absolute((base if base.is_absolute() else Path("~/.cache")) / "fusec")
 
 
 def _absolute(directory: Path) -> Path | None:
