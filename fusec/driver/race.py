@@ -79,7 +79,7 @@ class Races:
             return verdict
         started = time.monotonic()
         try:
-            with _lock(self.device).acquire(timeout=max(self.left_s, 0.0)):
+            with race_lock(self.device).acquire(timeout=max(self.left_s, 0.0)):
                 left = self.left_s - (time.monotonic() - started)
                 verdict = run(left) if left > 0 else None
         except (Timeout, OSError):  # other processes race, or no lock can be created
@@ -94,7 +94,7 @@ class Races:
         return verdict
 
 
-def _lock(device: torch.device) -> FileLock:
+def race_lock(device: torch.device) -> FileLock:
     """Return this user's lock for races on a type of device; it is reentrant within a thread."""
     path = Path(tempfile.gettempdir()) / f"fusec-race-{os.getuid()}-{device.type}.lock"
     return FileLock(path, is_singleton=True)

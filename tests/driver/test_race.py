@@ -31,7 +31,7 @@ from fusec.driver.contests import (
     timed_batch,
 )
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.race import Contest, RaceJudge, Races, _lock, decide
+from fusec.driver.race import Contest, RaceJudge, Races, decide, race_lock
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import KernelFault
@@ -354,7 +354,7 @@ def test_a_product_that_is_not_raced_goes_by_rule():
 
 
 def test_one_process_races_at_a_time():
-    held = _lock(CPU).lock_file
+    held = race_lock(CPU).lock_file
     code = (
         "import sys; from filelock import FileLock\n"
         f"with FileLock({held!r}): print('held', flush=True); sys.stdin.read()"
