@@ -1,13 +1,16 @@
-"""Eager, Inductor and fusec on an NVIDIA GPU: `python -m bench.gpu [--minutes 9]`.
+"""Eager, Inductor and fusec on an NVIDIA GPU: `python -m bench.gpu [--slice 9m]`.
 
-In order, within the minutes given: first contact, a kernel of each family in a process of its own
-(`gpu_contact`); the tests marked `gpu`; what the device reaches at copies and products; all plans
-of a few products side by side, those that only a long race tries as well; two cheap rows that show
-whether anything is wrong; matrix products with epilogues; attention; decoding; a head with its
-loss; memory-bound chains; blocks; products again, beside Inductor's `max-autotune`; the code of
-what lost; the ceilings again. The JSON is complete after each measurement, so a run that is cut
-short loses one, and `gpu.md` says what broke, what lost and why (`gpu_report`). GPU time is from
-CUDA graphs over rotating inputs (`gpu_timing`).
+In order, within the time given: first contact, a kernel of each family (`gpu_contact`); the tests
+marked `gpu`; what the device reaches at copies and products; then one row each: two cheap ones that
+show whether anything is wrong; matrix products with epilogues; attention; decoding; a head with its
+loss; memory-bound chains; blocks; products again, beside Inductor's `max-autotune`; and at last the
+ceilings again.
+
+Families and rows run in child processes (`children`), several at a time, since most of their time
+is compiling; only one of them measures at a time. The JSON is complete after each measurement, so a
+run that is cut short loses what it was at; `--resume` goes on with what is missing or failed. The
+page `gpu.md` says what broke, what lost and why (`gpu_report`). GPU time is from CUDA graphs over
+rotating inputs (`gpu_timing`).
 
 Of each peer: `median_us`; `host_us`, what one call costs the host; `peak_mib`, memory above what
 was in use before the call; `of_floor`, the time that the bytes alone, or the operations alone,
@@ -25,25 +28,30 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import importlib.util
+import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from bench import gpu_contact, gpu_measure, gpu_report, gpu_timing, offline, record, workloads
+from bench.children import Task, work_through
 from bench.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
-RESERVE_S = 15.0  # kept for the ceilings at the end and the table
+RESERVE_S = 15.0  # kept for the ceilings at the end and the page
 DRY_PEERS = ("eager", "fusec")
-FINDINGS = ("products", "attention", "decoding")
-"""Groups of whose first row all plans race, and the share of the time that this may take."""
-FINDINGS_SHARE = 0.25
+TESTS_SHARE = 0.35
+"""Share of the time that contact and tests may take."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,20 +65,20 @@ def main(arguments: list[str] | None = None) -> int:
         for w in workloads.gpu():
             print(f"  {w.group}: {w.label} ({', '.join(w.peers)})", file=sys.stderr)
         return 2
-    deadline = time.monotonic() + 60 * options.minutes
+    start = time.monotonic()
+    cores = max(1, (os.cpu_count() or 1) // options.children)  # by default Inductor starts one each
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cores))
     run = record.Record(
-        "gpu", options.out, minutes=options.minutes, dry_run=options.dry_run,
-        race_seconds=options.race_seconds,
+        "gpu", options.out, resume=options.resume, slice_s=options.slice, dry_run=options.dry_run,
+        race_seconds=options.race_seconds, children=options.children,
     )  # fmt: skip
     if not options.skip_tests:
-        gpu_contact.contact(_device(options), lambda found: run.note("contact", found))
-        run.note("tests", gpu_tests(options.out, limit_s=20 * options.minutes))
-    run.note("ceilings", {} if options.dry_run else {"start": gpu_timing.ceilings()})
-    find_plans(run, chosen, options)
-    run.note("left_out", measure_all(run, chosen, options, deadline - RESERVE_S))
+        contact_and_tests(run, options, start + TESTS_SHARE * options.slice)
     if not options.dry_run:
-        explain_losses(run, deadline - RESERVE_S)
-        run.note("ceilings", {**run.data["ceilings"], "end": gpu_timing.ceilings()})
+        run.data.setdefault("ceilings", {}).setdefault("start", gpu_timing.ceilings())
+    measure_all(run, chosen, options, start + options.slice - RESERVE_S)
+    if not options.dry_run:
+        run.data["ceilings"]["end"] = gpu_timing.ceilings()
     run.note("verdict", verdict(run.data["summary"]))
     print(record.table(run.data, unit="us"))
     for line in closing_lines(run.data):
@@ -87,13 +95,20 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m bench.gpu", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    found.add_argument("--minutes", type=float, default=9.0, help="for everything")
-    found.add_argument("--only", default="", help="measure rows with this text in group or name")
-    found.add_argument("--peers", default="", help="measure these alone; default: each row's own")
+    found.add_argument("--slice", type=seconds, default=540.0, help="9m, 300s: for everything")
     found.add_argument(
-        "--race-seconds", type=float, default=10.0, help="of fusec's races, a graph; %(default)s"
+        "--only", nargs="+", default=[""], help="rows with one of these texts in group or name"
     )
-    found.add_argument("--skip-tests", action="store_true", help="do not run the tests first")
+    found.add_argument("--peers", default="", help="measure these alone; default: each row's own")
+    found.add_argument("--resume", type=Path, help="a gpu.json: measure what it has not")
+    found.add_argument(
+        "--race-seconds", type=float, default=40.0, help="of fusec's races, a graph; %(default)s"
+    )
+    found.add_argument(
+        "--children", type=int, default=max(1, min(5, (os.cpu_count() or 1) // 3)),
+        help="rows that are compiled at a time; here %(default)s",
+    )  # fmt: skip
+    found.add_argument("--skip-tests", action="store_true", help="neither contact nor tests")
     found.add_argument("--dry-run", action="store_true", help="no GPU, no timing: see above")
     found.add_argument(
         "--skip-offline", action="store_true", help="a dry run that builds nothing for sm_90"
@@ -102,29 +117,68 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def seconds(text: str) -> float:
+    """Return the seconds that "9m", "300s" or "300" says.
+
+    Raises:
+        argparse.ArgumentTypeError: if it says no time.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m|s|)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 9m or 300s")
+    return float(found[1]) * (60 if found[2] == "m" else 1)
+
+
 def chosen_workloads(options: argparse.Namespace) -> list[Workload]:
     """Return the rows to measure with the peers to measure them with."""
     wanted = tuple(filter(None, options.peers.split(","))) or (DRY_PEERS if options.dry_run else ())
     found = []
     for workload in workloads.gpu():
         peers = tuple(p for p in workload.peers if not wanted or p in wanted)
-        if peers and options.only.lower() in f"{workload.group} {workload.label}".lower():
+        named = f"{workload.group} {workload.label}".lower()
+        if peers and any(text.lower() in named for text in options.only):
             found.append(dataclasses.replace(workload, peers=peers))
     return found
 
 
-def gpu_tests(directory: Path, *, limit_s: float) -> dict[str, Any]:
-    """Run the tests marked `gpu` in a process of their own; their output goes to gpu-tests.log."""
-    log = directory / "gpu-tests.log"
+# -- contact and tests -----------------------------------------------------------------------------
+
+
+def contact_and_tests(run: record.Record, options: argparse.Namespace, deadline: float) -> None:
+    """Touch each family, while the tests marked `gpu` run beside; neither is timed."""
+    found = run.data.setdefault("contact", {})
+    tasks = [t for t in gpu_contact.tasks() if "failed" in found.get(t.name, {"failed": ""})]
+    tests = None
+    if not options.dry_run and run.data.get("tests", {}).get("exit") != 0:
+        tests = start_tests(options.out, workers=options.children)
+    began = time.monotonic()
+    touch = functools.partial(_touch, _device(options))
+    for event in work_through(touch, tasks, children=options.children, deadline=deadline):
+        if event.kind in ("begun", "progress"):
+            continue
+        found[event.task] = event.value if event.kind == "done" else {"failed": event.value}
+        run.flush()
+    if tests is not None:
+        code = _wait(tests, max(deadline - time.monotonic(), 1.0))
+        lines = (options.out / "gpu-tests.log").read_text().strip().splitlines()
+        spent = round(time.monotonic() - began, 1)
+        run.note("tests", {"exit": code, "seconds": spent, "last": lines[-1:]})
+    print(f"contact: {len(found)} families, tests: {run.data.get('tests')}", file=sys.stderr)
+
+
+def _touch(device: str, name: str, report: Callable[[Any], None]) -> dict[str, Any]:
+    return gpu_contact.touch(name, device)
+
+
+def start_tests(directory: Path, *, workers: int) -> subprocess.Popen[bytes]:
+    """Start the tests marked `gpu` in other processes; their output goes to gpu-tests.log."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "tests/gpu"]
-    start = time.monotonic()
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
-        code = _wait(process, limit_s)
-    lines = log.read_text().strip().splitlines()
-    result = {"exit": code, "seconds": round(time.monotonic() - start, 1), "last": lines[-1:]}
-    print(f"tests: {result}", file=sys.stderr, flush=True)
-    return result
+    if importlib.util.find_spec("xdist"):
+        command += ["-n", str(workers)]
+    if importlib.util.find_spec("pytest_timeout"):
+        command += ["--timeout", "100"]
+    with (directory / "gpu-tests.log").open("w") as stream:
+        return subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:
@@ -140,85 +194,110 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:
     return f"killed after {limit_s:.0f} s"
 
 
-def find_plans(run: record.Record, chosen: Sequence[Workload], options: argparse.Namespace) -> None:
-    """Let all plans of the first row of a few groups race; the verdicts serve the table as well."""
-    rows = {w.group: w for w in reversed(chosen) if "fusec" in w.peers and not w.train}
-    deadline = time.monotonic() + 60 * FINDINGS_SHARE * options.minutes
-    found: list[dict[str, Any]] = []
-    for workload in (rows[group] for group in FINDINGS if group in rows):
-        left = deadline - time.monotonic()
-        if left < workload.seconds:
-            break
-        print(f"all plans of {workload.label} ... {left:.0f} s left", file=sys.stderr, flush=True)
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def measure_all(
+    run: record.Record,
+    chosen: Sequence[Workload],
+    options: argparse.Namespace,
+    deadline: float,
+    measure: Measure | None = None,
+) -> None:
+    """Add a row for each workload of which there is none without a failure, and time for one.
+
+    Args:
+        measure: in place of the measurement in a child.
+    """
+    run.results[:] = [row for row in run.results if not failures([row])]
+    known = {_key(row) for row in run.results}
+    rows = {_name(w): w for w in chosen if _key(gpu_measure.row_of(w, {})) not in known}
+    tasks = [_task(workload, options) for workload in rows.values()]
+    left_out: list[str] = []
+    in_progress: dict[str, dict[str, Any]] = {}
+    run.data["in_progress"] = in_progress
+    ceilings = run.data.get("ceilings", {}).get("start", {})
+    peers = {name: workload.peers for name, workload in rows.items()}
+    work = functools.partial(measure or _measure, peers, ceilings, options)
+    for event in work_through(work, tasks, children=options.children, deadline=deadline):
+        if event.kind == "begun":
+            print(f"{event.task} ... {deadline - time.monotonic():.0f} s left", file=sys.stderr)
+            in_progress[event.task] = gpu_measure.row_of(rows[event.task], {})
+        elif event.kind == "progress":
+            in_progress[event.task] = event.value
+        elif event.kind == "left out":
+            left_out.append(event.task)
+        else:
+            row = in_progress.pop(event.task, gpu_measure.row_of(rows[event.task], {}))
+            run.add(event.value if event.kind == "done" else _ended(rows, event, row))
+        run.flush()
+    run.note("left_out", left_out)
+
+
+Measure: TypeAlias = Callable[..., dict[str, Any]]
+"""Measures a row, as ``_measure`` does."""
+
+
+def _task(workload: Workload, options: argparse.Namespace) -> Task:
+    limit = 60.0 + 5 * workload.seconds + options.race_seconds
+    if options.dry_run:
+        return Task(_name(workload), 1.0, 10 * limit)
+    return Task(_name(workload), workload.seconds, limit)
+
+
+def _name(workload: Workload) -> str:
+    return f"{workload.group}: {workload.label}"
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(row[part] for part in ("group", "name", "mode", "dtype"))
+
+
+def _ended(rows: Mapping[str, Workload], event: Any, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a process that did not finish it: what is known, and who ended it."""
+    missing = [p for p in rows[event.task].peers if p not in row["peers"]]
+    timed = [p for p, found in row["peers"].items() if "failed" in found or "median_us" in found]
+    at = [p for p in row["peers"] if p not in timed] or missing[:1]
+    failed = {p: {**row["peers"].get(p, {}), "failed": event.value} for p in at}
+    rest = {p: {"failed": "its process had ended"} for p in missing if p not in at}
+    peers = {**row["peers"], **failed, **rest}
+    samples = {p: [found["median_us"]] for p, found in peers.items() if "median_us" in found}
+    return {**row, "peers": peers, "ratios": gpu_measure.ratios(samples)}
+
+
+def _measure(
+    peers: Mapping[str, tuple[str, ...]],
+    ceilings: Mapping[str, float],
+    options: argparse.Namespace,
+    name: str,
+    report: Callable[[Any], None],
+) -> dict[str, Any]:
+    """Measure one row in a child; or, of a dry run, rehearse it and build its kernels."""
+    # Verdicts of a child's own: what another one races meanwhile is none of this row's.
+    os.environ.setdefault("FUSEC_CACHE_DIR", tempfile.mkdtemp(prefix="fusec-bench-"))
+    (workload,) = (w for w in workloads.gpu() if _name(w) == name)
+    workload = dataclasses.replace(workload, peers=peers[name])
+    if not options.dry_run:
+        limit = time.monotonic() + _task(workload, options).limit_s
+        row = gpu_measure.measure(
+            workload, ceilings, limit, race_seconds=options.race_seconds, progress=report
+        )
+        gpu_measure.release()
+        return row
+    row = gpu_measure.rehearse(workload)
+    if not options.skip_offline and "fusec" in workload.peers and "tuned" not in workload.group:
         try:
-            found.append(
-                gpu_measure.race_all(workload, _device(options), left, dry=options.dry_run)
-            )
-        except Exception as error:  # one row must not cost the others
-            found.append(gpu_measure.row_of(workload, {"fusec": _failed(error)}))
-        run.note("findings", found)
-
-
-def explain_losses(run: record.Record, deadline: float) -> None:
-    """Add the facts of their code to the rows in which a peer was faster, while there is time."""
-    named = {(w.group, w.name, w.train): w for w in workloads.gpu()}
-    for row in gpu_report.lost(run.data):
-        if time.monotonic() < deadline:
-            workload = named[row["group"], row["name"], row["mode"] == "training"]
-            try:
-                row["offline"] = offline.build(workload)
-            except Exception as error:  # the times are worth more than what explains them
-                row["offline"] = _failed(error)
-            run.flush()
+            row["offline"] = offline.build(workload)
+        except Exception as error:
+            row["offline"] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    return row
 
 
 def _device(options: argparse.Namespace) -> str:
     return "cpu" if options.dry_run else "cuda"
 
 
-def _failed(error: Exception) -> dict[str, Any]:
-    return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-
-
-def measure_all(
-    run: record.Record, chosen: Sequence[Workload], options: argparse.Namespace, deadline: float
-) -> list[str]:
-    """Add a row for each workload that there is time for; return the names of the others."""
-    left_out = []
-    for workload in chosen:
-        left = deadline - time.monotonic()
-        if left < (1.0 if options.dry_run else workload.seconds):
-            left_out.append(workload.label)
-            continue  # a cheaper one may follow
-        print(f"{workload.label} ... {left:.0f} s left", file=sys.stderr, flush=True)
-        try:
-            run.add(one_row(run, workload, options, deadline))
-        except Exception as error:  # one row must not cost the others
-            run.add(gpu_measure.row_of(workload, {"eager": _failed(error)}))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    run.note("in_progress", None)
-    return left_out
-
-
-def one_row(
-    run: record.Record, workload: Workload, options: argparse.Namespace, deadline: float
-) -> dict[str, Any]:
-    if not options.dry_run:
-        return gpu_measure.measure(
-            workload,
-            run.data["ceilings"].get("start", {}),
-            deadline,
-            race_seconds=options.race_seconds,
-            progress=lambda row: run.note("in_progress", row),
-        )
-    row = gpu_measure.rehearse(workload)
-    if not options.skip_offline and "fusec" in workload.peers and "tuned" not in workload.group:
-        try:
-            row["offline"] = offline.build(workload)
-        except Exception as error:
-            row["offline"] = _failed(error)
-    return row
+# -- what was found --------------------------------------------------------------------------------
 
 
 def failures(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -247,7 +326,7 @@ def verdict(groups: dict[str, Any]) -> dict[str, dict[str, str]]:
 def closing_lines(data: dict[str, Any]) -> list[str]:
     """Ceilings and their drift, fractions of the floor, what failed, what was left out."""
     lines = []
-    start, end = (data["ceilings"].get(k, {}) for k in ("start", "end"))
+    start, end = (data.get("ceilings", {}).get(k, {}) for k in ("start", "end"))
     for name in start:
         drift = abs(end.get(name, start[name]) / start[name] - 1)
         warning = "" if drift < 0.03 else ": repeat the run"
@@ -268,7 +347,7 @@ def closing_lines(data: dict[str, Any]) -> list[str]:
     if built:
         lines.append(f"built for {offline.TARGET}: {sum(built)} kernels of {len(built)} rows")
     lines += [f"failed: {failure}" for failure in failures(data["results"])]
-    if data["left_out"]:
+    if data.get("left_out"):
         lines.append(f"left out for lack of time: {', '.join(data['left_out'])}")
     return lines
 

@@ -1,73 +1,111 @@
-"""First contact: a kernel of each family, launched and compared with fp64, in a process of its own.
+"""First contact: a kernel of each family, launched and compared with fp64, in child processes.
 
-An illegal address loses the device's context, and a hang never ends: so the families run in a
-child, which prints a line of JSON after each. Where it dies or is silent for too long, the family
-that it was at is what broke, and another child goes on behind it. Sizes are small and divide no
-tile; products are fused whether or not that is fast.
+Sizes are small and divide no tile; products are fused whether or not that is fast.
 """
 
 from __future__ import annotations
 
-import json
-import queue
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from bench import gpu_measure
+from bench.children import Task
 from bench.workload import Case, Workload
+from bench.workloads.optimizers import adamw_step
 
-ROOT = Path(__file__).resolve().parent.parent
-SILENT_S = 90.0
-"""Seconds for one family: to import torch, to compile, and to run for some milliseconds."""
+USUAL_S, LIMIT_S = 5.0, 90.0
+"""Seconds for one family: to compile, and to run for some milliseconds."""
 PEER = "fusec-fused"
 
-Shapes = tuple[tuple[int, ...], ...]
 
-
-def _gelu(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _gelu(x: Tensor, b: Tensor) -> Tensor:
     return F.gelu(x + b)
 
 
-def _norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w, b)
 
 
-def _loss(x: torch.Tensor) -> torch.Tensor:
+def _loss(x: Tensor) -> Tensor:
     return torch.logsumexp(x.float(), -1)
 
 
-def _columns(x: torch.Tensor) -> torch.Tensor:
+def _columns(x: Tensor) -> Tensor:
     return x.float().sum(0)
 
 
-def _linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
-def _swiglu(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _swiglu(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return F.silu(x @ a) * (x @ b)
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1)
 
 
+def _dropout(x: Tensor) -> Tensor:
+    """Return 1 where an element was kept: nothing that depends on which."""
+    kept = F.dropout(x * 0 + 1, 0.25) > 0
+    return (kept.float().mean() * 4).round()
+
+
+def _gather(x: Tensor, i: Tensor) -> Tensor:
+    return F.silu(F.embedding(i, x)) * 2
+
+
+def _sizes(x: Tensor, w: Tensor) -> Tensor:
+    return (F.rms_norm(x, x.shape[-1:], w) * x.shape[0]).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of kernels: a case, and how it is compiled."""
+
+    workload: Workload
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+
 def _family(
-    name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], train: bool = False
-) -> Workload:
+    name: str,
+    call: Callable[..., Tensor],
+    *shapes: tuple[int, ...],
+    train: bool = False,
+    rows: int = 0,
+    dynamic: bool = False,
+    **options: Any,
+) -> Family:
+    """Return a family of a function of random tensors, and of indices of ``rows`` if there are."""
+
     def build(dtype: torch.dtype, device: str, shrink: int) -> Case:
         scaled = [torch.randn(*shape, device=device) * shape[-1] ** -0.25 for shape in shapes]
-        return Case(call, tuple(tensor.to(dtype) for tensor in scaled))
+        inputs = [tensor.to(dtype) for tensor in scaled]
+        if rows:
+            inputs.append(torch.randint(rows, (301,), device=device))
+        return Case(call, tuple(inputs))
 
-    return Workload("first contact", name, build, train=train, dtype="bf16", peers=("eager", PEER))
+    workload = Workload("first contact", name, build, train=train, dtype="bf16", peers=("eager",))
+    return Family(workload, options, dynamic)
 
+
+_LINEAR = ((300, 200), (328, 200), (328,))
+_HEADS = ((2, 4, 333, 64),) * 3
+_ADAMW = Workload(
+    "first contact", "a table of parameters",
+    lambda dtype, device, shrink: adamw_step(48, 331, dtype, device), peers=("eager",),
+)  # fmt: skip
 
 FAMILIES = (
     _family("pointwise", _gelu, (1000, 1030), (1030,)),
@@ -83,78 +121,38 @@ FAMILIES = (
     _family("attention", _attention, *[(2, 4, 200, 64)] * 3),
     _family("attention, training", _attention, *[(2, 4, 200, 64)] * 3, train=True),
     _family("one query", _attention, (2, 4, 1, 64), *[(2, 4, 2000, 64)] * 2),
-)
+    _family("product by descriptors", _linear, *_LINEAR, descriptors="always", roles="never"),
+    _family("product, cooperative", _linear, *_LINEAR, roles="cooperative"),
+    _family("product, pingpong", _linear, *_LINEAR, roles="pingpong"),
+    _family("two products, cooperative", _swiglu, (136, 200), (200, 136), (200, 136),
+            roles="cooperative"),
+    _family("attention by descriptors", _attention, *_HEADS, descriptors="always", roles="never"),
+    _family("attention, cooperative", _attention, *_HEADS, roles="cooperative"),
+    _family("attention, training, cooperative", _attention, *_HEADS, train=True,
+            roles="cooperative"),
+    _family("one query, cooperative", _attention, (1, 1, 16, 64), *[(1, 1, 2000, 64)] * 2,
+            roles="cooperative"),
+    Family(_ADAMW),
+    _family("dropout", _dropout, (1000, 1030)),
+    _family("gather", _gather, (1000, 264), rows=1000),
+    _family("gather, training", _gather, (1000, 264), rows=1000, train=True),
+    _family("capture", _norm, (300, 1000), (1000,), (1000,), cudagraphs=True),
+    _family("capture of a product", _linear, *_LINEAR, cudagraphs=True),
+    _family("capture, training", _norm, (300, 1000), (1000,), (1000,), train=True,
+            cudagraphs=True),
+    _family("symbolic sizes", _sizes, (300, 1000), (1000,), dynamic=True),
+    _family("product of symbolic sizes", _linear, *_LINEAR, dynamic=True),
+)  # fmt: skip
 """In the order in which what comes later needs what came before."""
 
 
-def touch(family: Workload, device: str) -> dict[str, Any]:
-    """Compile, run and compare one family; return its entry, as of a peer in ``record``."""
-    found = gpu_measure.compare(family, device, PEER)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return found
+def tasks() -> list[Task]:
+    return [Task(family.name, USUAL_S, LIMIT_S) for family in FAMILIES]
 
 
-def contact(
-    device: str,
-    note: Callable[[dict[str, dict[str, Any]]], None],
-    *,
-    silent_s: float = SILENT_S,
-    names: Sequence[str] = tuple(family.name for family in FAMILIES),
-    command: Sequence[str] = (sys.executable, "-m", "bench.gpu_contact"),
-) -> dict[str, dict[str, Any]]:
-    """Return what became of each family, in children that end with the first fault.
-
-    Args:
-        note: gets all that is known after each family.
-        command: of a child, which gets the device and the names of families.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    while left := names[len(found) :]:
-        ended = _child((*command, device, *left), found, note, silent_s)
-        if len(names) > len(found):
-            found[names[len(found)]] = {"failed": ended}
-            note(found)
-    return found
-
-
-def _child(
-    command: Sequence[str],
-    found: dict[str, dict[str, Any]],
-    note: Callable[[dict[str, dict[str, Any]]], None],
-    silent_s: float,
-) -> str:
-    """Run families in one child until it ends; return how it ended."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_hand_on, args=(process, lines), daemon=True).start()
-    try:
-        while line := lines.get(timeout=silent_s):
-            name, entry = json.loads(line)
-            found[name] = entry
-            note(found)
-        return f"its process ended with {process.wait()}"
-    except queue.Empty:
-        return f"silent for {silent_s:.0f} s"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _hand_on(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("["):  # what else libraries print is no result
-            lines.put(line)
-    lines.put("")
-
-
-def main(device: str, names: Sequence[str]) -> None:
-    """Touch families one after the other; a line of JSON each: its name, and what was found."""
-    for family in FAMILIES:
-        if family.name in names:
-            print(json.dumps([family.name, touch(family, device)]), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+def touch(name: str, device: str) -> dict[str, Any]:
+    """Compile, run twice and compare one family; return its entry, as of a peer in ``record``."""
+    (family,) = (one for one in FAMILIES if one.name == name)
+    return gpu_measure.compare(
+        family.workload, device, PEER, family.options, dynamic=family.dynamic
+    )

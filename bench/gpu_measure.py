@@ -5,7 +5,9 @@ A row is what `record` describes, with more of each peer (`gpu`'s docstring name
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import signal
 import threading
 import time
@@ -20,14 +22,12 @@ from bench.accuracy import relative_error, within_rule
 from bench.cpu import exact, first_call
 from bench.timing import summary
 from bench.workload import Case, Workload, bytes_floor, compiled, cotangents_of, step_of
-from fusec.ir.machine import RaceTuning
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.race.verdicts import Verdict, all_verdicts
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
 SHRINK = 64  # of a rehearsal's sizes
-DRY_RACE_S = 1.0
 
 
 @dataclasses.dataclass
@@ -53,26 +53,49 @@ def rehearse(workload: Workload) -> dict[str, Any]:
     return row_of(workload, row.found)
 
 
-def compare(workload: Workload, device: str, peer: str) -> dict[str, Any]:
-    """Return how far a peer's results are from fp64, without a clock."""
+def compare(
+    workload: Workload,
+    device: str,
+    peer: str,
+    options: Mapping[str, Any],
+    *,
+    dynamic: bool = False,
+    calls: int = 3,
+) -> dict[str, Any]:
+    """Return how far a peer's results are from fp64, without a clock.
+
+    Args:
+        calls: how many, of which the last is compared: a capture replays from the third one.
+    """
     row = _begin(workload, device, 2)
     case, cotangents = row.cases[0], row.cotangents[0]
-    found, _ = first_call(
-        lambda: step_of(case, compiled(case.call, peer), cotangents), row.eager, row.reference
-    )
+    step = step_of(case, compiled(case.call, peer, options, dynamic=dynamic), cotangents)
+
+    def several() -> tuple[torch.Tensor, ...]:
+        for _ in range(calls - 1):
+            step()
+        return step()
+
+    found, _ = first_call(lambda: several, row.eager, row.reference)
+    settle()
     return found
 
 
-def race_all(workload: Workload, device: str, most_s: float, *, dry: bool) -> dict[str, Any]:
-    """Let each plan of a row's products race, those that only a long race tries as well.
+def settle() -> None:
+    """Wait for the device.
 
     Raises:
-        TimeoutError: if that takes more than so many seconds.
+        RuntimeError: if a fault has lost its context: this process can do nothing more with it.
     """
-    row, known = _begin(workload, device, SHRINK if dry else 1), _verdicts()
-    with _at_most(most_s):
-        _first_calls(row, "fusec", {"race_budget_s": DRY_RACE_S if dry else RaceTuning().long_s})
-    return row_of(workload, row.found) | {"races": _new(known)}
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def release() -> None:
+    """Give back the memory of a row that was measured: other children need it."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _verdicts() -> dict[str, Verdict]:
@@ -116,30 +139,37 @@ def measure(
         progress: gets the row after each peer.
         clock: has the functions of `gpu_timing`.
     """
-    row = _begin(workload, device, shrink)
+    with clock.alone():
+        row = _begin(workload, device, shrink)
+        settle()
     floor_s, known = _floor(row, ceilings), _verdicts()
     own: list[Step] = []
     for peer in workload.peers:
-        left = min(deadline - time.monotonic(), 2 * workload.seconds)
+        left = min(deadline - time.monotonic(), 20 + 3 * workload.seconds + race_seconds)
         if left < 1:
             row.found[peer] = {"failed": "no time was left"}
             continue
-        budget = {"race_budget_s": min(race_seconds, left / 2)} if peer == "fusec" else {}
+        budget = {"race_budget_s": race_seconds} if peer == "fusec" else {}
         try:
             with _at_most(left):
                 steps = _first_calls(row, peer, budget)
         except TimeoutError as error:
             row.found[peer], steps = {"failed": str(error)}, []
-        if steps:
-            row.samples[peer] = _timed(row.found[peer], steps, floor_s, clock)
-            own = steps if peer == "fusec" else own
         progress(row_of(workload, row.found))
+        settle()
+        if steps:
+            with clock.alone():
+                row.samples[peer] = _timed(row.found[peer], steps, floor_s, clock)
+            own = steps if peer == "fusec" else own
+            progress(row_of(workload, row.found))
     result = row_of(workload, row.found)
     result |= {"input_sets": len(row.cases), "floor_us": round(floor_s * 1e6, 2)}
     result["ratios"], result["races"] = ratios(row.samples), _new(known)
-    if own and _device(row) == "cuda":
-        result["kernel_us"] = kernel_times(own[0])
-    return result | _bare(row, clock)
+    with clock.alone():
+        if own and _device(row) == "cuda":
+            with contextlib.suppress(RuntimeError):  # no profiler costs no row
+                result["kernel_us"] = kernel_times(own[0])
+        return result | _bare(row, clock)
 
 
 def _device(row: _Row) -> str:

@@ -2,16 +2,19 @@
 
 It is made of the record alone (``build/bench/gpu.json``), so that a run that was cut off has one,
 too: ``python -m bench.gpu_report build/bench/gpu.json``. The order is that of a first hour: what
-broke, the ceilings that all shares refer to, what lost, beside the facts of its code, then laps.
+broke, the ceilings that all shares refer to, what lost, then laps. ``--explain`` adds the facts of
+the code that lost, for which it is built for sm_90; that needs no GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench import offline, workloads
 
 LOST = 0.97
 """Ratio of the best peer to fusec below which fusec lost."""
@@ -52,7 +55,7 @@ def _broken(data: dict[str, Any]) -> Iterator[str]:
         for peer, entry in {**row["peers"], "offline": row.get("offline", {})}.items():
             if problem := _problem(entry):
                 yield f"{_label(row)}, {peer}: {problem}"
-    if unfinished := data.get("in_progress"):
+    for unfinished in data.get("in_progress", {}).values():
         yield f"{_label(unfinished)}: the run ended while it was measured"
 
 
@@ -126,5 +129,27 @@ def _label(row: dict[str, Any]) -> str:
     return f"{row['name']} {row['mode']}"
 
 
+def explain(data: dict[str, Any]) -> None:
+    """Add the facts of their code to the rows in which a peer was faster."""
+    named = {(w.group, w.name, w.train): w for w in workloads.gpu()}
+    for row in lost(data):
+        workload = named[row["group"], row["name"], row["mode"] == "training"]
+        try:
+            row["offline"] = offline.build(workload)
+        except Exception as error:  # the times are worth more than what explains them
+            row["offline"] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_report", description=__doc__)
+    parser.add_argument("record", type=Path, help="a gpu.json")
+    parser.add_argument("--explain", action="store_true", help="build what lost, and say its facts")
+    options = parser.parse_args(arguments)
+    data = json.loads(options.record.read_text())
+    if options.explain:
+        explain(data)
+    print(markdown(data))
+
+
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
+    main()

@@ -31,11 +31,21 @@ WIN = 1.03  # what counts as a win: beyond noise
 
 
 class Record:
-    """One run's results; `add` makes them durable at once."""
+    """One run's results; `add` makes them durable at once.
 
-    def __init__(self, kind: str, directory: Path, **settings: Any) -> None:
+    Args:
+        resume: a record of this kind whose results are kept, and added to.
+    """
+
+    def __init__(
+        self, kind: str, directory: Path, *, resume: Path | None = None, **settings: Any
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"{kind}.json"
+        if resume is not None:
+            self.data = json.loads(resume.read_text())
+            self.flush()
+            return
         self.data: dict[str, Any] = {
             "schema": SCHEMA,
             "kind": kind,

@@ -107,7 +107,9 @@ def shrunk(extent: int, shrink: int) -> int:
     return extent if shrink == 1 else max(16, extent // shrink)
 
 
-def compiled(call: Callable, peer: str, options: Mapping[str, Any] | None = None) -> Callable:
+def compiled(
+    call: Callable, peer: str, options: Mapping[str, Any] | None = None, *, dynamic: bool = False
+) -> Callable:
     """Return the peer's version of a function, compiled by nobody else.
 
     Dynamo keeps its results with the code object: each peer gets a code object of its own.
@@ -132,7 +134,7 @@ def compiled(call: Callable, peer: str, options: Mapping[str, Any] | None = None
     settings = dict(more)
     if backend == "fusec" and (options or "options" in settings):
         settings["options"] = {**(options or {}), **settings.get("options", {})}
-    made = torch.compile(own, backend=backend_of(backend), dynamic=False, **settings)
+    made = torch.compile(own, backend=backend_of(backend), dynamic=dynamic, **settings)
     return while_freezing(made) if peer == "inductor-freezing" else made
 
 

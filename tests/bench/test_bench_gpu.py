@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import functools
 import json
 import math
+import os
 import re
-import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +26,12 @@ from bench import (
     record,
     workloads,
 )
+from bench.children import work_through
 from bench.workload import SETTINGS, compiled
 from fusec.runtime.kernels.triton_interior import assembler
 from tests.calls import calls_of
+
+MODES = {False: "forward", True: "training"}
 
 
 def run_dry(directory, *more: str) -> tuple[int, dict]:
@@ -71,7 +78,7 @@ def test_a_dry_run_that_finds_something_broken_fails(tmp_path, capsys, monkeypat
 
 
 def test_a_run_out_of_time_names_what_it_left_out(tmp_path):
-    _, data = run_dry(tmp_path, "--minutes", "0.1")
+    _, data = run_dry(tmp_path, "--slice", "10s")
     assert data["results"] == []
     assert len(data["left_out"]) == len(workloads.gpu())
 
@@ -118,6 +125,7 @@ def measured(peers: tuple[str, ...], seconds: float = 60.0) -> tuple[dict, list[
         gpu_times=lambda steps: ([next(times)] * 3, "a test"),
         host_seconds=lambda step: 5e-6,
         peak_bytes=lambda step: 3 * 2**20,
+        alone=nullcontext,
     )
     (workload,) = (w for w in workloads.gpu() if w.name == "linear+gelu vit-l")
     progress: list[dict] = []
@@ -137,7 +145,8 @@ def test_a_row_compares_with_each_peer_and_the_best():
     assert row["peers"]["fusec"]["peak_mib"] == 3.0
     assert row["ratios"] == {"eager/fusec": 4.0, "best/fusec": 4.0}  # not fusec's own variant
     assert row["bare_us"] == pytest.approx(8.0) and row["over_bare"] == 0.125
-    assert [len(r["peers"]) for r in progress] == [1, 2, 3, 4]  # flushed after each
+    known = [len(r["peers"]) for r in progress]
+    assert known == sorted(known) and set(known) == {1, 2, 3, 4}  # flushed after each
 
 
 def test_peers_without_time_left_are_named():
@@ -161,8 +170,8 @@ def test_errors_that_are_no_numbers_do_not_end_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_gpu_tests_run_in_a_process_with_a_limit(tmp_path):
-    result = gpu.gpu_tests(tmp_path, limit_s=0.01)
-    assert result["exit"] in ("stopped after 0 s", "killed after 0 s")
+    process = gpu.start_tests(tmp_path, workers=1)
+    assert gpu._wait(process, 0.01) in ("stopped after 0 s", "killed after 0 s")
     assert (tmp_path / "gpu-tests.log").exists()
 
 
@@ -195,40 +204,14 @@ def test_the_verdict_needs_the_mean_and_the_worst_row():
 # -- first contact, and the page in words ----------------------------------------------------------
 
 
-def test_a_family_that_ends_its_process_costs_no_other():
-    """A child dies at the second family and hangs at the third: the fourth is still touched."""
-    script = """
-import json, os, sys, time
-for name in sys.argv[2:]:
-    if name == "dies":
-        os._exit(7)
-    if name == "hangs":
-        time.sleep(60)
-    print("a library's remark")
-    print(json.dumps([name, {"accurate": True}]), flush=True)
-"""
-    names = ("good", "dies", "hangs", "last")
-    noted: list[int] = []
-    found = gpu_contact.contact(
-        "cpu", lambda entries: noted.append(len(entries)),
-        silent_s=2.0, names=names, command=(sys.executable, "-c", script),
-    )  # fmt: skip
-    assert found == {
-        "good": {"accurate": True},
-        "dies": {"failed": "its process ended with 7"},
-        "hangs": {"failed": "silent for 2 s"},
-        "last": {"accurate": True},
-    }
-    assert noted == [1, 2, 3, 4]
-
-
 @pytest.mark.slow
 def test_each_family_is_touched_in_its_process():
-    found = gpu_contact.contact("cpu", lambda entries: None, silent_s=300.0)
-    assert {name: entry.get("failed") for name, entry in found.items()} == dict.fromkeys(
-        f.name for f in gpu_contact.FAMILIES
-    )
-    assert all(entry["accurate"] for entry in found.values())
+    touch = functools.partial(gpu._touch, "cpu")
+    deadline = time.monotonic() + 600
+    events = list(work_through(touch, gpu_contact.tasks(), children=1, deadline=deadline))
+    found = {event.task: event.value for event in events if event.kind != "begun"}
+    assert found.keys() == {family.name for family in gpu_contact.FAMILIES}
+    assert {name for name, entry in found.items() if entry["accurate"] is not True} == set()
 
 
 def row(name: str, peers: dict, **more: object) -> dict:
@@ -258,7 +241,7 @@ def test_the_page_says_what_broke_what_lost_and_what_races_measured():
                 kernel_us={"k0": 7.5}),
             row("wrong", {"fusec": {"accurate": False, "error": 0.3}}),
         ],
-        "in_progress": row("last", {}),
+        "in_progress": {"g: last": row("last", {})},
         "left_out": ["blocks"],
     }  # fmt: skip
     page = gpu_report.markdown(json.loads(json.dumps(data)))
@@ -278,23 +261,66 @@ def test_the_page_says_what_broke_what_lost_and_what_races_measured():
 
 
 @pytest.mark.slow
-def test_what_lost_is_built_for_its_code_while_there_is_time(tmp_path):
+def test_what_lost_is_built_for_the_facts_of_its_code(tmp_path, capsys):
     run = record.Record("gpu", tmp_path)
-    workload = workloads.gpu()[0]
     timed = {"eager": {"median_us": 1.0}, "fusec": {"median_us": 2.0}}
-    run.add(gpu_measure.row_of(workload, timed) | {"ratios": {"best/fusec": 0.5}})
-    gpu.explain_losses(run, time.monotonic() - 1)
-    assert "offline" not in run.results[0]
-    gpu.explain_losses(run, time.monotonic() + 60)
-    (kernel,) = run.results[0]["offline"]["facts"]
-    assert kernel["registers"] > 0 and kernel["floor_us"] > 1
-    assert "registers" in gpu_report.markdown(json.loads(run.path.read_text()))
+    run.add(gpu_measure.row_of(workloads.gpu()[0], timed) | {"ratios": {"best/fusec": 0.5}})
+    gpu_report.main([str(run.path)])
+    assert "registers" not in capsys.readouterr().out
+    gpu_report.main([str(run.path), "--explain"])
+    assert re.search(r"floor [1-9].* us, \d+ programs, [1-9]\d* registers", capsys.readouterr().out)
 
 
-def test_a_dry_run_races_plans_and_ends_with_a_page(tmp_path, capsys):
-    code, data = run_dry(tmp_path, "--only", "linear+gelu vit-l", "--skip-offline")
-    assert code == 0
-    (found,) = data["findings"]
-    assert found["name"] == "linear+gelu vit-l" and found["peers"]["fusec"]["accurate"]
-    assert "## What broke\n\nNothing." in (tmp_path / "gpu.md").read_text()
-    assert "in words:" in capsys.readouterr().out
+# -- a run that meets faults -----------------------------------------------------------------------
+
+
+def obey_names(
+    peers: dict, ceilings: dict, options: argparse.Namespace, name: str, report: Callable
+) -> dict:
+    """Measure nothing, and end as FAULTS says of the row whose number the environment names."""
+    (workload,) = (w for w in workloads.gpu() if gpu._name(w) == name)
+    found = gpu_measure.row_of(workload, {"eager": {"median_us": 2.0, "accurate": True}})
+    report(found)
+    row, fault = os.environ["FAULTY_ROW"].split("=")
+    if name == row:
+        FAULTS[fault]()
+    found["peers"]["fusec"] = {"median_us": 1.0, "accurate": True}
+    return found
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+FAULTS = {"fault": functools.partial(os._exit, 134), "hang": functools.partial(time.sleep, 300)}
+FAULTS["memory"] = out_of_memory
+SAID = {"fault": "its process ended with 134", "hang": "given up: no end after 1 s, or of all time"}
+SAID["memory"] = "OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("place", (0, 1, 2))
+def test_a_fault_in_a_row_costs_that_row_alone_and_a_resumed_run_measures_it(
+    tmp_path, monkeypatch, capsys, fault, place
+):
+    rows = ("--only", "relu", "vit-l", "masked softmax")
+    more = ("--peers", "eager,fusec", "--children", "2", "--race-seconds=-59")
+    options = gpu.parser().parse_args([*rows, *more])
+    chosen = [dataclasses.replace(w, seconds=0.0) for w in gpu.chosen_workloads(options)[:3]]
+    assert {gpu._task(workload, options).limit_s for workload in chosen} == {1.0}
+    names = [gpu._name(w) for w in chosen]
+    run = record.Record("gpu", tmp_path)
+    monkeypatch.setenv("FAULTY_ROW", f"{names[place]}={fault}")
+    gpu.measure_all(run, chosen, options, time.monotonic() + 60, obey_names)
+    failed = gpu.failures(run.results)
+    assert failed == [f"{chosen[place].name} {MODES[chosen[place].train]}, fusec: {SAID[fault]}"]
+    assert len(run.results) == 3 and SAID[fault] in gpu_report.markdown(run.data)
+
+    monkeypatch.setenv("FAULTY_ROW", "=")
+    again = record.Record("gpu", tmp_path / "again", resume=run.path)
+    capsys.readouterr()
+    gpu.measure_all(again, chosen, options, time.monotonic() + 60, obey_names)
+    begun = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ... ")[0] for line in begun] == [names[place]]
+    assert len(again.results) == 3 and gpu.failures(again.results) == []
