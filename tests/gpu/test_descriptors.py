@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench.workload import backend_of
 from tests.support import HALF, check, compile_with, values
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9:
@@ -87,7 +88,9 @@ def test_both_configurations_compute_the_same():
     for way in ("always", "never"):
         options = {"race": "fused", "descriptors": way, "strict": True}
         torch._dynamo.reset()
-        found[way] = torch.compile(linear_and_gelu, backend="fusec", options=options)(*inputs)
+        found[way] = torch.compile(linear_and_gelu, backend=backend_of("fusec"), options=options)(
+            *inputs
+        )
     torch.testing.assert_close(found["always"], found["never"], rtol=2**-7, atol=2**-7)
 
 
