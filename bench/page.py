@@ -1,8 +1,9 @@
 """Tables and a picture of the results that are kept: `python -m bench.page`.
 
-Reads bench/results/*.json and writes docs/benchmarks.md, docs/images/benchmarks.png and the table
-between README's two comments. A case that was measured again on the same processor counts once, as
-it was measured last. Times are not compared across processors: ratios are of one process.
+Reads bench/results/*.json and writes docs/benchmarks.md, docs/images/benchmarks.png and the tables
+between README's comments, one for CPUs and one for GPUs. A case that was measured again on the same
+device counts once, as it was measured last. Times are not compared across devices: ratios are of
+one run.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 IMAGE = "docs/images/benchmarks.png"
 PEERS = {"eager/fusec": "eager / fusec", "inductor/fusec": "Inductor / fusec"}
-BLOCK = re.compile(r"(<!-- benchmark table: [^\n]*-->\n).*?(<!-- end of benchmark table -->)", re.S)
-CHOSEN = (
+BLOCK = r"(<!-- {} benchmark table: [^\n]*-->\n).*?(<!-- end of benchmark table -->)"
+CHOSEN = {"cpu": (
     "residual+layernorm+gelu", "rmsnorm+rope", "masked softmax", "batchnorm+relu",
     "cross-entropy 512x50257", "linear + cross-entropy",
     "attention, written out 4x8", "attention, written out, causal 4x8",
     "gpt2 124M", "llama block", "t5 block", "small mlp",
-)  # fmt: skip
+), "gpu": (
+    "linear+gelu vit-l", "linear+bias+residual gpt2-xl", "swiglu llama-8b",
+    "attention, causal 2x32", "attention, written out", "attention, alibi",
+    "attention B16 heads 32 of 8", "o+residual rows 1", "residual+layernorm 16384x1024",
+    "rmsnorm+rope", "masked softmax", "cross-entropy 8192x50257",
+    "linear+cross-entropy 8192x4096x32000", "AdamW", "llama-8b block",
+)}  # fmt: skip
 """The beginnings of the cases that README shows, those that lose among them."""
 
 
@@ -44,20 +51,19 @@ class Part:
     rows: tuple[Row, ...]
 
 
-def runs() -> list[dict[str, Any]]:
-    """Return the runs on CPUs that are kept, the oldest first."""
-    texts = (path.read_text(encoding="utf-8") for path in ROOT.glob("bench/results/cpu*.json"))
+def runs(kind: str) -> list[dict[str, Any]]:
+    """Return the runs on "cpu"s or on "gpu"s that are kept, the oldest first."""
+    texts = (path.read_text(encoding="utf-8") for path in ROOT.glob(f"bench/results/{kind}*.json"))
     return sorted((json.loads(text) for text in texts), key=lambda run: run["date"])
 
 
-def parts() -> list[Part]:
+def parts(kind: str) -> list[Part]:
     """Return what was measured, by machine and day, the oldest first."""
-    kept = runs()
-    last = {(run["machine"]["processor"], case): run["date"] for run in kept for case in cases(run)}
+    kept = runs(kind)
+    last = {(device(run), case): run["date"] for run in kept for case in cases(run)}
     found: dict[str, list[Row]] = {}
     for run in kept:
-        processor, date = run["machine"]["processor"], run["date"]
-        mine = [case for case in cases(run) if last[processor, case] == date]
+        mine = [case for case in cases(run) if last[device(run), case] == run["date"]]
         found.setdefault(title(run), []).extend(row(run, case) for case in mine)
     return [Part(title, tuple(rows)) for title, rows in found.items()]
 
@@ -73,13 +79,19 @@ def name(result: dict[str, Any]) -> str:
     return f"{of}{result['name']}" + ("" if result["dtype"] == "fp32" else f", {result['dtype']}")
 
 
+def device(run: dict[str, Any]) -> str:
+    """Return what a run was measured on."""
+    return run["machine"].get("gpu") or run["machine"]["processor"]
+
+
 def title(run: dict[str, Any]) -> str:
     machine, versions = run["machine"], run["versions"]
-    processor = machine["processor"].replace("(R)", "").replace(" Processor", "")
-    return (
-        f"{processor}, {machine['cpu_capability']}, {machine['cores']} cores, "
-        f"torch {versions['torch'].partition('+')[0]}, {run['date'][:10]}"
-    )
+    name = device(run).replace("(R)", "").replace(" Processor", "")
+    if "gpu" in machine:
+        name += f", Triton {versions['triton']}"
+    else:
+        name += f", {machine['cpu_capability']}, {machine['cores']} cores"
+    return f"{name}, torch {versions['torch'].partition('+')[0]}, {run['date'][:10]}"
 
 
 def row(run: dict[str, Any], case: str) -> Row:
@@ -108,18 +120,20 @@ def page() -> str:
     head = (
         "# Benchmarks\n\n"
         "Times of eager and of Inductor over fusec's, forward / training; above 1, fusec is\n"
-        "faster. Medians of interleaved rounds in one process, fp32 unless said. The machines\n"
-        "were shared: take a few percent as noise. Written by `python -m bench.page` from\n"
-        "[bench/results](../bench/results); measured by `python -m bench.cpu`, as\n"
+        "faster. On CPUs, medians of interleaved rounds in one process; on GPUs, medians of CUDA\n"
+        "graphs, without the host. fp32 unless said. The machines were shared: take a few percent\n"
+        "as noise. Written by `python -m bench.page` from [bench/results](../bench/results);\n"
+        "measured by `python -m bench.cpu` and `python -m bench.gpu`, as\n"
         "[performance.md](performance.md) says.\n"
     )
-    return head + "".join(f"\n## {part.title}\n\n{table([*part.rows])}" for part in parts())
+    every = [*parts("gpu"), *parts("cpu")]
+    return head + "".join(f"\n## {part.title}\n\n{table([*part.rows])}" for part in every)
 
 
-def short() -> str:
-    """Return README's table: of each chosen case, what was measured last."""
-    every = [row for part in reversed(parts()) for row in part.rows]
-    chosen = [next(row for row in every if row.case.startswith(start)) for start in CHOSEN]
+def short(kind: str) -> str:
+    """Return a table of README: of each chosen case, what was measured last."""
+    every = [row for part in reversed(parts(kind)) for row in part.rows]
+    chosen = [next(row for row in every if row.case.startswith(start)) for start in CHOSEN[kind]]
     return table(chosen)
 
 
@@ -133,7 +147,7 @@ def picture(path: Path) -> None:
         from PIL import Image  # matplotlib's
     except ImportError:
         sys.exit('error: the picture wants matplotlib: pip install -e ".[bench]"')
-    shown = [row for part in parts() for row in part.rows]
+    shown = [row for part in parts("cpu") for row in part.rows]
     figure, panels = pyplot.subplots(
         1, 2, sharey=True, figsize=(9, 0.8 + 0.17 * len(shown)), layout="constrained"
     )
@@ -166,7 +180,9 @@ def main() -> int:
     (ROOT / "docs/benchmarks.md").write_text(page(), encoding="utf-8")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda block: block[1] + short() + block[2], text)
+    for kind in CHOSEN:
+        block = re.compile(BLOCK.format(kind.upper()), re.S)
+        text = block.sub(lambda found, kind=kind: found[1] + short(kind) + found[2], text)
     readme.write_text(text, encoding="utf-8")
     return 0
 

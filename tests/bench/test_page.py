@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,23 @@ def test_the_page_is_what_the_command_writes() -> None:
     assert (page.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8") == page.page()
 
 
-def test_readme_has_the_table_that_the_command_writes() -> None:
+@pytest.mark.parametrize("kind", ("cpu", "gpu"))
+def test_readme_has_the_table_that_the_command_writes(kind: str) -> None:
     readme = (page.ROOT / "README.md").read_text(encoding="utf-8")
-    (table,) = page.BLOCK.finditer(readme)
-    assert table[0] == table[1] + page.short() + table[2]
+    (table,) = re.finditer(page.BLOCK.format(kind.upper()), readme, re.S)
+    assert table[0] == table[1] + page.short(kind) + table[2]
 
 
 def test_a_case_measured_again_on_a_processor_counts_once() -> None:
-    for part in page.parts():
+    for part in (*page.parts("cpu"), *page.parts("gpu")):
         cases = [row.case for row in part.rows]
         assert len(set(cases)) == len(cases)
-    xeons = [part for part in page.parts() if part.title.startswith("Intel")]
+    xeons = [part for part in page.parts("cpu") if part.title.startswith("Intel")]
     rows = [row for part in xeons for row in part.rows]
     (attention,) = (row for row in rows if row.case == "attention, written out 4x8x1024x64")
     *_, latest = (
         run["results"]
-        for run in page.runs()
+        for run in page.runs("cpu")
         if "Intel" in run["machine"]["processor"] and attention.case in page.cases(run)
     )
     measured = {r["mode"]: r["ratios"] for r in latest if page.name(r) == attention.case}
