@@ -198,7 +198,7 @@ class _Capture:
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
         call = AtenCall(self.lines, node.name, results, origin_of(node))
-        preferred = lowering.library(call) if lowering.library is not None else None
+        preferred = lowering.library and lowering.library(call, *self._operand_types(node))
         if preferred is not None:
             return self._extern(node, value, preferred, lowering)
         mark = len(self.lines.nodes)
@@ -300,6 +300,11 @@ class _Capture:
             tensors = (item for item in items if isinstance(item, torch.Tensor))
             self.types[node] = tuple(map(self.lines.sizes.tensor, tensors))
         return self.types[node]
+
+    def _operand_types(self, node: fx.Node) -> list[TensorType]:
+        """Return the types of the tensors among a call's arguments."""
+        given = (a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node))
+        return [kind for one in given for kind in self._types_of(one)]
 
     def _extern(
         self,

@@ -48,6 +48,9 @@ class FusionTuning:
     direct_steps: int = 1 << 15
     """Steps of a short scan, scatter or search up to which its direct form is taken. Twice as many
     cost as much as the eager call (cumsum, scatter_add, index_add, bucketize; 2026-11)."""
+    small_product: tuple[int, int] = (64, 8)
+    """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
+    take less than a library's call around them."""
     part_ratio: int = 8
     """Least ratio of a tensor's elements to those of a part that is written by itself."""
     constant_growth: int = 4

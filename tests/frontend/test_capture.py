@@ -110,7 +110,7 @@ def test_no_copy_is_made_for_the_operands_of_a_linear_layer() -> None:
 
     for dynamic in (False, True):
         graph = graph_of(
-            linear, torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5), dynamic=dynamic
+            linear, torch.randn(2, 3, 9), torch.randn(5, 9), torch.randn(5), dynamic=dynamic
         )
         (product,) = [n for n in graph.nodes if isinstance(n, Extern)]
         operands = [v for v in product.args if isinstance(v, View)]
@@ -121,14 +121,29 @@ def test_linear_and_gelu_print_as_index_notation() -> None:
     def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.gelu(F.linear(x, w, b))
 
-    graph = graph_of(linear, torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5))
+    graph = graph_of(linear, torch.randn(2, 3, 9), torch.randn(5, 9), torch.randn(5))
     assert body(graph) == [
-        "mm = extern aten.mm.default(arg0_1[6, 8 : 8, 1 + 0], arg1_1[8, 5 : 1, 8 + 0])",
+        "mm = extern aten.mm.default(arg0_1[6, 9 : 9, 1 + 0], arg1_1[9, 5 : 1, 9 + 0])",
         "add[i0, i1] = mm[i0, i1] + arg2_1[i1]",
         "gelu[i0, i1, i2] = (add[3*i0 + i1, i2] * 0.5) * "
         "(erf(add[3*i0 + i1, i2] * 0.7071067811865476) + 1.0)",
         "return gelu",
     ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dynamic", "small"),
+    [
+        (((64, 8), (8, 8)), False, True), (((65, 8), (8, 8)), False, False),
+        (((2, 9), (9, 3)), False, False), (((2, 3), (3, 9)), False, False),
+        (((2, 3), (3, 4)), True, False), (((99, 2, 3), (99, 3, 1)), False, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)
+def test_a_small_product_is_a_sum(dtype, shapes, dynamic, small) -> None:
+    tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    graph = graph_of(torch.matmul, *tensors, dynamic=dynamic)
+    assert [isinstance(n, Extern) for n in graph.nodes] == [not small]
 
 
 def test_a_bf16_sum_is_computed_in_f32_and_rounded_once() -> None:

@@ -203,6 +203,48 @@ def test_recurrent_cells_match_eager(train):
     check(torch.nn.LSTMCell(6, 8), values(3, 6), train=train)
 
 
+@in_training
+def a_kalman_filter_is_sums_of_products():
+    def kalman(z, f, h, q, r):
+        x, p, found = z.new_zeros(2, 1), torch.eye(2, dtype=z.dtype), []
+        for step in range(3):
+            x, p = f @ x, f @ p @ f.T + q
+            gain = p @ h.T / (h @ p @ h.T + r)
+            x, p = x + gain * (z[step] - h @ x), p - gain @ h @ p
+            found.append(x[0, 0])
+        return torch.stack(found)
+
+    q, r = values(2, 2, seed=3).square(), values(1, 1, seed=4).square() + 1
+    return kalman, values(3), values(2, 2, seed=1), values(1, 2, seed=2), q, r
+
+
+@in_training
+def a_delta_rule_of_few_features_is_sums_of_products():
+    def delta(q, k, v, b):
+        state, found = q.new_zeros(2, 4, 5), []
+        for t in range(3):
+            read = state.mT @ k[:, t, :, None]
+            state = state + b[:, t] * k[:, t, :, None] * (v[:, t, :, None] - read).mT
+            found.append(state.mT @ q[:, t, :, None])
+        return torch.cat(found, -1)
+
+    keys = values(2, 3, 4) * 0.5, values(2, 3, 4, seed=1) * 0.5
+    return delta, *keys, values(2, 3, 5, seed=2), values(2, 3, 1, 1, seed=3)
+
+
+@TRAINED
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+def test_steps_of_a_small_system_leave_nothing_to_the_library(dtype, train):
+    def runge_kutta(x, a):
+        for _ in range(2):
+            first = torch.tanh(x @ a)
+            x = x + 0.1 * torch.tanh((x + 0.05 * first) @ a)
+        return x
+
+    inputs = values(7, 4).to(dtype), values(4, 4, seed=1).to(dtype)
+    check(runge_kutta, *inputs, train=train, left=())
+
+
 @TRAINED
 def test_contractions_take_dynamic_shapes(train):
     def block(x, w):

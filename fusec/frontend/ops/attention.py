@@ -142,7 +142,7 @@ def _forward(call: AtenCall, a: _Attention, *, statistics: bool = True) -> None:
 @lowers(
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
-    library=lambda _: ATTENTION,
+    library=lambda *_: ATTENTION,
 )
 def flash(
     call: AtenCall,
@@ -165,7 +165,7 @@ def flash(
 @lowers(
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
-    library=lambda _: ATTENTION,
+    library=lambda *_: ATTENTION,
 )
 def efficient(
     call: AtenCall,
@@ -261,7 +261,7 @@ class _Gradient:
 
 
 @lowers(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, library=lambda _: ATTENTION
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, library=lambda *_: ATTENTION
 )
 def flash_cpu_backward(
     call: AtenCall,

@@ -24,6 +24,7 @@ from fusec.frontend.ops.arithmetic import div, equal
 from fusec.frontend.ops.domain import Domain, Extreme, Pick
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import linearise
+from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Value, positions
 from fusec.ir.dtype import I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
@@ -276,7 +277,7 @@ def max_windows(
     return affine(axes, (kernel, stride or kernel, padding, dilation))
 
 
-def one_store_each(call: AtenCall) -> str | None:
+def one_store_each(call: AtenCall, *_: TensorType) -> str | None:
     """Prefer eager's kernel for the gradient of a 2D maximum, unless channels are last.
 
     It stores one element per window; the sum over windows reads all windows of each element: 8

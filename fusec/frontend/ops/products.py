@@ -3,7 +3,8 @@
 A contraction is captured as the library's call, with its decomposition; where a kernel of fusec's
 own is the better candidate, the decomposition replaces the call (``passes/fusion/contract.py``).
 16-bit operands are read exactly: tensor cores multiply the values that eager's kernel would have
-stored. Products in f64 run in the library; where none may be called, they are ordinary sums.
+stored. Products in f64 run in the library; where none may be called, they are ordinary sums. So are
+small products (``FusionTuning.small_product``) of floats: a call costs more than they do.
 
 Worked example: ``mm(x, w.t())`` means ``mm[m, n] = sum(k: f32(x[m, k]) * f32(w[n, k]))``, rounded
 to the result's type.
@@ -20,6 +21,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.registry import lowers
+from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Value, make_axes, positions
 from fusec.ir.dtype import BF16, F16, F32, F64, DType
 from fusec.ir.expr import Expr, Op, Reduce
@@ -51,24 +53,28 @@ def _matrices(*operands: Any) -> None:
         raise Unsupported("a product of a type without tensor cores")
 
 
-def _is_sum(call: AtenCall) -> bool:
-    """Return True for an ordinary sum: f64, which has no ``Dot``, if no library may be called."""
-    return call.lines.alone and call.out.dtype is F64
+def _is_small(call: AtenCall, b: TensorType | Value) -> bool:
+    """Return True for few rows, columns and terms: a library's call costs more than the product."""
+    rows, side = call.lines.fusion.small_product
+    limits = zip((call.out.shape[-2], *b.shape[-2:]), (rows, side, side), strict=True)
+    return all(extent.is_constant and extent.const <= most for extent, most in limits)
 
 
-def _library(call: AtenCall) -> str | None:
-    return None if _is_sum(call) else CONTRACTION
+def _library(call: AtenCall, a: TensorType, b: TensorType) -> str | None:
+    """Return why the library computes a product: it is not small, and there may be a library."""
+    alone = call.lines.alone and call.out.dtype is F64
+    return None if alone or _is_small(call, b) else CONTRACTION
 
 
-def _type_of_sum(call: AtenCall, *operands: Value) -> DType:
+def _type_of_sum(call: AtenCall, a: Value, b: Value) -> DType:
     """Return the type in which operands are multiplied and added.
 
     Raises:
         Unsupported: for types that only the library multiplies.
     """
-    if _is_sum(call):
+    if call.out.dtype is F64 and (call.lines.alone or _is_small(call, b)):
         return F64
-    _matrices(*operands)
+    _matrices(a, b)
     return F32
 
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError
-from fusec.frontend.call import AtenCall
 
 LoweringFunction: TypeAlias = Callable[..., Any]
-Preference: TypeAlias = Callable[[AtenCall], str | None]
-"""Returns the reason to prefer the library's call, or None to emit definitions."""
+Preference: TypeAlias = Callable[..., str | None]
+"""Returns the reason to prefer the library's call, or None to emit definitions; takes the call and
+the types of its tensors."""
 _Rule = TypeVar("_Rule", bound=LoweringFunction)
 
 
