@@ -12,11 +12,11 @@ run that is cut short loses what it was at; `--resume` goes on with what is miss
 page `gpu.md` says what broke, what lost and why (`gpu_report`). GPU time is from CUDA graphs over
 rotating inputs (`gpu_timing`).
 
-Of each peer: `median_us`; `host_us`, what one call costs the host; `peak_mib`, memory above what
-was in use before the call; `of_floor`, the time that the bytes alone, or the operations alone,
-would take over the time taken. Of a row: `bare_us`, its matrix products alone in the library.
-`fusec` lets the race decide, `fusec-fused` and `fusec-library` force a side; `best/fusec` compares
-with the fastest peer that is not fusec.
+Of each peer: `median_us`; `host_us`, what one call costs the host while the device is idle;
+`peak_mib`, memory above what was in use before the call; `of_floor`, the time that the bytes alone,
+or the operations alone, would take over the time taken. Of a row: `bare_us`, its matrix products
+alone in the library. `fusec` lets the race decide, `fusec-fused` and `fusec-library` force a side;
+`best/fusec` compares with the fastest peer that is not fusec.
 
 Not measured yet: Liger's kernels.
 

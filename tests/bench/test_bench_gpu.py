@@ -185,6 +185,13 @@ def test_input_sets_together_exceed_the_cache_and_differ():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+def test_the_time_of_the_host_is_that_of_calls_on_an_idle_device():
+    done: list[str] = []
+    wait = functools.partial(done.append, "wait")
+    assert gpu_timing.host_seconds(lambda: done.append("call"), 2, wait) > 0
+    assert done == ["call"] * 3 + ["wait", "call"] * 2 + ["wait"]
+
+
 def test_without_a_device_the_command_says_what_works_here(tmp_path, capsys):
     assert gpu.main(["--out", str(tmp_path)]) == 4
     assert "--dry-run" in capsys.readouterr().err
