@@ -325,8 +325,8 @@ class RowLoop:
     """A loop over the rows of some tensors, a chunk of rows at a time.
 
     The body's inputs are, in this order: sizes (``count``, if it is one, and any of the enclosing
-    graph's); a buffer for each of ``sliced`` and of ``whole``; ``added``. It returns the rows of
-    ``results``, then the terms to be added to ``sums``.
+    graph's); a buffer for each of ``sliced`` and of ``whole``; ``added``; a buffer for each of
+    ``placed``. It returns the rows of ``results``, then the terms to be added to ``sums``.
 
     Attributes:
         rows: the number of all rows.
@@ -335,6 +335,7 @@ class RowLoop:
         body: the graph of one chunk, or its schedule.
         sliced: windows whose first axis is the rows; the body takes a chunk of each.
         results: buffers of which the body computes some rows; row-major.
+        placed: the same, but the body's kernels store the rows there.
         sums: buffers that start at 0, to which the loop adds.
         added: buffers that start at 0, to which the body itself adds.
     """
@@ -349,6 +350,7 @@ class RowLoop:
     results: tuple[Buffer, ...]
     sums: tuple[Buffer, ...]
     added: tuple[Buffer, ...]
+    placed: tuple[Buffer, ...] = ()
 
     impure: ClassVar[bool] = False
     is_launch: ClassVar[bool] = True
@@ -375,6 +377,14 @@ class RowLoop:
         """The views that the loop reads."""
         return (*self.sliced, *self.whole)
 
+    @property
+    def chunks(self) -> dict[Buffer, Buffer]:
+        """The buffers that it computes by rows -> the body's buffers for a chunk of their rows."""
+        inner = [item for item in self.graph.inputs if isinstance(item, Buffer)]
+        made = [view.buffer for view in argument_views(self.graph.outputs)][: len(self.results)]
+        made += inner[len(inner) - len(self.placed) :]
+        return dict(zip((*self.results, *self.placed), made, strict=True))
+
     def reading(self, instead: Mapping[Buffer, Buffer]) -> RowLoop:
         """Return the loop with the buffers that it reads replaced as ``instead`` maps them."""
         if not any(view.buffer in instead for view in self.views):
@@ -393,7 +403,7 @@ class RowLoop:
     @property
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers that the loop defines."""
-        return (*self.results, *self.sums, *self.added)
+        return (*self.results, *self.placed, *self.sums, *self.added)
 
     @property
     def sizes(self) -> tuple[Size, ...]:

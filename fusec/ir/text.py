@@ -273,6 +273,8 @@ def print_row_loop(loop: RowLoop) -> str:
     if loop.sums or loop.added:
         names = ", ".join(b.name for b in (*loop.sums, *loop.added))
         lines.append(f"  added up {names}")
+    if loop.placed:
+        lines.append(f"  stored by the body {', '.join(b.name for b in loop.placed)}")
     match loop.body:
         case Graph():
             body = print_graph(loop.body)

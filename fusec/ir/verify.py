@@ -332,7 +332,7 @@ def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
     for view in loop.views:
         check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
     inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
-    given = len(loop.views) + len(loop.added)
+    given = len(loop.views) + len(loop.added) + len(loop.placed)
     check(len(inner) == given, line, f"its body takes {len(inner)} buffers of {given}")
     for view, buffer in zip(loop.sliced, inner, strict=False):
         check(view.shape[0] is loop.rows, line, f"{view.buffer} has {view.shape[0]} rows")
@@ -341,8 +341,8 @@ def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
     outputs = argument_views(loop.graph.outputs)
     made = len(loop.results) + len(loop.sums)
     check(len(outputs) == made, line, f"its body returns {len(outputs)} of {made} buffers")
-    for view, buffer in zip(outputs, loop.results, strict=False):
+    for buffer, part in loop.chunks.items():
         row = product(buffer.shape)
-        check(row is loop.rows * view.shape[1], line, f"{view.buffer} has not {buffer}'s rows")
+        check(row is loop.rows * part.shape[1], line, f"{part} has not {buffer}'s rows")
     for buffer in loop.writes:
         _define(buffer, defined, line)

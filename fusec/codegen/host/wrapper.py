@@ -56,7 +56,6 @@ from fusec.ir.graph import (
     SizeValue,
     Step,
     View,
-    argument_views,
 )
 from fusec.ir.host import (
     Allocation,
@@ -271,16 +270,16 @@ class _Wrapper:
         sizes = [i for i in loop.graph.inputs if isinstance(i, Size)]
         args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
         args += [self._rows_of(view, count) for view in loop.sliced]
-        args += [self._view(view) for view in loop.whole] + [
-            f"{self.names(b)}.data" for b in loop.added
-        ]
+        args += [self._view(view) for view in loop.whole]
+        args += [f"{self.names(b)}.data" for b in loop.added]
+        places: dict[Buffer, str] = {}
+        for buffer, part in loop.chunks.items():
+            row = View(buffer, (loop.rows, part.shape[1]), part.strides, index(0))
+            places[buffer] = self._rows_of(row, count)
+        args += [places[b] for b in loop.placed]
         self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
-        outputs = argument_views(loop.graph.outputs)
-        for position, (buffer, view) in enumerate(zip(loop.results, outputs, strict=False)):
-            width = view.shape[1]
-            row = View(buffer, (loop.rows, width), (width, index(1)), index(0))
-            place = self._rows_of(row, count)
-            self.lines.append(f"    {place}.data.copy_(part[{position}])")
+        for position, buffer in enumerate(loop.results):
+            self.lines.append(f"    {places[buffer]}.data.copy_(part[{position}])")
         for position, buffer in enumerate(loop.sums, len(loop.results)):
             self.lines.append(f"    {self.names(buffer)}.data.add_(part[{position}])")
         self.lines.append("    del part")

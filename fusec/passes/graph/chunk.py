@@ -21,13 +21,24 @@ f32 where that is narrower. The pass has no notion of a loss.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, reductions
-from fusec.ir.graph import Def, Graph, Kernel, Line, RowLoop, Schedule, Step
+from fusec.ir.graph import (
+    Def,
+    Graph,
+    Kernel,
+    Line,
+    RowLoop,
+    Schedule,
+    Step,
+    all_kernels,
+    argument_views,
+)
 from fusec.ir.index import Index, Size, index
 from fusec.ir.machine import FusionTuning
 from fusec.passes.dag import below, between, dependencies, find_uses
@@ -44,7 +55,8 @@ def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
     for loop in schedule.loops:
         body = cut(loop.graph)
         decisions += body.decisions
-        cut_into[loop] = replace(loop, body=body.map_kernels(partial(_inside, loop.name)))
+        body = body.map_kernels(partial(_inside, loop.name))
+        cut_into[loop] = _stored_by_body(replace(loop, body=body), body)
     steps = tuple(cut_into.get(step, step) for step in schedule.steps)
     return replace(schedule, steps=steps, decisions=decisions) if cut_into else schedule
 
@@ -52,6 +64,26 @@ def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
 def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
     """Return the kernel renamed to be unique outside of its loop, too."""
     return (replace(kernel, name=f"{loop}_{kernel.name}"),)
+
+
+def _stored_by_body(loop: RowLoop, body: Schedule) -> RowLoop:
+    """Return the loop with rows that its body's kernels compute stored where they belong.
+
+    The body takes a window of the result as a buffer, in the place of returning one to be copied.
+    """
+    stored = {store.buffer for kernel in all_kernels(body) for store in kernel.stores}
+    returned = Counter(view.buffer for view in argument_views(body.graph.outputs))
+    placed = {b: part for b, part in loop.chunks.items() if part in stored and returned[part] == 1}
+    if not placed:
+        return loop
+    outputs = zip((*loop.results, *loop.sums), body.graph.outputs, strict=True)
+    graph = replace(
+        body.graph,
+        inputs=(*body.graph.inputs, *placed.values()),
+        outputs=tuple(output for buffer, output in outputs if buffer not in placed),
+    )
+    results = tuple(b for b in loop.results if b not in placed)
+    return replace(loop, body=replace(body, graph=graph), results=results, placed=tuple(placed))
 
 
 def chunk(

@@ -278,6 +278,10 @@ def _run_row_loop(
     """Run the body for each chunk of rows: results go into their rows, sums are added up."""
     _check_memory(loop, env)
     rows = eval_scalar(loop.rows, env)
+
+    def rows_of(buffer: Buffer) -> np.ndarray:
+        return from_storage(buffer, env).reshape(rows, -1)
+
     for buffer in (*loop.sums, *loop.added):
         from_storage(buffer, env)[...] = 0
     for start in range(0, rows, loop.chunk):
@@ -286,16 +290,19 @@ def _run_row_loop(
         sliced = [_window(view, env)[start : start + count] for view in loop.sliced]
         whole = [_window(view, env) for view in loop.whole]
         added = [from_storage(buffer, env) for buffer in loop.added]
-        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added))
+        parts = [rows_of(buffer)[start : start + count] for buffer in loop.placed]
+        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added, *parts))
         given = replace(inner, storage=dict(inner.storage))
         _run_body(body, inner, extern, kernel)
         values = _collect_outputs(loop.graph, inner)
         for buffer, value in zip(loop.results, values, strict=False):
-            from_storage(buffer, env).reshape(rows, -1)[start : start + count] = value
+            rows_of(buffer)[start : start + count] = value
         for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
             from_storage(buffer, env)[...] += value
         for buffer in loop.added:
             from_storage(buffer, env)[...] = from_storage(buffer, given)
+        for part, buffer in zip(parts, loop.placed, strict=True):
+            part[...] = from_storage(loop.chunks[buffer], given)
 
 
 def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:

@@ -145,9 +145,23 @@ def test_products_with_the_rows_are_sliced_or_added_up() -> None:
     dw = head.product("dw", transposed(d), whole(head.x))
     xd = head.product("xd", transposed(head.x), whole(d))
     schedule, (loop,) = run(head, dx, dw, xd)
-    assert [b.name for b in loop.results] == ["dx"]
+    assert [b.name for b in loop.results] == ["dx"] and not loop.placed
     assert [b.name for b in loop.added] == ["dw", "xd"]
     assert "aten.addmm_.default(dw" in print_schedule(schedule)
+
+
+def test_kernels_store_rows_where_they_belong() -> None:
+    head = Head()
+    m = head.row_max()
+
+    def total(i: Axis) -> Expr:
+        v = Axis("v", index(V))
+        return Reduce(SUM, (v,), at(head.mm, i, v))
+
+    schedule, (loop,) = run(head, m, head.define("s", (head.rows,), total))
+    assert [b.name for b in loop.placed] == ["m", "s"] and not loop.results
+    assert loop.graph.inputs[-2:] == tuple(loop.chunks.values()) and not loop.graph.outputs
+    assert "stored by the body m, s" in print_schedule(schedule)
 
 
 def test_what_is_left_of_a_sum_over_rows_comes_after_the_loop() -> None:
