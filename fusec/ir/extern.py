@@ -9,6 +9,7 @@ of a closed set that the frontend chooses from (``frontend/effects.py``)::
              | BiasedProduct                  args[0] + args[1] @ args[2]
              | Convolution                    a call that may apply more to its result
              | CopyInto | WriteInto           args[0] is written: all of it, or a part
+             | AddProduct                     args[1] @ args[2] is added to args[0]
              | WindowUpdate | Scatter         args[0] with a part replaced, as a new tensor
 
 No rewrite depends on the name of an operation.
@@ -195,6 +196,14 @@ class WriteInto:
     moved: Index
 
 
+@dataclass(frozen=True, slots=True)
+class AddProduct:
+    """``args[1] @ args[2]`` is added to ``args[0]``, a sum in f32 where the matrices have 16 bits.
+
+    ATen's call takes one type; ``runtime.calls.executable.add_product`` does this with two.
+    """
+
+
 Effect: TypeAlias = (
     Unknown
     | Alias
@@ -207,6 +216,7 @@ Effect: TypeAlias = (
     | WindowUpdate
     | Scatter
     | WriteInto
+    | AddProduct
 )
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -362,7 +372,7 @@ class Extern:
     def written(self) -> View | None:
         """The argument that it is known to write, or None."""
         match self.effect, self.args:
-            case ((CopyInto() | WriteInto()), (View() as target, *_)):
+            case ((CopyInto() | WriteInto() | AddProduct()), (View() as target, *_)):
                 return target
         return None
 

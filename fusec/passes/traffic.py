@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.errors import InternalError
-from fusec.ir.extern import WriteInto
+from fusec.ir.extern import AddProduct, WriteInto
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, View, kernel_nodes
 from fusec.ir.machine import Machine
 from fusec.passes.fusion.cost import (
@@ -72,6 +72,9 @@ def extern_bytes(extern: Extern) -> int:
         case WriteInto() as part:
             changed, *views = views
             written += part.moved.hint() * changed.buffer.dtype.itemsize
+        case AddProduct():
+            total, *views = views
+            written += 2 * view_bytes(total)
     reads = [view_bytes(view) for view in views]
     if extern.title.partition(".")[0] in GATHERS and reads:
         reads[0] = min(reads[0], written)

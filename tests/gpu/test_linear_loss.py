@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu_timing import peak_bytes
+from fusec.runtime.calls.executable import add_product
 from tests.support import check, compile_with, tune, values
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +38,17 @@ def test_loss_and_gradients(reduction, dtype):
         return F.cross_entropy(F.linear(x, w), t, reduction=reduction)
 
     check(loss, *operands(dtype), train=True, tol=1e-3 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_a_product_is_not_rounded_before_it_is_added(dtype):
+    a, b = (torch.randn(*s, device="cuda", dtype=dtype) for s in ((1000, 4096), (4096, 256)))
+    total = torch.ones(1000, 256, device="cuda")
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        add_product(total, a, b)
+    exact = 1 + a.double() @ b.double()  # some 64, which bf16 rounds by up to 0.1
+    assert (total - exact).abs().max() < 1e-3
+    assert not any("elementwise" in event.key for event in seen.key_averages())
 
 
 def test_label_smoothing():

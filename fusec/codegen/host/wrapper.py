@@ -2,9 +2,10 @@
 
 ``runtime.executable`` binds the few names that it uses: ``empty`` (shape, strides, dtype),
 ``window`` (a strided view; ``strided`` where a call only reads it), ``restride`` (an eager kernel's
-result with the traced strides), ``constant`` (an argument that only the FX graph has), the kernels
-by name, and ``extern_<node>`` for eager kernels. What it does, and where memory is allocated,
-reused and freed, is the host program's (``ir/host.py``): this module prints its statements.
+result with the traced strides), ``add_product`` (to a sum), ``constant`` (an argument that only the
+FX graph has), the kernels by name, and ``extern_<node>`` for eager kernels. What it does, and where
+memory is allocated, reused and freed, is the host program's (``ir/host.py``): this module prints
+its statements.
 
 Worked example::
 
@@ -38,7 +39,7 @@ from fusec.codegen.host.runs import RunCode, run_codes
 from fusec.errors import InternalError
 from fusec.ir.dtype import DTYPES
 from fusec.ir.expr import Buffer
-from fusec.ir.extern import NodeOfBuffer
+from fusec.ir.extern import AddProduct, NodeOfBuffer
 from fusec.ir.graph import (
     Argument,
     Comparison,
@@ -71,7 +72,7 @@ from fusec.ir.program import Program
 
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
-    "mkldnn", "ops", "float", "min", "_",
+    "mkldnn", "ops", "float", "min", "add_product", "_",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -370,6 +371,8 @@ def _is_window(argument: Argument) -> bool:
 
 def callee(extern: Extern) -> str:
     """Return the callee of an extern: the library's name if it has one, or a bound name."""
+    if extern.effect == AddProduct():
+        return "add_product"
     if extern.target.startswith(("aten.", "mkl.", "mkldnn.")):
         return extern.target
     return f"ops.{extern.target}" if extern.library else f"{_EXTERN}{extern.node}"

@@ -25,7 +25,7 @@ from fusec.ir.expr import (
     loads,
     postorder,
 )
-from fusec.ir.extern import Product, WriteInto
+from fusec.ir.extern import AddProduct, Product
 from fusec.ir.graph import Argument, Def, Extern, Graph, Line, RowLoop, View, whole_view
 from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
 from fusec.ir.rewrite import rewrite
@@ -305,18 +305,15 @@ class RowBody:
             raise NotByRows(f"{made}: a product along other rows")
         arguments = (self._argument(left, 1), self._argument(right, 0))
         self._gone.add(made)
-        if made.dtype not in (BF16, F16):
-            self._added[made] = None
-            self._nodes.append(_adding(node, known, made, arguments))
-            return
-        inner = Buffer(made.name, made.shape, made.strides, made.dtype)
-        outer = Buffer.row_major(f"{made.name}_sum", made.shape, F32)
-        self._nodes.append(_product(node, arguments, (inner,)))
-        self._sums[outer] = inner
-        self._gone.add(outer)
-        axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(made.shape))
-        value = cast(Load(outer, tuple(map(index, axes))), made.dtype)
-        self.after[position] = Def(made, axes, value, node.origin)
+        total = made
+        if made.dtype in (BF16, F16):
+            total = Buffer.row_major(f"{made.name}_sum", made.shape, F32)
+            self._gone.add(total)
+            axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(made.shape))
+            value = cast(Load(total, tuple(map(index, axes))), made.dtype)
+            self.after[position] = Def(made, axes, value, node.origin)
+        self._added[total] = None
+        self._nodes.append(_adding(node, known, total, arguments))
 
     def _argument(self, view: View, place: int) -> View:
         """Return an argument's view for a chunk of rows; its dimension ``place`` is the rows."""
@@ -350,7 +347,7 @@ def _adding(node: Extern, known: Product, total: Buffer, args: tuple[View, ...])
         args=(whole_view(total), *args),
         outputs=(),
         reason=_ADDED,
-        effect=WriteInto(product(total.shape)),
+        effect=AddProduct(),
         impure=True,
         decomposition=(),
     )

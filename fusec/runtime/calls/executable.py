@@ -72,6 +72,27 @@ def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return made.copy_(tensor)
 
 
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Add ``a @ b`` to ``total``, which is f32 where a and b have 16 bits.
+
+    That is one call of the library on CUDA: the product is not rounded, nor read again to be added.
+    ATen has no kernel for it on CPUs (2.11 to 2.15), and torch documents it for CUDA alone.
+    """
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif total.is_cuda and _adds_in_f32(a.dtype):
+        # The same object: another view of it would be copied first.
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.add_(a @ b)
+
+
+def _adds_in_f32(dtype: torch.dtype) -> bool:
+    """Return True if the library adds products of 16 bits to f32, as it may be asked not to."""
+    in_f16 = dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
+    return torch.version.hip is None and not in_f16
+
+
 class _Operators:
     """A namespace of operators, such as ``torch.ops.aten``, without torch's Python wrappers.
 
@@ -135,6 +156,7 @@ def bind(
         "window": window,
         "strided": reinterpret,
         "restride": restride,
+        "add_product": add_product,
         "aten": _Operators(torch.ops.aten),
         "mkl": _Operators(torch.ops.mkl),
         "mkldnn": _Operators(torch.ops.mkldnn),

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.codegen.host.wrapper import callee, print_statements, print_wrapper
 from fusec.codegen.targets import find_target
@@ -29,7 +31,7 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.memory.buffers import plan_host
-from fusec.runtime.calls.executable import bind, restride
+from fusec.runtime.calls.executable import add_product, bind, restride
 from fusec.runtime.calls.outside import NOTHING
 from tests.fuzz.graphs import Example
 from tests.fuzz.pipeline import lower_all, small_target
@@ -397,3 +399,53 @@ def test_a_result_with_other_strides_is_copied() -> None:
 def test_an_expanded_result_cannot_be_made_dense_in_place() -> None:
     with pytest.raises(RuntimeError, match="were traced"):
         restride(torch.randn(4, 6), (0, 1))
+
+
+# -- sums of products ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_a_product_is_added_to_a_sum_of_its_type_or_a_wider_one(dtype: torch.dtype) -> None:
+    a, b = torch.randn(8, 16).to(dtype), torch.randn(16, 4).to(dtype)
+    total = torch.ones(8, 4)
+    add_product(total, a, b)
+    share = 0.0 if dtype is torch.float32 else torch.finfo(dtype).eps  # rounded before it is added
+    exact = 1 + a.double() @ b.double()
+    torch.testing.assert_close(total.double(), exact, rtol=1e-5 + share, atol=1e-5 + share)
+
+
+class Called(TorchDispatchMode):
+    """Notes the operations of ATen that are called, and runs none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if str(func).startswith("prim"):  # a fake tensor is asked for its device
+            return func(*args, **(kwargs or {}))
+        self.names.append(str(func))
+        assert (kwargs or {}).get("out", args[0]) is args[0]  # else it would be copied first
+        return args[0]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_a_gpu_adds_to_a_wider_sum_in_one_call(dtype: torch.dtype) -> None:
+    with FakeTensorMode():
+        total = torch.empty(8, 4, device="cuda")
+        a, b = (torch.empty(*s, device="cuda", dtype=dtype) for s in ((8, 16), (16, 4)))
+
+    def called() -> list[str]:
+        with Called() as seen:
+            add_product(total, a, b)
+        return seen.names
+
+    assert called() == ["aten.addmm.dtype_out"]
+    settings = torch.backends.cuda.matmul
+    settings.allow_fp16_accumulation = True
+    try:  # torch refuses to sum in f16 for f32
+        assert len(called()) == (1 if dtype is torch.bfloat16 else 2)
+    finally:
+        settings.allow_fp16_accumulation = False
