@@ -179,7 +179,7 @@ EXAMPLES = {
     "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
     "loss": Example(
         lambda x, w, t: F.cross_entropy(x @ w, t),
-        ((64, 16), (16, 200), torch.arange(64) % 200),
+        ((512, 16), (16, 200), torch.arange(512) % 200),
         train=True,
         options={"chunk_bytes": 2000},
     ),

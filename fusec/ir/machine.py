@@ -88,7 +88,7 @@ class FusionTuning:
     """A buffer with at least one of so many of the expansion's elements counts as equally large."""
     chunk_recomputed: int = 2
     """Expansions of so many times the options' ``chunk_bytes`` are recomputed rather than saved:
-    that costs one product more beside three."""
+    that costs one product more beside three, which shows where all else takes little time."""
     chunk_bytes: int = 1 << 25
     """Bytes of an expansion in one chunk: few enough to bound memory, many enough for a GEMM whose
     other operand, read once a chunk, is as large (measured 2026-11: no difference between 16 and
@@ -96,6 +96,12 @@ class FusionTuning:
     chunk_rows: int = 256
     """Least rows of a chunk: weights are read, and their gradient is read and written, once a
     chunk; the arithmetic of so many rows hides that traffic."""
+    chunk_sum_rows: int = 1
+    """Least rows of a chunk where products of 16 bits are added up in f32: each chunk reads and
+    writes the sum, in 8 bytes an element beside 6 operations for each of its rows."""
+    chunk_gain: float = 1.5
+    """Least ratio of the memory that whole rows take to that of a sum in f32, for there to be a
+    sum."""
     chunk_alignment: int = 16
     """Chunks begin at multiples of so many rows, which keeps addresses aligned."""
 

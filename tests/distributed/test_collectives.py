@@ -92,7 +92,7 @@ def test_collectives_keep_their_order_around_a_loop_over_rows():
         each = F.cross_entropy(h @ w, t)
         return sum_over_ranks(each) + sum_over_ranks(x.sum())
 
-    inputs = values(64, 8), values(8, 128), torch.zeros(64, dtype=torch.int64)
+    inputs = values(4096, 8), values(8, 128), torch.zeros(4096, dtype=torch.int64)
     (seen,) = observe(loss, inputs)
     options = Options.from_compile(None, {"chunk_bytes": 64 * 128})
     made = compile_to_source(seen.graph, CompileContext(find_target("sm_90"), options, Trace("g")))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from fusec.codegen.targets import find_target
 from fusec.tools.report.observe import observe
 
 ROWS, C, V = 32, 8, 128
@@ -23,9 +24,12 @@ def loss(x, w, t, reduction="mean"):
     return F.cross_entropy(F.linear(x, w), t, reduction=reduction)
 
 
-def graphs(fn: Any, dtype: torch.dtype = torch.float32) -> tuple[fx.GraphModule, fx.GraphModule]:
+def graphs(
+    fn: Any, dtype: torch.dtype = torch.float32, target: str = "cpu"
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     x, w = torch.randn(ROWS, C).to(dtype), torch.randn(V, C).to(dtype)
-    forward, backward = observe(fn, (x, w, torch.zeros(ROWS, dtype=torch.int64)), train=True)
+    inputs = x, w, torch.zeros(ROWS, dtype=torch.int64)
+    forward, backward = observe(fn, inputs, train=True, target=find_target(target))
     return forward.graph, backward.graph
 
 
@@ -102,6 +106,17 @@ def test_one_product_more_is_for_large_expansions(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(ROWS * V * 4 // 2 + 1))
     forward, backward = graphs(lambda x, w, t: loss(x, w, t, "none"))
     assert (products(forward), products(backward)) == (1, 2)
+
+
+@pytest.mark.parametrize(("times", "again"), ((31, 0), (32, 1)))
+def test_one_product_more_is_for_far_larger_expansions_on_a_gpu(
+    times: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it is a fourth of the step, of which all else takes little."""
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(ROWS * V * 4 // times))
+    forward, backward = graphs(lambda x, w, t: loss(x, w, t, "none"), target="sm_90")
+    assert (products(forward), products(backward)) == (1, 2 + again)
+    assert saves_expansion(forward) is not bool(again)
 
 
 def test_below_the_threshold_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

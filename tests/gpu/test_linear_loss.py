@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+import fusec
 from bench.gpu_timing import peak_bytes
 from fusec.runtime.calls.executable import add_product
 from tests.support import check, compile_with, tune, values
@@ -24,8 +25,8 @@ def small_chunks(monkeypatch):
     tune(monkeypatch, "fusion", chunk_bytes=1 << 16)
 
 
-def operands(dtype):
-    x, w = values(ROWS, WIDTH), values(CLASSES, WIDTH, seed=1) * 0.2
+def operands(dtype, width=WIDTH):
+    x, w = values(ROWS, width), values(CLASSES, width, seed=1) * (1.6 / width**0.5)
     t = values(ROWS, dtype=torch.int64, low=0, high=CLASSES, seed=2)
     t[::7] = -100
     return x.to(dtype).cuda(), w.to(dtype).cuda(), t.cuda()
@@ -38,6 +39,18 @@ def test_loss_and_gradients(reduction, dtype):
         return F.cross_entropy(F.linear(x, w), t, reduction=reduction)
 
     check(loss, *operands(dtype), train=True, tol=1e-3 if dtype == torch.float32 else 2e-2)
+
+
+def test_rows_that_are_whole_for_a_product_behind_the_loop():
+    """A sum of the weights' gradient in f32 would be as large as the gradient of the logits."""
+
+    def loss(x, w, t):
+        return F.cross_entropy(F.linear(x, w), t)
+
+    inputs = operands(torch.bfloat16, 2048)
+    check(loss, *inputs, train=True, tol=2e-2)
+    (forward, _) = fusec.explain(loss, *inputs, train=True).graphs
+    assert any("is whole" in decision.reason for decision in forward.decisions)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)

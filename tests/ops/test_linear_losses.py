@@ -86,6 +86,18 @@ def test_other_types_match_eager(reduction, dtype):
     check(loss_of(reduction, smoothing), *inputs, train=True)
 
 
+@pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
+@pytest.mark.parametrize("rows", (40, 160), ids=("whole rows", "a sum in f32"))
+def test_gradients_in_16_bits_match_eager(rows, bias):
+    """The gradient of the logits is whole where a sum of the weight's in f32 would be as large."""
+    inputs = values(rows, C), values(V, C, seed=2), targets(rows, ignored=True)
+    b = (values(V, seed=3),) if bias else ()
+    inputs = tuple(t.bfloat16() if t.is_floating_point() else t for t in (*inputs, *b))
+    check(loss_of("mean"), *inputs, train=True)
+    (forward, _) = fusec.explain(loss_of("mean"), *inputs, train=True).graphs
+    assert ("addmm_" in str(forward.loops)) is (rows == 160)
+
+
 @pytest.mark.first
 @pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
 def test_rows_of_batch_and_time_match_eager(bias):
@@ -185,12 +197,10 @@ def peak_bytes(call) -> int:
     return most
 
 
-@pytest.mark.parametrize("reduction", ("mean", "none"))
-def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
-    rows, wide = 512, 2048
-    monkeypatch.setenv("FUSEC_VERIFY", "0")  # it would keep what is compared
-    tune(monkeypatch, "fusion", chunk_bytes=32 * wide * 4)
-    x, w = values(rows, C).requires_grad_(), values(wide, C, seed=2).requires_grad_()
+def peaks(rows: int, width: int, wide: int, dtype: torch.dtype, reduction: str) -> list[int]:
+    """Return the bytes above the gradients that eager and fusec hold at most in a step."""
+    x, w = values(rows, width).to(dtype), values(wide, width, seed=2).to(dtype)
+    x, w = x.requires_grad_(), w.requires_grad_()
     t = values(rows, dtype=torch.int64, low=0, high=wide)
 
     def loss(x, w, t):
@@ -205,11 +215,32 @@ def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
         return run
 
     step(compiled)()
-    peaks = []
+    found = []
     for call in (loss, compiled):
         x.grad = w.grad = None
-        peaks.append(peak_bytes(step(call)))
-    gradients = (x.numel() + w.numel()) * 4
-    eager, found = (peak - gradients for peak in peaks)
+        found.append(peak_bytes(step(call)) - x.nbytes - w.nbytes)
+    return found
+
+
+@pytest.mark.parametrize("reduction", ("mean", "none"))
+def test_no_more_than_a_chunk_is_in_memory(reduction, monkeypatch):
+    rows, wide = 512, 2048
+    monkeypatch.setenv("FUSEC_VERIFY", "0")  # it would keep what is compared
+    tune(monkeypatch, "fusion", chunk_bytes=32 * wide * 4)
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(rows * wide * 2))  # half: also where it costs time
+    eager, found = peaks(rows, C, wide, torch.float32, reduction)
     assert eager > 2 * rows * wide * 4
     assert found < eager / 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"), ((128, 0.65), (512, 0.25)), ids=("whole rows", "a sum in f32")
+)
+def test_a_loop_in_16_bits_takes_less_memory(rows, share, monkeypatch):
+    """Of 128 rows the gradient of the logits is whole, and the library takes half of it again."""
+    wide = 2048
+    monkeypatch.setenv("FUSEC_VERIFY", "0")
+    tune(monkeypatch, "fusion", chunk_bytes=32 * wide * 2)
+    monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(rows * wide * 2))
+    eager, found = peaks(rows, 64, wide, torch.bfloat16, "mean")
+    assert found < share * eager

@@ -16,7 +16,9 @@ then the region can run on a few rows at a time, and its buffers have only so ma
     dW[v, c]  = extern mm(d^T, x)                 extern addmm_(dW, d^T, x)
 
 Sums over rows are accumulated over the chunks: those of products in the type of their result, or in
-f32 where that is narrower. The pass has no notion of a loss.
+f32 where that is narrower. Where such a sum in f32 takes about as much memory as the rows that the
+product reads (``d`` above), these are whole and the product follows the loop, which is then around
+the expansion and what reads it alone. The pass has no notion of a loss.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import replace
 from functools import partial
 
 from fusec.ir.decision import Decision
+from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, reductions
 from fusec.ir.graph import (
     Def,
@@ -98,6 +101,7 @@ def chunk(
     """
     if not threshold or not _expansions(graph, threshold, tuning):
         return graph
+    tuning = replace(tuning, chunk_bytes=min(tuning.chunk_bytes, threshold))
     original = graph
     graph = clean(graph)
     decisions: list[Decision] = []
@@ -106,12 +110,11 @@ def chunk(
         seed = seeds[0]
         try:
             taken = sum(decision.taken for decision in decisions)
-            graph, loop = _take_out(graph, seed, f"rows_{taken}", tuning)
+            graph, reason = _take_out(graph, seed, f"rows_{taken}", tuning)
         except NotByRows as problem:
             refused.add(seed)
             decisions.append(_decision(seed, False, str(problem)))
             continue
-        reason = f"{loop.chunk} of {loop.rows} rows at a time"
         decisions.append(_decision(seed, True, reason))
     found = graph if any(decision.taken for decision in decisions) else original
     return replace(found, decisions=(*graph.decisions, *decisions))
@@ -141,45 +144,105 @@ def is_expansion(columns: int, terms: int, size: int, threshold: int, tuning: Fu
 # -- the region ------------------------------------------------------------------------------------
 
 
-def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tuple[Graph, RowLoop]:
-    """Return the graph with a loop in the place of an expansion's region, and the loop.
+class _Lines:
+    """The lines of a graph, by position, around an expansion: what grows into its region."""
+
+    def __init__(self, graph: Graph, seed: Buffer, tuning: FusionTuning) -> None:
+        self.graph, self.seed, self.tuning = graph, seed, tuning
+        self.dag, self.producer = dependencies(graph.nodes), find_uses(graph).producer
+        self.row_bytes = buffer_bytes(seed) // max(seed.shape[0].hint(), 1)
+        self.readers: dict[Buffer, set[int]] = {}
+        for position, node in enumerate(graph.nodes):
+            for buffer in node.reads:
+                self.readers.setdefault(buffer, set()).add(position)
+
+    def region(self, height: int, kept: tuple[Buffer, ...] = ()) -> tuple[set[int], RowBody]:
+        """Return the region's lines, and the body that runs them on ``height`` rows at a time.
+
+        Args:
+            kept: large buffers that are whole after the loop, where others read them.
+        Raises:
+            NotByRows: with the reason why the region cannot run by rows.
+        """
+        rows = self.seed.shape[0]
+        # A size where the last chunk may be short.
+        even = rows.is_constant and rows.const % height == 0
+        count_of_chunk = index(height if even else Size("rows", height))
+        members = {self.producer[self.seed]}
+        while True:
+            body = RowBody(rows, count_of_chunk)
+            for position in sorted(members):
+                body.add(position, self.graph.nodes[position])
+            grown = members | self._neighbours(body, kept)
+            grown |= between(self.dag, grown)
+            if grown == members:
+                return members, body
+            members = grown
+
+    def _neighbours(self, body: RowBody, kept: tuple[Buffer, ...]) -> set[int]:
+        """Return the lines that read, or make, something about as large as the expansion."""
+        found: set[int] = set()
+        for buffer in body.made:
+            if self._is_large(numel(buffer)) and buffer not in kept:
+                if buffer in self.graph.returned:
+                    raise NotByRows(f"{buffer} is returned")
+                found |= self.readers.get(buffer, set())
+        sources = {self.producer[b] for b in body.sources if b in self.producer}
+        return found | {p for p in sources if self._is_large(_points(self.graph.nodes[p]))}
+
+    def _is_large(self, points: int) -> bool:
+        return points * self.tuning.chunk_large >= numel(self.seed)
+
+    def whole(self, body: RowBody, heights: tuple[int, int]) -> tuple[Buffer, ...]:
+        """Return the operands of products over all rows that had better be whole than added up.
+
+        Products of 16 bits are added up in f32: beside two buffers of a chunk, and later the
+        results, there is a sum of twice the results' bytes, which each chunk reads and writes. Or
+        the products run once, after the loop, and their operand has all rows. That is as fast as
+        if nothing ran in chunks, so a sum has to take clearly less memory.
+
+        Args:
+            heights: rows of a chunk without and with such sums.
+        Raises:
+            NotByRows: if such an operand is itself a product.
+        """
+        results = sum(map(buffer_bytes, body.widened))
+        sums = sum(numel(result) * F32.itemsize for result in body.widened)
+        found = dict.fromkeys(b for operands in body.widened.values() for b in operands)
+        added = sums + max(results, 2 * heights[1] * self.row_bytes)
+        kept = sum(map(buffer_bytes, found)) + max(results, heights[0] * self.row_bytes)
+        if added * self.tuning.chunk_gain <= kept:
+            return ()
+        made = {line.buffer for line in self.graph.defs}
+        for buffer in found:
+            if buffer not in made:
+                raise NotByRows(f"{buffer}: a product over all rows needs it whole")
+        return tuple(found)
+
+
+def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tuple[Graph, str]:
+    """Return the graph with a loop in the place of an expansion's region, and what it does.
 
     Raises:
-        NotByRows: with the reason why the region cannot run by rows.
+        NotByRows: with the reason why the region cannot run by rows, or gains nothing by it.
     """
-    uses, dag = find_uses(graph), dependencies(graph.nodes)
-    producer = uses.producer
-    readers: dict[Buffer, set[int]] = {}
-    for position, node in enumerate(graph.nodes):
-        for buffer in node.reads:
-            readers.setdefault(buffer, set()).add(position)
-    returned = graph.returned
-    rows, size = seed.shape[0], numel(seed)
-    row_bytes = numel(seed) // max(rows.hint(), 1) * seed.dtype.itemsize
-    height = chunk_rows(rows, row_bytes, tuning)
-    # A size where the last chunk may be short.
-    even = rows.is_constant and rows.const % height == 0
-    count_of_chunk = index(height if even else Size("rows", height))
-    members = {producer[seed]}
-    while True:
-        body = RowBody(rows, count_of_chunk)
-        for position in sorted(members):
-            body.add(position, graph.nodes[position])
-        grown = set(members)
-        for buffer in (b for b in body.made if numel(b) * tuning.chunk_large >= size):
-            if buffer in returned:
-                raise NotByRows(f"{buffer} is returned")
-            grown |= readers.get(buffer, set())
-        for position in (producer[b] for b in body.sources if b in producer):
-            if _points(graph.nodes[position]) * tuning.chunk_large >= size:
-                grown.add(position)
-        grown |= between(dag, grown)
-        if grown == members:
-            break
-        members = grown
-    results = tuple(b for b in body.made if b in returned or not readers.get(b, set()) <= members)
+    rows, lines = seed.shape[0], _Lines(graph, seed, tuning)
+    height = chunk_rows(rows, lines.row_bytes, tuning)
+    if rows.is_constant and height == rows.const:
+        raise NotByRows("one chunk has all rows")
+    members, body = lines.region(height)
+    kept: tuple[Buffer, ...] = ()
+    if body.widened:
+        taller = chunk_rows(rows, lines.row_bytes, tuning, tuning.chunk_sum_rows)
+        kept = lines.whole(body, (height, taller))
+        height = height if kept else taller
+        members, body = lines.region(height, kept)
+    used = {b for b in body.made if not lines.readers.get(b, set()) <= members} | graph.returned
+    results = tuple(b for b in body.made if b in used)
     loop = body.loop(name, height, results, graph.sizes)
-    return _replaced(graph, members, below(dag, members), loop, body.after), loop
+    reason = f"{loop.chunk} of {loop.rows} rows at a time"
+    reason += "".join(f"; {buffer} is whole, for a product over all rows" for buffer in kept)
+    return _replaced(graph, members, below(lines.dag, members), loop, body.after), reason
 
 
 def _points(node: Line) -> int:
@@ -208,10 +271,15 @@ def _replaced(
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def chunk_rows(rows: Index, row_bytes: int, tuning: FusionTuning) -> int:
-    """Return the rows of a chunk: an aligned divisor of ``rows`` near the limit, else the limit."""
+def chunk_rows(rows: Index, row_bytes: int, tuning: FusionTuning, least: int = 1) -> int:
+    """Return the rows of a chunk: an aligned divisor of ``rows`` near the limit, else the limit.
+
+    Args:
+        least: rows that a chunk has at least, beside those of ``tuning``.
+    """
     step = tuning.chunk_alignment
-    fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step, tuning.chunk_rows)
+    fit = max(tuning.chunk_bytes // max(row_bytes, 1) // step * step, step)
+    fit = max(fit, tuning.chunk_rows, least)
     if not rows.is_constant:
         return fit
     if rows.const <= fit:

@@ -51,6 +51,7 @@ class RowBody:
     Attributes:
         made: outer buffer that is computed row by row -> the body's buffer.
         after: position of a line -> its remainder after the loop, which loads the complete sums.
+        widened: product over all rows whose sum is in a wider type -> operands among ``made``.
     """
 
     def __init__(self, rows: Index, count: Index) -> None:
@@ -64,6 +65,7 @@ class RowBody:
         self._sums: dict[Buffer, Buffer] = {}
         self._added: dict[Buffer, None] = {}
         self._gone: set[Buffer] = set()
+        self.widened: dict[Buffer, tuple[Buffer, ...]] = {}
 
     @property
     def sources(self) -> tuple[Buffer, ...]:
@@ -307,6 +309,7 @@ class RowBody:
         self._gone.add(made)
         total = made
         if made.dtype in (BF16, F16):
+            self.widened[made] = tuple(b for b in node.reads if b in self.made)
             total = Buffer.row_major(f"{made.name}_sum", made.shape, F32)
             self._gone.add(total)
             axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(made.shape))
