@@ -17,12 +17,16 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench import runtimes
+
 PEERS = ("eager", "inductor", "fusec")
 VARIANTS = (*PEERS, "fusec-fused", "fusec-library")
 """Where products can run in several ways: fusec's choice, and each side of it forced."""
 TUNED = ("inductor-max", "fusec")
 FROZEN = (*PEERS, "inductor-freezing", "fusec-freeze")
 """Where nothing is trained: both compilers also with weights that are constants to them."""
+DEPLOYED = (*FROZEN, "openvino", "onnxruntime")
+"""What a user might run a trained model with."""
 
 SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "inductor-max": ("inductor", {"mode": "max-autotune-no-cudagraphs"}),
@@ -121,6 +125,8 @@ def compiled(
         return call
     if peer == "cudnn":
         return with_cudnn(call)
+    if peer in runtimes.RUNTIMES:
+        return runtimes.compiled(call, peer)
 
     def entry(*args: Any) -> Any:
         return call(*args)
