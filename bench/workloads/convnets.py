@@ -64,31 +64,40 @@ class Inverted(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """MobileNetV3, large (Howard et al., 2019)."""
+    """MobileNetV3 (Howard et al., 2019): the large one, or the small one."""
 
-    ROWS = (
+    LARGE = (
         (3, 16, 16, 0, 0, 1), (3, 64, 24, 0, 0, 2), (3, 72, 24, 0, 0, 1), (5, 72, 40, 1, 0, 2),
         (5, 120, 40, 1, 0, 1), (5, 120, 40, 1, 0, 1), (3, 240, 80, 0, 1, 2), (3, 200, 80, 0, 1, 1),
         (3, 184, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1), (3, 480, 112, 1, 1, 1),
         (3, 672, 112, 1, 1, 1), (5, 672, 160, 1, 1, 2), (5, 960, 160, 1, 1, 1),
         (5, 960, 160, 1, 1, 1),
     )  # fmt: skip
+    SMALL = (
+        (3, 16, 16, 1, 0, 2), (3, 72, 24, 0, 0, 2), (3, 88, 24, 0, 0, 1), (5, 96, 40, 1, 1, 2),
+        (5, 240, 40, 1, 1, 1), (5, 240, 40, 1, 1, 1), (5, 120, 48, 1, 1, 1), (5, 144, 48, 1, 1, 1),
+        (5, 288, 96, 1, 1, 2), (5, 576, 96, 1, 1, 1), (5, 576, 96, 1, 1, 1),
+    )  # fmt: skip
     """Kernel, width, outputs, squeeze, hardswish, stride."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, small: bool = False) -> None:
         super().__init__()
+        rows, hidden = (self.SMALL, 1024) if small else (self.LARGE, 1280)
         blocks, channels = [], 16
-        for side, wide, outputs, squeeze, hard, stride in self.ROWS:
+        for side, wide, outputs, squeeze, hard, stride in rows:
             gate = Squeeze(wide, wide // 4, nn.ReLU, nn.Hardsigmoid) if squeeze else None
             act = nn.Hardswish if hard else nn.ReLU
             blocks.append(Inverted((channels, wide, outputs), side, stride, act, gate))
             channels = outputs
+        last = 6 * channels
         self.features = nn.Sequential(
             convolution(3, 16, 3, 2, nn.Hardswish),
             *blocks,
-            convolution(160, 960, 1, 1, nn.Hardswish),
+            convolution(channels, last, 1, 1, nn.Hardswish),
         )
-        self.head = nn.Sequential(nn.Linear(960, 1280), nn.Hardswish(), nn.Linear(1280, 1000))
+        self.head = nn.Sequential(
+            nn.Linear(last, hidden), nn.Hardswish(), nn.Linear(hidden, 1000)
+        )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
