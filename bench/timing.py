@@ -29,15 +29,37 @@ def seconds_of(step: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def settle(limit: float = 0.3, glance: float = 0.005) -> None:
+    """Wait until no thread of this process runs, at most ``limit`` seconds.
+
+    Threads that have nothing to do spin before they sleep, in case a call comes: torch's for 2 to
+    5 ms, ONNX Runtime's for 40 (2026-11-26). Calls of another peer would compete with them.
+    """
+    deadline, rests = time.perf_counter() + limit, 0
+    while rests < 2 and time.perf_counter() < deadline:
+        before = time.process_time()
+        time.sleep(glance)
+        rests = rests + 1 if time.process_time() - before < glance / 10 else 0
+
+
 def interleaved(
-    steps: Mapping[str, Callable[[], object]], *, rounds: int, budget: float, at_least: float = 0.01
+    steps: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    budget: float,
+    at_least: float = 0.01,
+    apart: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds a call of each peer, one sample a round: A B C, B C A, C A B, ...
 
     Args:
-        rounds: at most this many; at least five.
+        rounds: at most this many; the first five also beyond the budget.
         budget: seconds after which no further round is started.
         at_least: seconds of one sample; a faster call is repeated within it.
+        apart: let the others' threads rest before a sample, and call once before its clock starts:
+            for peers with threads of their own.
+        clock: says the seconds that samples are counted in.
     """
     repeats = {}
     for name, step in steps.items():
@@ -53,10 +75,13 @@ def interleaved(
                 break
             for name in order[index % len(order) :] + order[: index % len(order)]:
                 n, step = repeats[name], steps[name]
-                start = time.perf_counter()
+                if apart:
+                    settle()
+                    step()
+                start = clock()
                 for _ in range(n):
                     step()
-                samples[name].append((time.perf_counter() - start) / n)
+                samples[name].append((clock() - start) / n)
     return samples
 
 
