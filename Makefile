@@ -15,6 +15,12 @@ NEWEST_STAMP := $(NEWEST)/.installed
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 
+# What `make bench-peers` measures fusec beside, and how: BUSY=2, ROWS="--only swin".
+BESIDE := .venv-peers
+BESIDE_STAMP := $(BESIDE)/.installed
+BUSY ?= 0
+ROWS ?=
+
 # Each test worker computes on one thread, so that JOBS workers do not fight over the cores.
 # A worker runs neighbouring tests, which share what their module builds.
 # They share the bytecode of tests, too, also where the environment says that none is written.
@@ -35,7 +41,7 @@ INTERIORS := tests/runtime/kernels/test_triton_kernel.py tests/runtime/kernels/t
 EMULATED := gpt2 bert llama vit
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples docs emulate test test-all test-newest test-newest-quick test-oldest fuzz bench lint format clean
+.PHONY: help demo examples docs emulate test test-all test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
@@ -49,6 +55,7 @@ help:
 	@echo "make test-oldest        make test with the oldest torch and Triton, in .venv-oldest"
 	@echo "make fuzz      a night of random programs against eager (HOURS=8); failures and corpus in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
+	@echo "make bench-peers        the same, OpenVINO and ONNX Runtime, in .venv-peers; BUSY=2 ROWS=--quick"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    rewrite the sources as ruff formats them"
 	@echo "make clean     remove the virtual environments and what tools left behind"
@@ -67,6 +74,12 @@ $(NEWEST_STAMP) $(OLDEST_STAMP): .venv-%/.installed: \
 	  | cat - constraints-$*.txt > .venv-$*/constraints.txt
 	.venv-$*/bin/python -m pip install --disable-pip-version-check --no-cache-dir \
 	  -c .venv-$*/constraints.txt -e ".[cli,demo,test,bench]"
+	@touch $@
+
+$(BESIDE_STAMP): pyproject.toml constraints.txt bench/constraints-peers.txt
+	$(PYTHON) -m venv $(BESIDE)
+	$(BESIDE)/bin/python -m pip install --disable-pip-version-check -c constraints.txt \
+	  -c bench/constraints-peers.txt -e ".[bench]" onnx onnxruntime onnxscript openvino pytest
 	@touch $@
 
 demo: $(STAMP)
@@ -108,6 +121,9 @@ fuzz: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
+bench-peers: $(BESIDE_STAMP)
+	$(BESIDE)/bin/python -m bench.peers --busy $(BUSY) $(ROWS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -118,5 +134,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) $(BESIDE) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

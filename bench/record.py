@@ -123,7 +123,7 @@ def processor() -> str:
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("fusec", "triton", "numpy", "transformers"):
+    for package in ("fusec", "triton", "numpy", "transformers", "onnxruntime", "openvino"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
