@@ -47,7 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"  {w.group} {w.label}" for w in deployed.rows()), file=sys.stderr)
         return 2
     torch.set_num_threads(options.threads)
-    kept = {name: value for name, value in vars(options).items() if name not in ("out", "cache")}
+    kept = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("out", "cache", "resume")
+    }
     kind = "peers-busy" if options.busy else "peers"
     before = results_in(options.out / f"{kind}.json") if options.resume else []
     run = record.Record(kind, options.out, **kept)
