@@ -248,8 +248,7 @@ def find_expansions(
     """
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes.gm.graph.nodes:
-        value = tensor_of(node)
-        if value is not None and value.dim() == 2 + scores and is_product(node.target):
+        if _is_product_of(node, 2 + scores):
             columns, terms = _columns(node), _columns(node.args[0])
             if is_expansion(columns, terms, _size(node), threshold, tuning):
                 large = reach((node,), partial(_pointwise_users, nodes, _numel(node)))
@@ -258,6 +257,12 @@ def find_expansions(
                 if not returned and any(_reduces(*pair, nodes, rows=not scores) for pair in pairs):
                     found[node] = large
     return found
+
+
+def _is_product_of(node: fx.Node, rank: int) -> bool:
+    """Return True for a product whose result and first operand, no bias, have so many axes."""
+    tensors = [tensor_of(x) for x in (node, *node.args[:1])] if is_product(node.target) else []
+    return bool(tensors) and all(t is not None and t.dim() == rank for t in tensors)
 
 
 def _pointwise_users(nodes: NodeDefinitions, least: int, source: fx.Node) -> list[fx.Node]:

@@ -124,3 +124,14 @@ def test_below_the_threshold_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
     forward, backward = graphs(loss)
     assert (products(forward), products(backward)) == (1, 2)
     assert saves_expansion(forward)
+
+
+def test_a_bias_without_axes_is_no_operand_with_rows() -> None:
+    """``addbmm`` of complex tensors is a product that AOTAutograd does not take apart."""
+    bias, x, y = (torch.ones(s, dtype=torch.complex64) for s in ((), (3, 4, 5), (3, 5, 6)))
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.addbmm, backend="fusec", options={"strict": True})
+    result = compiled(bias.requires_grad_(), x.requires_grad_(), y)
+    torch.testing.assert_close(result, torch.addbmm(bias, x, y))
+    result.real.sum().backward()
+    assert bias.grad is not None and bias.grad == 24
