@@ -137,6 +137,7 @@ def test_linear_and_gelu_print_as_index_notation() -> None:
         (((64, 8), (8, 8)), False, True), (((65, 8), (8, 8)), False, False),
         (((2, 9), (9, 3)), False, False), (((2, 3), (3, 9)), False, False),
         (((2, 3), (3, 4)), True, False), (((99, 2, 3), (99, 3, 1)), False, True),
+        (((3, 0), (0, 3)), False, False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=str)

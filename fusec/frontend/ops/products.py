@@ -57,7 +57,7 @@ def _is_small(call: AtenCall, b: TensorType | Value) -> bool:
     """Return True for few rows, columns and terms: a library's call costs more than the product."""
     rows, side = call.lines.fusion.small_product
     limits = zip((call.out.shape[-2], *b.shape[-2:]), (rows, side, side), strict=True)
-    return all(extent.is_constant and extent.const <= most for extent, most in limits)
+    return all(extent.is_constant and 0 < extent.const <= most for extent, most in limits)
 
 
 def _library(call: AtenCall, a: TensorType, b: TensorType) -> str | None:
