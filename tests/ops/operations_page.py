@@ -38,7 +38,8 @@ first type that an operation has; the tests say when it is out of date.
 Lowered without an eager kernel, seeds aside: {forward} of {total} operations ({share:.0%}).
 Of the {trained} with a backward graph, {backward} have it lowered.
 
-- `mm`, `bmm` and attention are eager kernels on CPUs only (design.md, §4).
+- Larger products (`mm`, `bmm`) and attention are eager kernels on CPUs only (design.md, §4); the
+  table's samples have a few rows and columns, and become sums in kernels.
 - `seeds`: one small eager kernel draws the seeds of random numbers; the draws are lowered.
 - `complex`: tensors of a type that only eager kernels compute with.
 - `outside graphs`: Dynamo ends its graph there, for the size of the result depends on data, say.
