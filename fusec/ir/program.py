@@ -237,8 +237,9 @@ class Program:
             group, "pingpong" two consumer groups with a tile each; "": every warp does both.
         programs: for a GPU, the number of persistent programs; 0: one for each grid point.
         overlaid: buffers that may alias each other.
-        rounded: for a CPU, exponentials that only ever reach memory rounded to 16 bits
-            (``codegen/lowering/precision.py``): a shorter polynomial is as good.
+        exponentials: for a CPU, those with a cheaper form (``codegen/lowering/precision.py``):
+            "rounded" if they only ever reach memory in 16 bits, "flushed" if 0 may stand for
+            subnormal numbers.
         work: how many points one kernel call visits, for the choice of threads (a CPU hint).
         code: how it is printed.
     """
@@ -262,7 +263,7 @@ class Program:
     registers: int = 0
     roles: str = ""
     programs: int = 0
-    rounded: tuple[Var, ...] = ()
+    exponentials: tuple[tuple[Var, str], ...] = ()
     code: CodeTuning = field(default_factory=CodeTuning)
 
     @property
@@ -346,8 +347,8 @@ def print_program(program: Program) -> str:
     lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
     print_block(program.body, 1, lines)
-    if program.rounded:
-        lines.append(f"rounded {_named(program.rounded)}")
+    for kind in dict.fromkeys(kind for _, kind in program.exponentials):
+        lines.append(f"{kind} {_named(tuple(v for v, k in program.exponentials if k == kind))}")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,9 @@ extern "C" void multiply_bf16(
 }
 extern "C" void exp_rounded(float *y, const float *x, long long n) {
   for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_rounded(ld_f32(x + i)));
+}
+extern "C" void exp_flushed(float *y, const float *x, long long n) {
+  for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_flushed(ld_f32(x + i)));
 }
 extern "C" void store_operand(m_bf16 *p, const float *x, long long n) {
   for (long long i = 0; i < n; i += FUSEC_W) st_operand_bf16(p + i, ld_f32(x + i));
@@ -181,16 +185,27 @@ def test_an_operand_is_rounded_to_the_nearest_and_to_even(library: tuple[int, ct
     torch.testing.assert_close(found, values.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_an_exponential_for_16_bits_is_exact_to_17(library: tuple[int, ctypes.CDLL]) -> None:
-    _, functions = library
+def exponentials(function: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return inputs, what a form of exp makes of them, and exact results, 0 if subnormal."""
     x = torch.cat(
         (torch.linspace(-87, 88, 16368), torch.tensor([0.0, -0.0, 89, -88, -200, *SPECIAL]))
     )
     x = torch.cat((x, torch.zeros(-len(x) % 16)))
     found = torch.empty_like(x)
-    functions.exp_rounded(
+    function(
         ctypes.c_void_p(found.data_ptr()), ctypes.c_void_p(x.data_ptr()), ctypes.c_longlong(len(x))
     )
-    exact = torch.where(x < -87, 0.0, x.double().exp()).float()
+    return x, found, torch.where(x < -87, 0.0, x.double().exp()).float()
+
+
+def test_an_exponential_for_16_bits_is_exact_to_17(library: tuple[int, ctypes.CDLL]) -> None:
+    x, found, exact = exponentials(library[1].exp_rounded)
     torch.testing.assert_close(found, exact, rtol=2**-17 + 1e-5, atol=0, equal_nan=True)
     assert (found[x == 0] == 1).all()
+
+
+def test_an_exponential_relative_to_the_largest_is_never_subnormal(
+    library: tuple[int, ctypes.CDLL],
+) -> None:
+    _, found, exact = exponentials(library[1].exp_flushed)
+    torch.testing.assert_close(found, exact, rtol=2**-22, atol=0, equal_nan=True)

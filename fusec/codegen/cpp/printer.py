@@ -99,6 +99,7 @@ class CppPrinter:
         self.hoisted: list[str] = []
         self.place = 0  # line at which `hoisted` is inserted: before all loops
         self.unrounded = stored_alone(program.body)
+        self.exponentials = dict(program.exponentials)
         self.positions: dict[Expr, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
@@ -342,8 +343,8 @@ class CppPrinter:
         match node:
             case Load():
                 return self.load(node, vector)
-            case Op(name="exp") if var in self.program.rounded:
-                return f"f_exp_rounded({self.operand(node.args[0], vector)})"
+            case Op(name="exp") if var in self.exponentials:
+                return f"f_exp_{self.exponentials[var]}({self.operand(node.args[0], vector)})"
             case Op():
                 return self.operation(node, vector)
             case Cast():

@@ -94,6 +94,11 @@ FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
 #endif
 }
 
+// exp for terms relative to the largest, 1: 0 below 2^-126. Subnormal factors of a product take a
+// microcode assist each.
+FUSEC_INLINE vf32 f_exp_flushed(vf32 x) { return x < -87 ? vf32{} : f_exp(x < -87 ? vf32{} : x); }
+FUSEC_INLINE float f_exp_flushed(float x) { return x < -87 ? 0 : f_exp(x); }
+
 // exp for results that are rounded to 16 bits: to 2^-17 of it, exp(0) exactly, and 0 below 2^-126.
 // On |r| <= 0.347 the coefficients fit (exp(r) - 1 - r) / r^2.
 FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {

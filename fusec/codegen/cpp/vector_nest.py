@@ -102,15 +102,15 @@ class Writer:
 
     Attributes:
         arrays: value -> the array that vectors load it from.
-        rounded: values that only ever reach memory rounded to 16 bits.
-        exponentials: names given to the exponentials among ``rounded``.
+        forms: value -> its cheaper form, if it is an exponential.
+        exponentials: the names given to such exponentials, and their forms.
     """
 
     def __init__(
-        self, storage: Storage, names: Names, width: int, rounded: frozenset[Var] = frozenset()
+        self, storage: Storage, names: Names, width: int, forms: Mapping[Var, str] | None = None
     ) -> None:
         self.storage, self.names, self.width = storage, names, width
-        self.rounded, self.exponentials = rounded, list[Var]()
+        self.forms, self.exponentials = forms or {}, list[tuple[Var, str]]()
         self.lane = Axis("l", index(width))
         self.arrays: dict[Var, TileArray] = {}
         self.scopes: list[LaneScope] = []
@@ -178,8 +178,8 @@ class Writer:
         scope = self.home(key.axes)
         if not isinstance(shown, Var | Const):
             value, shown = shown, self.let(scope, key.name, shown)
-            if key in self.rounded and isinstance(value, Op) and value.name == "exp":
-                self.exponentials.append(shown)
+            if key in self.forms and isinstance(value, Op) and value.name == "exp":
+                self.exponentials.append((shown, self.forms[key]))
         scope.memo[key] = shown
         return shown
 

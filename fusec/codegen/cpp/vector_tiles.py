@@ -40,7 +40,7 @@ from fusec.codegen.cpp.vector_nest import (
     held_type,
     loop_over,
 )
-from fusec.codegen.lowering.precision import rounded_to_16_bits
+from fusec.codegen.lowering.precision import forms_of_exponentials
 from fusec.ir.dtype import I64, DType
 from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
 from fusec.ir.index import Axis, Index, index, is_nonnegative
@@ -71,8 +71,8 @@ def vector_tiles(program: Program, width: int) -> Program:
         return program
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
-    rounded = tuple(rewrite.writer.exponentials)
-    return replace(program, lanes=(rewrite.writer.lane,), body=body, rounded=rounded)
+    exponentials = tuple(rewrite.writer.exponentials)
+    return replace(program, lanes=(rewrite.writer.lane,), body=body, exponentials=exponentials)
 
 
 CPP_FORM = (
@@ -102,7 +102,7 @@ class _Rewrite:
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.names = Names(named)
-        self.writer = Writer(self.storage, self.names, width, rounded_to_16_bits(program))
+        self.writer = Writer(self.storage, self.names, width, forms_of_exponentials(program))
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], TileArray] = {}
         self.slots: dict[Var, TileArray] = {}

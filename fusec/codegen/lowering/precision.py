@@ -16,8 +16,13 @@ a maximum stay exact: a value may be compared with its recomputation in another 
 One restriction. The approximate erf has an absolute error, 1.3e-6: negligible beside the 1 of a
 GELU, but where x is 1e-8, it is all of ``erf(x) / x``.
 
-The GPU printer uses the marks (``Program.rounded``) of all such values, the CPU printer those of
-exponentials in programs with products: other CPU programs are bound by memory.
+The GPU printer uses the marks of all such values, the CPU printer those of exponentials in programs
+with products (``Program.exponentials``): other CPU programs are bound by memory.
+
+The CPU printer has a second cheaper form. The terms ``exp(s - m)`` of an online sum are relative to
+the largest, which is 1, so one below 2^-126 counts as 0, as on a GPU. A product with such a
+subnormal number takes a microcode assist: masks of -100, as Swin has them, made an attention seven
+times as slow (Xeon, 2026-11-26).
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` t, s and t / s are marked; with s
 also stored as f32, s and t are not.
@@ -30,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from fusec.ir.dtype import BF16, F16, F32
 from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, reach
 from fusec.ir.monoid import MAX, MIN, SUM
-from fusec.ir.program import Let, Program, Put, Statement, Update, reads, statements
+from fusec.ir.program import For, Let, Program, Put, Statement, Update, reads, statements
 
 _Values = Mapping[Expr, Expr]
 _Uses = Mapping[Expr, list[Statement]]
@@ -74,6 +79,32 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     return frozenset(v for v in cheap if v.dtype is F32 and not _is_small_erf(v, values, uses))
 
 
+def forms_of_exponentials(program: Program) -> dict[Var, str]:
+    """Return the cheaper form of each value on a CPU, if it is an exponential."""
+    flushed = dict.fromkeys(relative_to_maximum(program), "flushed")
+    return flushed | dict.fromkeys(rounded_to_16_bits(program), "rounded")
+
+
+def relative_to_maximum(program: Program) -> frozenset[Var]:
+    """Return the exponentials ``exp(s - m)`` beside the loop's running maximum m of the scores s.
+
+    A running maximum has meaning only to the sums of its loop (``ir/online.py``): no exponential of
+    something else refers to it there.
+    """
+    found: set[Expr] = set()
+    for loop in statements(program.body):
+        if not isinstance(loop, For):
+            continue
+        maxima = {s.var for s in loop.body if isinstance(s, Update) and _is_op(s.value, "maximum")}
+        values: dict[Expr, Expr] = {s.var: s.value for s in loop.body if isinstance(s, Let)}
+
+        for var, value in values.items():
+            _, base = _difference(value, values)
+            if base is not None and not maxima.isdisjoint(_sources(base, values)):
+                found.add(var)
+    return frozenset(v for v in found if isinstance(v, Var) and v.dtype is F32)
+
+
 def _is_small_erf(var: Var, values: _Values, uses: _Uses) -> bool:
     """Return True for an erf used other than in a sum with a constant: it is exact near 0."""
     others = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
@@ -95,14 +126,27 @@ def _is_weight(var: Var, values: _Values, uses: _Uses) -> bool:
 
     It is rounded, or it is only summed and its s had 16 bits.
     """
-    match values[var]:
+    score, base = _difference(values[var], values)
+    if score is None or base is None or not base.axes < score.axes:
+        return False
+    named = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
+    rounded = any(_rounds(s.value) for s in named)
+    return rounded or (_is_narrow(score, values) and _is_summed(var, uses))
+
+
+def _sources(value: Expr, values: _Values) -> set[Expr]:
+    """Return a value and all that it is computed from."""
+    return set(reach((value,), lambda v: children(values[v]) if v in values else ()))
+
+
+def _difference(value: Expr, values: _Values) -> tuple[Expr, Expr] | tuple[None, None]:
+    """Return a and b of ``exp(a - b)``."""
+    match value:
         case Op(name="exp", args=(power,)):
             match values.get(power):
-                case Op(name="sub", args=(score, base)) if base.axes < score.axes:
-                    named = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
-                    rounded = any(_rounds(s.value) for s in named)
-                    return rounded or (_is_narrow(score, values) and _is_summed(var, uses))
-    return False
+                case Op(name="sub", args=(a, b)):
+                    return a, b
+    return None, None
 
 
 def _rescales_sums(var: Var, values: _Values, uses: _Uses) -> bool:

@@ -188,6 +188,11 @@ def test_exponentials_of_weights_in_16_bits_are_shorter(dtype: torch.dtype) -> N
     assert ("f_exp_rounded(v" in "".join(made.sources.values())) is (dtype is torch.bfloat16)
 
 
+def test_weights_relative_to_a_running_maximum_may_be_flushed() -> None:
+    _, made = compiled(written_out, *heads(1, 1, 200, 64))
+    assert "f_exp_flushed(v" in "".join(made.sources.values())
+
+
 def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero_and_no_others() -> None:
     _, program = kernel(written_out, *heads(1, 2, 200, 64, dtype=torch.bfloat16))
     fills = [s for s in statements(program.body) if isinstance(s, For) and s.start.axes]

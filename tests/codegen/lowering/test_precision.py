@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.codegen.lowering.precision import rounded_to_16_bits
+from fusec.codegen.lowering.precision import relative_to_maximum, rounded_to_16_bits
 from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Expr, Op
 from fusec.ir.index import Axis, index
@@ -127,3 +127,22 @@ def test_an_erf_is_cheap_beside_one_and_exact_where_small_ones_count(beside_one:
     above = b.op("add", erf, f32(1.0)) if beside_one else erf
     b.put(buffer("y", BF16, 8), c, b.cast(b.op("div", above, x), BF16))
     assert (erf in rounded_to_16_bits(b.program())) is beside_one
+
+
+@pytest.mark.parametrize("base", ["running", "scaled", "another row's", "final"])
+def test_terms_are_relative_to_a_maximum_only_while_it_runs(base: str) -> None:
+    r, c, k = Axis("r", index(4)), Axis("c", index(8)), Axis("k", index(2))
+    b = Builder("k", (), (r, c))
+    top, total = b.carry(f32(float("-inf")), r), b.carry(f32(0.0), r)
+    place = index(r) * 16 + index(k) * 8 + c
+    with b.loop(k, 2):
+        score = b.load(buffer("s", F32, 4, 16), place)
+        b.update(top, Op("maximum", (top, b.reduce(MAX, (c,), score))))
+        own = b.load(buffer("m", F32, 4), r) if base == "another row's" else top
+        shown = b.op("mul", own, f32(0.5)) if base == "scaled" else own
+        e = b.op("exp", b.op("sub", score, shown))
+        b.update(total, Op("add", (total, b.reduce(SUM, (c,), e))))
+    if base == "final":
+        e = b.op("exp", b.op("sub", b.load(buffer("x", F32, 4), r), top))
+    b.put(buffer("y", F32, 4), r, b.op("add", total, e) if base == "final" else total)
+    assert (e in relative_to_maximum(b.program())) == (base in ("running", "scaled"))
