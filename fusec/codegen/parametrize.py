@@ -218,7 +218,7 @@ def _families(programs: Mapping[str, Program], multiple: int) -> Iterator[dict[s
     """Yield families: program name -> hole values, for programs of one form on one line."""
     rough: dict[tuple[object, ...], list[str]] = {}
     for name, program in programs.items():
-        if not program.table and not program.multiplies:
+        if not (program.table or program.multiplies or program.counts):
             count = sum(1 for _ in statements(program.body))
             kinds = (count, len(program.reads), len(program.writes), *map(type, program.body))
             rough.setdefault(kinds, []).append(name)

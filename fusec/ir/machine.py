@@ -311,9 +311,6 @@ class CachedTuning:
     """Rows and columns of a tile of products that are not nested, best first."""
     terms: int = 256
     """Terms that such a tile sums in an iteration."""
-    edge: int = 12
-    """Fixed cost of a tile, in lanes (128 queries, 12 heads, head dimension 64, 2026-11: tiles of
-    96 took 1.3 times as long as tiles of 64)."""
     array: int = 1 << 20
     """Most elements of an array in which a product accumulates, one tile in each iteration."""
     full: float = 0.25

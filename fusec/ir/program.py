@@ -142,8 +142,8 @@ class Multiply:
     as are those of ``right`` in f32. ``into`` overlaps neither operand.
 
     Attributes:
-        rows, terms: i and k are less than each of these; there are none where one is not positive.
-        columns: a multiple of ``width``.
+        rows, panels, terms: i, j // width and k are less than each of these; there are none where
+            one is not positive.
         width: columns of a panel.
         adds: adds to ``into``; else overwrites it, with 0 where there are no terms.
     """
@@ -152,7 +152,7 @@ class Multiply:
     left: Matrix
     right: Matrix
     rows: tuple[Index, ...]
-    columns: int
+    panels: tuple[Index, ...]
     terms: tuple[Index, ...]
     width: int
     adds: bool
@@ -236,6 +236,8 @@ class Program:
         roles: for a GPU, warp specialization: "cooperative" has one producer warp and one consumer
             group, "pingpong" two consumer groups with a tile each; "": every warp does both.
         programs: for a GPU, the number of persistent programs; 0: one for each grid point.
+        counts: for tiles of products, lane axis -> bounds of its elements that exist, if there may
+            be fewer than lanes. What lanes beyond hold reaches neither memory nor a reduction.
         overlaid: buffers that may alias each other.
         exponentials: for a CPU, those with a cheaper form (``codegen/lowering/precision.py``):
             "rounded" if they only ever reach memory in 16 bits, "flushed" if 0 may stand for
@@ -263,6 +265,7 @@ class Program:
     registers: int = 0
     roles: str = ""
     programs: int = 0
+    counts: tuple[tuple[Axis, tuple[Index, ...]], ...] = ()
     exponentials: tuple[tuple[Var, str], ...] = ()
     code: CodeTuning = field(default_factory=CodeTuning)
 
@@ -406,7 +409,8 @@ def _product(product: Multiply) -> str:
         f"{product.left.buffer.name}[{left}]",
         f"{right.buffer.name}[{right.at(index(k), panel, index(j))}]",
     )
-    count = f"{_least(product.rows)} x {product.columns} x {_least(product.terms)}"
+    columns = tuple(panels * product.width for panels in product.panels)
+    count = f"{_least(product.rows)} x {_least(columns)} x {_least(product.terms)}"
     return f"{sides[0]} {'+=' if product.adds else '='} {sides[1]} @ {sides[2]} for {count}"
 
 

@@ -239,9 +239,8 @@ def _verify_product(product: Multiply, scope: _Scope) -> None:
     check(into.column is index(1), line, "columns are no neighbours")
     kind = right.buffer.dtype
     check(kind is BF16 or right.column is index(1), line, "columns are no neighbours")
-    whole = product.width > 0 and product.columns % product.width == 0
-    check(whole, line, f"{product.columns} columns are no panels of {product.width}")
-    panels = (index(product.columns // max(product.width, 1)),)
+    panels = product.panels
+    check(product.width > 0 and bool(panels), line, f"panels of {product.width} columns")
     for matrix, rows, columns, outer, types in (
         (into, product.rows, (index(product.width),), panels, (F32,)),
         (left, product.rows, product.terms, (index(1),), (kind,)),

@@ -233,7 +233,8 @@ class CppPrinter:
 
     def multiply(self, product: Multiply) -> None:
         into, left, right = product.into, product.left, product.right
-        counts = f"{self.least(product.rows)}, {product.columns}, {self.least(product.terms)}"
+        columns = self.least(tuple(panels * product.width for panels in product.panels))
+        counts = f"{self.least(product.rows)}, {columns}, {self.least(product.terms)}"
         narrow = right.buffer.dtype is BF16
         sides = (
             self.matrix(into, into.row, into.panel),

@@ -21,9 +21,10 @@ Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from fusec.codegen.cpp.tile_bounds import TileBounds
 from fusec.codegen.cpp.tile_storage import Storage, below
 from fusec.errors import InternalError
 from fusec.ir.combine import combine, folded, identities
@@ -102,14 +103,22 @@ class Writer:
 
     Attributes:
         arrays: value -> the array that vectors load it from.
+        bounds: the elements that exist of each lane axis, where the next loop is.
+        stops: axis of a loop over lanes -> its stops.
         forms: value -> its cheaper form, if it is an exponential.
         exponentials: the names given to such exponentials, and their forms.
     """
 
     def __init__(
-        self, storage: Storage, names: Names, width: int, forms: Mapping[Var, str] | None = None
+        self,
+        storage: Storage,
+        names: Names,
+        width: int,
+        bounds: TileBounds,
+        forms: Mapping[Var, str] | None = None,
     ) -> None:
-        self.storage, self.names, self.width = storage, names, width
+        self.storage, self.names, self.width, self.bounds = storage, names, width, bounds
+        self.stops: dict[Axis, tuple[Index, ...]] = {}
         self.forms, self.exponentials = forms or {}, list[tuple[Var, str]]()
         self.lane = Axis("l", index(width))
         self.arrays: dict[Var, TileArray] = {}
@@ -123,9 +132,15 @@ class Writer:
         """Return a loop's axis, over elements or vectors of a lane axis, and the scope inside."""
         if not vectors:
             axis = Axis(f"{lane.name}r", lane.extent)
+            self.stops[axis] = self.bounds.elements(lane)
             return axis, LaneScope({lane: index(axis)})
         axis = Axis(f"{lane.name}v", index(lane.extent.const // self.width))
+        self.stops[axis] = self.bounds.groups(lane, self.width)
         return axis, LaneScope({lane: index(axis) * self.width + index(self.lane)})
+
+    def loop_over(self, axis: Axis, *body: Statement) -> For:
+        """Return a loop over the elements, or vectors, of a lane axis that exist."""
+        return For(axis, index(0), self.stops[axis], body)
 
     def home(self, axes: Iterable[Axis]) -> LaneScope:
         """Return the outermost scope in which all of some lanes are bound."""
@@ -200,10 +215,6 @@ class Writer:
         self.scopes[-1].body.append(Put(array.buffer.flat(), where, value, None))
 
 
-def loop_over(axis: Axis, *body: Statement) -> For:
-    return For(axis, index(0), (axis.extent,), body)
-
-
 def held_type(dtype: DType) -> DType:
     """Return the element type of an array: f32 for f16, which CPUs do not multiply."""
     return F32 if dtype is F16 else dtype
@@ -224,11 +235,13 @@ class _Inner:
 
     Attributes:
         copies: scopes of the copies of an iteration that run side by side.
+        rest: the loop over the elements that do not fill all copies, and its scope.
     """
 
     lanes: tuple[Axis, ...]
     axes: list[Axis]
     copies: list[list[LaneScope]]
+    rest: tuple[For, LaneScope] | None = None
     sums: list[_Sum] = field(default_factory=list)
 
 
@@ -285,7 +298,7 @@ class Nest:
         self._close()
         if lane is not None:
             writer.scopes.pop()
-            writer.scopes[-1].body.append(loop_over(axis, *scope.body))
+            writer.scopes[-1].body.append(writer.loop_over(axis, *scope.body))
 
     def _item(self, item: Item, outer: Axis | None, vectors: bool) -> None:
         lanes = self.writer.storage.order.sorted(self.uses.domain(item) - {outer})
@@ -301,10 +314,11 @@ class Nest:
         inner = self.inner
         if isinstance(item, Let) and isinstance(item.value, Reduce):
             inner.sums.append(self._start(item.var, item.value, len(inner.copies)))
-        for number, scopes in enumerate(inner.copies):
+        rest = [] if inner.rest is None else [[inner.rest[1]]]
+        for number, scopes in enumerate([*inner.copies, *rest]):
             self.writer.scopes.extend(scopes)
             if isinstance(item, Let) and isinstance(item.value, Reduce):
-                self._reduce(item.value, inner.sums[-1].parts[number])
+                self._reduce(item.value, inner.sums[-1].parts[number % len(inner.copies)])
             else:
                 self._emit(item)
             del self.writer.scopes[-len(scopes) :]
@@ -322,7 +336,13 @@ class Nest:
             axis = Axis(f"{lane.name}j", index(lane.extent.const // jam))
             body: list[Statement] = []
             copies = [[LaneScope({lane: index(axis) * jam + copy}, body)] for copy in range(jam)]
-            return _Inner(lanes, [axis], copies)
+            each, scope = self.writer.loop(lane, vectors=False)
+            elements, count = self.writer.stops[each], self.writer.bounds.partial(lane, jam)
+            self.writer.stops[axis] = tuple(floordiv(n, index(jam)) for n in elements)
+            if count is None:
+                return _Inner(lanes, [axis], copies)
+            first = floordiv(count, index(jam)) * jam
+            return _Inner(lanes, [axis], copies, (For(each, first, elements, ()), scope))
         loops = [self.writer.loop(lane, vectors=lane is lanes[-1]) for lane in lanes]
         return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])
 
@@ -346,8 +366,11 @@ class Nest:
         inner, self.inner = self.inner, None
         body: tuple[Statement, ...] = ()
         for axis, scope in reversed(list(zip(inner.axes, inner.copies[0], strict=True))):
-            body = (loop_over(axis, *scope.body, *body),)
+            body = (self.writer.loop_over(axis, *scope.body, *body),)
         self.writer.scopes[-1].body.extend(body)
+        if inner.rest is not None:
+            loop, scope = inner.rest
+            self.writer.scopes[-1].body.append(replace(loop, body=tuple(scope.body)))
         for found in inner.sums:
             self._finish(found, folds=len(inner.copies) == 1)
 

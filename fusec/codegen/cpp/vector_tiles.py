@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusec.codegen.cpp.lane_order import lane_order
+from fusec.codegen.cpp.tile_bounds import TileBounds, without_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.codegen.cpp.vector_nest import (
@@ -38,7 +39,6 @@ from fusec.codegen.cpp.vector_nest import (
     TileArray,
     Writer,
     held_type,
-    loop_over,
 )
 from fusec.codegen.lowering.precision import forms_of_exponentials
 from fusec.ir.dtype import I64, DType
@@ -69,6 +69,7 @@ def vector_tiles(program: Program, width: int) -> Program:
     """
     if len(program.lanes) < 2 and not program.multiplies:
         return program
+    program = without_masks(program)
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
     exponentials = tuple(rewrite.writer.exponentials)
@@ -102,7 +103,8 @@ class _Rewrite:
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.names = Names(named)
-        self.writer = Writer(self.storage, self.names, width, forms_of_exponentials(program))
+        self.bounds, forms = TileBounds.of(program), forms_of_exponentials(program)
+        self.writer = Writer(self.storage, self.names, width, self.bounds, forms)
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], TileArray] = {}
         self.slots: dict[Var, TileArray] = {}
@@ -159,7 +161,9 @@ class _Rewrite:
                 self.add(statement)
             case For():
                 self.flush()
+                self.bounds.loops.append(statement)
                 self.out.append(replace(statement, body=self.block(statement.body)))
+                self.bounds.loops.pop()
             case _:
                 self.flush()
                 self.out.append(statement)
@@ -169,6 +173,8 @@ class _Rewrite:
         *rows, column = self.order.sorted(var.axes & self.uses.lanes)
         made = self.scratch(var.name, (*rows, column), held_type(var.dtype))
         self.writer.arrays[var] = TileArray(made, rows[0] if rows else None, column)
+        if not rows and self.bounds.partial(column, self.width):
+            self.fill(self.writer.arrays[var])  # its last vector may be read, and written in part
         return self.writer.arrays[var]
 
     def slot(self, var: Var) -> TileArray:
@@ -200,18 +206,19 @@ class _Rewrite:
         left, right = self.order.sides(dot)
         (terms,), rows, columns = dot.over, into.row, into.column
         assert rows is not None
-        counts: dict[Axis, list[Index]] = {rows: [rows.extent], terms: [terms.extent]}
+        counts = {axis: [*self.bounds.elements(axis)] for axis in (rows, terms)}
+        known = len(counts[rows])
         first = self.operand(left, rows, terms, counts, right=False)
         second = self.operand(right, terms, columns, counts, right=True)
-        if len(counts[rows]) > 1 and not adds:
-            self.fill(into, counts[rows][1:])
+        if len(counts[rows]) > known and not adds:
+            self.fill(into, counts[rows][known:])
         self.out.append(
             Multiply(
                 into.matrix(rows, self.width),
                 first,
                 second,
                 tuple(counts[rows]),
-                columns.extent.const,
+                self.bounds.groups(columns, self.width),
                 tuple(counts[terms]),
                 self.width,
                 adds,
@@ -228,8 +235,8 @@ class _Rewrite:
             array = self.panels.get((var, rows)) if right else None
             return (array or self.writer.arrays[var]).matrix(rows, self.width)
         (offset,) = load.indices
-        for axis, count in (self.uses.counts(load.guard) or {}).items():
-            if count not in counts[axis]:
+        for axis, end in (self.uses.counts(load.guard) or {}).items():
+            if (count := self.bounds.here(end)) not in counts[axis]:
                 counts[axis].append(count)
         row, column = (offset.coefficient(axis) for axis in (rows, columns))
         assert row is not None and column is not None
@@ -242,14 +249,18 @@ class _Rewrite:
         Args:
             counts: upper bounds of their number; unless it is exactly one, all rows are filled.
         """
-        row, column = array.row, array.column
-        assert row is not None
-        each, panel, where = self.loops(row, column)
         zero = Const(0, array.buffer.dtype)
+        if array.row is None:
+            panel, scope = self.writer.loop(array.column, vectors=True)
+            put = Put(array.buffer.flat(), array.offset(scope.at, self.width), zero, None)
+            self.out.append(self.writer.loop_over(panel, put))
+            return
+        each, panel, where = self.loops(array.row, array.column)
         put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
         known = len(counts) == 1 and is_nonnegative(counts[0])
         first = counts[0] if known else index(0)
-        self.out.append(For(each, first, (each.extent,), (loop_over(panel, put),)))
+        fill = self.writer.loop_over(each, self.writer.loop_over(panel, put))
+        self.out.append(replace(fill, start=first))
 
     def loops(self, row: Axis, column: Axis) -> tuple[Axis, Axis, dict[Axis, Index]]:
         """Return loop axes over rows and over vectors of columns, and the coordinates in them."""
@@ -277,7 +288,8 @@ class _Rewrite:
                 self.writer.scopes.append(LaneScope(at))
                 self.writer.store(array, self.writer.value(var))
                 inner = self.writer.scopes.pop().body
-                self.out.append(loop_over(panel, loop_over(each, *inner)))
+                over = self.writer.loop_over
+                self.out.append(over(panel, over(each, *inner)))
             self.panels[var, row] = array
             if self.storage.is_turned(var) and var not in self.storage.stored:
                 self.writer.arrays[var] = array
@@ -290,6 +302,7 @@ class _Rewrite:
         if row in counts:
             self.fill(array)
         block = Axis(f"{row.name}b", index(row.extent.const // width))
+        self.writer.stops[block] = self.bounds.groups(row, width)
         panel, columns = self.writer.loop(column, vectors=True)
         each = Axis(f"{row.name}r", index(width))
         at = {row: index(block) * width + index(each), **columns.at}
@@ -297,9 +310,9 @@ class _Rewrite:
         if row in counts:
             stops.append(counts[row] - index(block) * width)
         guard, copied, turned = LaneScope({}), LaneScope({}), LaneScope(at)
-        mask = None
-        if column in counts:
-            mask = self.mask(at[column], counts[column], guard)
+        mask, count = None, counts.get(column, self.bounds.partial(column, width))
+        if count is not None:
+            mask = self.mask(at[column], count, guard)
         offset = substitute(load.indices[0], at)
         name = self.names.new("a_block")
         temporary = Buffer(name, (index(width * width),), (index(1),), load.dtype)
@@ -313,7 +326,8 @@ class _Rewrite:
         self.writer.scopes.pop()
         store = For(each, index(0), tuple(stops), tuple(turned.body))
         declared = Scratch(temporary, index(width * width))
-        self.out.append(loop_over(panel, *guard.body, loop_over(block, declared, copy, store)))
+        over = self.writer.loop_over
+        self.out.append(over(panel, *guard.body, over(block, declared, copy, store)))
 
     def mask(self, position: Index, count: Index, scope: LaneScope) -> Var:
         """Define and return the vector mask ``position < count``."""

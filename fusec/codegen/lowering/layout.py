@@ -43,6 +43,7 @@ class Layout:
         whole: loop part of an axis that runs in chunks -> both its loop parts.
         cut: axis of the kernel -> index over its parts, for axes that are cut.
         masks: lane part -> condition, for lanes that are ragged in every tile.
+        counts: lane part -> bounds of its elements that exist, for lanes that may be ragged.
         transposed: loop parts whose loads may go through a private array.
         dots: as of the plan.
     """
@@ -56,6 +57,7 @@ class Layout:
         self.whole: dict[Axis, frozenset[Axis]] = {}
         self.cut: dict[Axis, Index] = {}
         self.masks: dict[Axis, Expr] = {}
+        self.counts: dict[Axis, tuple[Index, ...]] = {}
         self.transposed: set[Axis] = set()
         self.folded: set[Axis] = set()
         self.dots = plan.dots
@@ -65,6 +67,8 @@ class Layout:
             self.loop_of[loop] = loop
             if info.lane is not None:
                 self.loop_of[info.lane] = loop
+                assert info.position is not None
+                self._count(info.lane, info.position, info.ends)
 
     def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
         """Return the loop parts of some axes; a lane counts as its loop, because of its mask."""
@@ -167,6 +171,11 @@ class Layout:
         ends = self._ends(axis, lane.extent.const)
         if ends:
             self.masks[lane] = below(self.cut[axis], *ends)
+        self._count(lane, self.cut[axis], ends)
+
+    def _count(self, lane: Axis, position: Index, ends: tuple[Index, ...]) -> None:
+        if ends and lane not in self.folded:
+            self.counts[lane] = tuple(end - position + index(lane) for end in ends)
 
     def _limit(self, axis: Axis) -> tuple[Index, ...]:
         """Return a ragged axis's limit over the parts of the axes that it mentions, or ()."""

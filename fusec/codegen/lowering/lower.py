@@ -525,5 +525,6 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
         registers=plan.registers,
         roles=plan.roles,
         programs=plan.programs,
+        counts=tuple(lowering.layout.counts.items()) if plan.dots else (),
         code=code or CodeTuning(),
     )

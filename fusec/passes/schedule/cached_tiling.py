@@ -20,7 +20,7 @@ def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple
     """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
     tuning = machine.cached
     shapes = _shapes(use, work, tuning)
-    found = [_tiling(use, sides, step, machine.vector, tuning.edge) for sides, step in shapes]
+    found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
@@ -40,28 +40,25 @@ def tile_bytes(work: TileResources, tiling: Tiling) -> int:
     return F32.itemsize * sum(area(axes, tiling.lanes) for axes in tiles)
 
 
-def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int, edge: int) -> Tiling:
+def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Tiling:
     lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in use.whole}
     for axis, side in zip(use.tiled, sides, strict=False):
-        lanes[axis] = even_lanes(axis, side, vector, edge)
+        lanes[axis] = even_lanes(axis, side, vector)
     loops = (use.looped,) if use.crossed is None else (use.crossed, use.looped)
     for loop, most in zip(loops, (step, sides[0]), strict=False):
         if loop is not None:
-            lanes[loop] = even_lanes(loop, most, vector, edge)
+            lanes[loop] = even_lanes(loop, most, vector)
     return Tiling(lanes, 1, 1)
 
 
-def even_lanes(axis: Axis, most: int, vector: int, edge: int) -> int:
+def even_lanes(axis: Axis, most: int, vector: int) -> int:
     """Return the lanes, at most ``most``, of each tile of an axis that is split into tiles.
 
-    Lanes beyond the end are wasted, and each tile has a fixed cost of ``edge`` lanes: 128 rows are
-    two tiles of 64 and not of 96, 1024 are eleven of 96.
+    The fewest tiles, and these as even as whole vectors allow: 197 rows are 80, 80 and 37.
     """
     extent = axis.extent.hint()
-    if extent <= most:
-        return whole_vectors(axis, most, vector)
-    step = vector * (2 if most % (2 * vector) == 0 else 1)
-    return min(range(most, 0, -step), key=lambda lanes: -(-extent // lanes) * (lanes + edge))
+    tiles = -(-extent // most)
+    return -(-extent // (max(tiles, 1) * vector)) * vector
 
 
 def whole_vectors(axis: Axis, most: int, vector: int) -> int:

@@ -124,11 +124,15 @@ def _run_loop(loop: For, run: _ProgramRun) -> None:
 
 def _multiply(product: Multiply, run: _ProgramRun) -> None:
     env = run.env
-    rows, terms = (
-        np.arange(min(eval_scalar(bound, env) for bound in bounds))
-        for bounds in (product.rows, product.terms)
+    counts = (
+        min(eval_scalar(bound, env) for bound in bounds) * width
+        for bounds, width in (
+            (product.rows, 1),
+            (product.panels, product.width),
+            (product.terms, 1),
+        )
     )
-    columns = np.arange(product.columns)
+    rows, columns, terms = map(np.arange, counts)
     into = _elements(product.into, rows, columns, product.width, run)
     left = env.storage[product.left.buffer.base][_elements(product.left, rows, terms, 0, run)]
     right = env.storage[product.right.buffer.base][

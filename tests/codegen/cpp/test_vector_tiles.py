@@ -19,7 +19,8 @@ from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.ir.expr import Dot
+from fusec.ir.expr import Dot, substitute
+from fusec.ir.index import index
 from fusec.ir.program import For, Let, Multiply, Program, Update, statements
 from fusec.options import Options
 from fusec.tools.interpreter.graph import run_kernel
@@ -193,12 +194,23 @@ def test_weights_relative_to_a_running_maximum_may_be_flushed() -> None:
     assert "f_exp_flushed(v" in "".join(made.sources.values())
 
 
-def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero_and_no_others() -> None:
-    _, program = kernel(written_out, *heads(1, 2, 200, 64, dtype=torch.bfloat16))
-    fills = [s for s in statements(program.body) if isinstance(s, For) and s.start.axes]
-    (fill,) = (s for s in fills if isinstance(s.body[0], For))
-    (product,) = (s for s in products(program) if len(s.rows) > 1)
-    assert fill.start is product.rows[1] and fill.stops == (product.rows[0],)
+def test_a_tile_ends_where_its_axis_does() -> None:
+    """Of 200 keys tiles have 112 and 88; of 200 queries 80, 80 and 40."""
+    _, program = kernel(written_out, *heads(1, 2, 200, 64))
+    (whole, _, last, _) = products(program)
+    assert [whole.rows[0].const, last.rows[0].const] == [112, 88]
+    panels, tile = whole.panels, program.grid[-1]
+    assert panels[0].const == 5
+    assert [substitute(panels[1], {tile: index(n)}).const for n in range(3)] == [13, 8, 3]
+
+
+def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero() -> None:
+    def padded(q, k, v):
+        return written_out(F.pad(q, (0, 0, 0, 37)), k, v)
+
+    shapes = ((1, 2, 163, 64), (1, 2, 200, 64), (1, 2, 200, 64))
+    inputs = [tensor(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    fused(padded, *inputs)
 
 
 def test_the_gradient_of_attention_is_one_kernel_of_five_products() -> None:

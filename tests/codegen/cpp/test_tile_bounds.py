@@ -1,0 +1,73 @@
+"""Loops over lanes end where their axis does, and products need no masked operands there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.codegen.cpp.tile_bounds import TileBounds, without_masks
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Const, Dot, Expr
+from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.program import For, Let, Program
+from tests.codegen.programs import Builder, buffer
+
+LANE = Axis("ki", index(64))
+TILE = Axis("ko", index(4))
+COUNT = index(197) - 64 * index(TILE)
+
+
+def bounds(*loops: For, count: Index = COUNT) -> TileBounds:
+    return TileBounds({LANE: (count,)}, list(loops))
+
+
+def loop(start: int, *stops: Index | int) -> For:
+    return For(TILE, index(start), tuple(map(index, stops)), ())
+
+
+def test_a_whole_tile_has_all_lanes_and_the_last_one_what_is_left() -> None:
+    assert bounds(loop(0, 3)).elements(LANE) == (index(64),)
+    last = bounds(loop(3, 4))
+    assert last.elements(LANE) == (index(5),)
+    assert last.groups(LANE, 16) == (index(1),)
+    assert last.partial(LANE, 16) is index(5) and last.partial(LANE, 5) is None
+
+
+def test_a_loop_over_all_tiles_asks_in_each_of_them() -> None:
+    every = bounds(loop(0, 4))
+    assert every.elements(LANE) == (index(64), COUNT)
+    assert every.partial(LANE, 16) is COUNT
+
+
+def test_tiles_of_a_symbolic_length_are_whole_up_to_its_quotient() -> None:
+    n = Size("s0", 197)
+    count = index(n) - 64 * index(TILE)
+    assert bounds(loop(0, index(n) // 64), count=count).elements(LANE) == (index(64),)
+    assert bounds(loop(0, index(n) // 64 + 1), count=count).elements(LANE) == (index(64), count)
+
+
+def test_outside_its_loop_a_lane_axis_has_all_lanes() -> None:
+    assert bounds().elements(LANE) == (index(64),)
+
+
+def product(mask: str) -> tuple[Program, Expr, Expr]:
+    """Return a product whose left operand is selected by a mask; that value, and the operand."""
+    r, c, k = (Axis(name, index(16)) for name in "rck")
+    b = Builder("k", (), (r, c, k))
+    left = b.load_f32(buffer("a", F32, 256), index(r) * 16 + index(k))
+    right = b.load_f32(buffer("b", F32, 256), index(k) * 16 + index(c))
+    end = b.position(13 if mask == "another end" else 11)
+    zero = Const(1.0 if mask == "another value" else 0.0, F32)
+    held = b.select(b.op("lt", b.position(k), end), left, zero)
+    b.let(Dot(held, right, (k,), None, False))
+    counts = () if mask == "no end" else ((k, (index(11),)),)
+    return replace(b.program(), counts=counts), left, held
+
+
+@pytest.mark.parametrize("mask", ["its end", "another end", "another value", "no end"])
+def test_an_operand_is_read_unmasked_where_the_mask_is_its_end(mask: str) -> None:
+    program, value, held = product(mask)
+    *_, last = without_masks(program).body
+    assert isinstance(last, Let) and isinstance(last.value, Dot)
+    assert last.value.left is (value if mask == "its end" else held)
