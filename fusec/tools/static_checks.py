@@ -46,6 +46,7 @@ _ROLES = "setmaxnreg"
 _POLL = 4
 """The most instructions of a loop that polls an mbarrier."""
 _WIDTH = re.compile(r"\.[SU]?(8|16|32|64|128)(?=\.|$)")
+_REGISTER = re.compile(r"\bR(\d+)(\.64)?\b")
 
 
 PROCESSORS: Mapping[str, Resources] = {
@@ -98,6 +99,8 @@ class Section:
         loaded, stored: bytes of global memory per thread, without TMA, which moves tiles.
         copied: those of the loaded bytes that are copied asynchronously to shared memory.
         products: tensor core instructions.
+        waits: how often a warp waits for values that it has loaded: loads that are issued together
+            arrive together.
     """
 
     inside: int
@@ -108,6 +111,7 @@ class Section:
     stored: int = 0
     copied: int = 0
     products: int = 0
+    waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +343,19 @@ class _Code:
     """Opcodes in order, and the loops among them, each as (first, past the last).
 
     The slow path of a wait lies behind the end of the code; its branch back is no loop.
+
+    Attributes:
+        operands: of each instruction, as text.
     """
 
     opcodes: tuple[str, ...]
+    operands: tuple[str, ...]
     loops: tuple[tuple[int, int], ...]
 
     @classmethod
     def parse(cls, sass: str) -> _Code:
         opcodes: list[str] = []
+        operands: list[str] = []
         labels: dict[str, int] = {}
         loops: dict[int, int] = {}
         end = 0
@@ -355,6 +364,7 @@ class _Code:
                 labels[label[1]] = len(opcodes)
             elif instruction := _INSTRUCTION.match(text):
                 opcodes.append(instruction[1])
+                operands.append(instruction[2])
                 goal = _BRANCH.search(instruction[2])
                 start = labels.get(goal[1]) if goal and instruction[1].startswith("BRA") else None
                 if not end and instruction[1] == "EXIT" and "@" not in text:
@@ -363,7 +373,7 @@ class _Code:
                 back = end and start is not None and start < end
                 if start is not None and start < len(opcodes) - 1 and not back:
                     loops[start] = len(opcodes)  # several branches to one label are one loop
-        return cls(tuple(opcodes), tuple(loops.items()))
+        return cls(tuple(opcodes), tuple(operands), tuple(loops.items()))
 
     def has(self, loop: tuple[int, int], families: tuple[str, ...]) -> bool:
         """Return True if a loop has an instruction of one of the opcode families."""
@@ -379,12 +389,13 @@ class _Code:
         ]
         for k, span in enumerate(spans):
             inner = [spans[n] for n, outer in enumerate(around) if outer == k]
-            own = [
-                self.opcodes[n]
-                for n in range(*span)
-                if not any(first <= n < last for first, last in inner)
-            ]
-            yield _section(around[k], own)
+            own = [n for n in range(*span) if not any(a <= n < b for a, b in inner)]
+            opcodes = [self.opcodes[n] for n in own]
+            operands = [self.operands[n] for n in own]
+            waits = _waits(opcodes, operands)
+            if k:  # of an iteration that is not the first
+                waits = _waits(2 * opcodes, 2 * operands) - waits
+            yield _section(around[k], opcodes, waits)
 
     def _polls(self, loop: tuple[int, int]) -> bool:
         """Return True for a loop that polls an mbarrier until its phase ends."""
@@ -392,7 +403,30 @@ class _Code:
         return last - first <= _POLL and self.has(loop, ("SYNCS",))
 
 
-def _section(inside: int, opcodes: Sequence[str]) -> Section:
+def _waits(opcodes: Sequence[str], operands: Sequence[str]) -> int:
+    """Return how often code reads a register that it has loaded since it last waited.
+
+    All loads that were issued before have arrived then: memory answers in about their order.
+    """
+    found, awaited = 0, set[int]()
+    for opcode, text in zip(opcodes, operands, strict=True):
+        loads = opcode.startswith("LDG.")
+        target, _, rest = text.partition(",") if loads else ("", "", text)
+        if not awaited.isdisjoint(_registers(rest)):
+            found, awaited = found + 1, set()
+        if loads:
+            awaited.update(_registers(target, max(1, _width(opcode) // 4)))
+    return found
+
+
+def _registers(operands: str, count: int = 1) -> Iterator[int]:
+    """Yield the registers that operands name: ``count`` from each on, two of an address."""
+    for named in _REGISTER.finditer(operands):
+        first = int(named[1])
+        yield from range(first, first + (2 if named[2] else count))
+
+
+def _section(inside: int, opcodes: Sequence[str], waits: int) -> Section:
     moved = Counter[str]()
     for opcode in opcodes:
         moved[opcode.split(".")[0]] += _width(opcode)
@@ -405,6 +439,7 @@ def _section(inside: int, opcodes: Sequence[str]) -> Section:
         moved["STG"],
         moved["LDGSTS"],
         sum(opcode.split(".")[0] in _TENSOR_OPCODES for opcode in opcodes),
+        waits,
     )
 
 

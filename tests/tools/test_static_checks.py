@@ -151,6 +151,29 @@ SASS = """\
 """
 
 
+LOADS = """\
+.text.k:
+        /*0000*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0010*/                   LDG.E.64 R8, desc[UR4][R2.64+0x100] ;
+        /*0020*/                   FADD R12, R7, R9 ;
+.L_x_1:
+        /*0030*/                   FADD R12, R12, R20 ;
+        /*0040*/                   LDG.E.U16 R20, desc[UR4][R2.64] ;
+        /*0050*/              @!P1 BRA `(.L_x_1) ;
+        /*0060*/                   LDG.E R14, desc[UR4][R2.64] ;
+        /*0070*/                   LDG.E R16, desc[UR4][R14.64] ;
+        /*0080*/                   STG.E [R2.64], R16 ;
+        /*0090*/                   EXIT ;
+"""
+"""Two loads that arrive together; one that is read an iteration later; one whose address loads."""
+
+
+def test_code_waits_for_loads_where_it_reads_what_they_return() -> None:
+    around, loop = static_checks._Code.parse(LOADS).sections()
+    assert (around.waits, loop.waits) == (3, 1)
+    assert (around.loaded, loop.loaded) == (16 + 8 + 4 + 4, 2)
+
+
 def test_loops_of_machine_code_are_branches_back_but_not_traps() -> None:
     code = static_checks._Code.parse(SASS)
     assert code.loops == ((1, 5),)
