@@ -130,6 +130,14 @@ def test_descriptors_copy_an_attentions_tiles_with_few_more_registers() -> None:
     assert found.registers <= report(one, tile).registers + more
 
 
+@pytest.mark.parametrize("heads", ((8, 25), (1, 40)), ids=("two axes", "one"))
+def test_a_loop_over_a_tile_on_the_diagonal_stays_a_loop(heads: tuple[int, int]) -> None:
+    """As straight code behind the other loop it has ptxas serialise the products of both."""
+    (one,) = staged(causal, *tensors(*[(*heads, 1024, 64)] * 3))
+    found = report(one, (64, 64, 64), descriptors=True)
+    assert (found.dot_loops, found.serialised) == (2, ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("length", (1024, 1000))
 def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int) -> None:

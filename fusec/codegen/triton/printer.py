@@ -299,6 +299,8 @@ class TritonPrinter:
             stop = f"tl.minimum({stop}, {other})"
         if self._would_unroll(loop):
             stop = f"{stop} * tl.num_programs(2)"  # times 1, which ptxas cannot know
+        elif self._would_peel(loop):
+            stop = f"{stop} + tl.program_id(0) // tl.num_programs(0)"  # plus 0, likewise
         bounds = stop if start == "0" else f"{start}, {stop}"
         name = self.names(loop.axis)
         self.index.loops.add(loop.axis)
@@ -328,6 +330,15 @@ class TritonPrinter:
         fixed = loop.start is index(0) and all(stop.is_constant for stop in loop.stops)
         flat = self.readers is not None and grid_exprs(self.program)[2] is index(1)
         return fixed and flat and any(is_product(s) for s in loop.body)
+
+    def _would_peel(self, loop: For) -> bool:
+        """Return True for a loop of products of one iteration: over a tile on the diagonal.
+
+        LLVM makes straight code of it, with which ptxas serialises the products of the loop beside
+        it, too (its C7515, sm_90, Triton 3.6 to 3.9, 2026-11).
+        """
+        once = any(stop - loop.start is index(1) for stop in loop.stops)
+        return once and self.readers is not None and any(is_product(s) for s in loop.body)
 
     def _put(self, put: Put) -> str:
         if (copy := self.copies.get(put)) is not None:
