@@ -20,7 +20,7 @@ from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
-from fusec.ir.machine import FusionTuning, Machine, ProductRates, Resources
+from fusec.ir.machine import FusionTuning, Machine, ProductRates, Resources, TileTuning
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
 from fusec.passes.fusion.split_loop import split_loop
@@ -178,6 +178,7 @@ H200_MACHINE = Machine(
     ),
     part_share=0.01,
     fusion=GPU_CHUNKS,
+    tiles=TileTuning(small_programs=3),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -191,8 +192,10 @@ A100_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
 )
+_UNMEASURED = replace(H200_MACHINE, tiles=TileTuning())
+"""What an H100 measured holds for it alone."""
 B200_MACHINE = replace(
-    H200_MACHINE, sm=replace(H200_MACHINE.sm, group_registers=0, issue_budget=4.9)
+    _UNMEASURED, sm=replace(H200_MACHINE.sm, group_registers=0, issue_budget=4.9)
 )
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
@@ -208,7 +211,7 @@ RTX_5090_MACHINE = replace(
     ),
 )
 MI300_MACHINE = replace(
-    H200_MACHINE, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
+    _UNMEASURED, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
 )
 
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}

@@ -501,7 +501,11 @@ MEMORY = Stage(
 
 
 def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]:
-    """Return the plans of a kernel that the options allow; the first is the rule's."""
+    """Return the plans of a kernel that the options allow; the first is the rule's.
+
+    Schedules offer roles where a kernel's loops should split into them. Where the printed form
+    would have none after all, so that all warps ran tiles chosen for roles, they are left out.
+    """
     offered = context.target.plans(flat)
     if context.options.descriptors != "auto":
         wanted = context.options.descriptors == "always"
@@ -509,6 +513,10 @@ def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]
     if context.options.roles != "auto":
         roles = context.options.roles.replace("never", "")
         offered = tuple(plan for plan in offered if plan.roles == roles) or offered
+    elif (plan := next((plan for plan in offered if plan.roles), None)) is not None:
+        program = lower(flat, plan, context.machine.code)
+        if fold(context.target.codegen.form, program, context.quiet()).roles is None:
+            return tuple(plan for plan in offered if not plan.roles)
     return offered
 
 

@@ -231,6 +231,11 @@ class TileTuning:
         *((64, 32, 8, 2), (32, 64, 4, 2), (32, 32, 8, 2), (16, 32, 4, 2), (16, 32, 8, 2)),
     )
     """Rows, terms of an iteration, warps and stages of a kernel with nested products."""
+    small_programs: int = 0
+    """Programs of nested products with ``full_rows`` rows in four warps for which shared memory has
+    room, so that they are preferred to wider ones; 0: never. While one computes a softmax, others
+    multiply: 0.87 to 0.90 of the time of 128 rows in eight warps with heads of 64 features, in a
+    backward 0.63 (H100, 2026-11-26). Of heads of 128 features, two have room."""
     nested_others: Shapes = (
         *((128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 8, 2)),
         *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
@@ -238,6 +243,9 @@ class TileTuning:
     """The same that a race may try, likeliest first."""
     nested_skinny: Shapes = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
     """The same as ``nested`` where one tile holds all rows."""
+    nested_vectors: Shapes = ((16, 32, 8, 3), (16, 32, 4, 3), (16, 64, 8, 3), (16, 64, 4, 3))
+    """The same for a single row. One query of 512 heads against 4096 keys: 364, 365, 425 and 608 us
+    (H100, 2026-11-26): with more elements a thread, ptxas waits for loads nine times, not twice."""
     skinny_others: tuple[tuple[int, int, int], ...] = (
         *((32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (64, 4, 5), (256, 8, 3), (16, 4, 6)),
     )
@@ -284,7 +292,14 @@ class TileTuning:
         Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
         Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
     )
-    """Consumer warps of plain products."""
+    """Consumer warps of plain products: those of the first may be chosen by rule. Two groups have
+    half the slots each, and the warp that loads serves one at a time: 1.3 to 2.0 times as long as
+    tiles that all warps load (six products, H100, 2026-11-26)."""
+    team_gain: float = 1.2
+    """Speed of the first team over that of all warps, where both fill their turns (1.20 to 1.36,
+    five products, and 1.10 with two accumulators; H100, 2026-11-26)."""
+    team_turns: int = 2
+    """Least tiles of a program with roles by rule: else nothing is loaded beside an epilogue."""
     nested_teams: tuple[Team, ...] = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
     """Of nested products: their ``sides`` are rows, and terms of an iteration."""
     slots: tuple[int, int] = (2, 6)

@@ -238,7 +238,7 @@ def test_no_kernel_of_a_models_block_has_a_fault(build, target: str) -> None:
 
 def test_an_attention_of_128_features_is_offered_two_programs_a_multiprocessor() -> None:
     (one,) = staged(causal, *tensors(*[(2, 16, 4096, 128)] * 3))
-    flat, (_, wide, narrow, *_) = offered(one)
+    flat, (_, _, wide, narrow, *_) = offered(one)
     assert narrow == replace(wide, registers=128) and "registers=128" in print_plan("k", narrow)
     alone, both = (
         inspect_kernel(assembly_of(triton_source(lower(flat, plan)), "sm_90"))

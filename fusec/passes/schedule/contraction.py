@@ -33,12 +33,14 @@ from fusec.passes.schedule.tiling import (
     AxisUse,
     ProductKernel,
     Tiling,
+    filled,
     find_work,
+    is_small,
     programs,
     tiles_along,
     tilings,
 )
-from fusec.passes.schedule.warp_specialization import with_roles
+from fusec.passes.schedule.warp_specialization import ruled, with_roles
 
 
 def contractions(kernel: Kernel, machine: Machine) -> dict[Reduce, Factors]:
@@ -210,6 +212,8 @@ class ProcessorShare:
     Attributes:
         programs: tiles of the kernel.
         full: programs for each multiprocessor that reach its full rates.
+        roles: whether its warps have roles by rule; its tiles then take ``filled`` of its lanes, in
+            whole turns of programs that stay.
         axis: the axis of its loop, if a split can keep more multiprocessors busy.
         terms: terms of the loop in each part.
         parts: number of parts, at the hints of sizes; 1 without a split.
@@ -218,6 +222,8 @@ class ProcessorShare:
 
     programs: int
     full: float
+    roles: bool = False
+    filled: float = 0.0
     axis: Axis | None = None
     terms: int = 0
     parts: int = 1
@@ -225,6 +231,8 @@ class ProcessorShare:
 
     def busy(self, units: int, parts: int = 1) -> float:
         """Return the fraction of the rates of ``units`` multiprocessors that the kernel reaches."""
+        if self.roles:
+            return self.filled
         return min(1.0, max(self.programs * parts, 1) / (self.full * units))
 
 
@@ -236,7 +244,8 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     one = product_kernel(kernel, machine)
     if one is None:
         return None
-    (tiling, *_) = _tilings(one)
+    own = ruled(one)
+    tiling = own or _tilings(one)[0]
     use, count, axis = one.use, programs(kernel, tiling), one.use.looped
     if machine.is_cpu:
         full = machine.threads / machine.units if use.crossed else machine.cached.full
@@ -244,7 +253,11 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     tuning = machine.tiles
     full = tuning.full_skinny if one.is_skinny else 1.0
     enough = (full if one.is_skinny else tuning.busy) * machine.units
-    whole = ProcessorShare(count, full, along={a: tiles_along(a, tiling) for a in use.tiled})
+    along = {a: tiles_along(a, tiling) for a in use.tiled}
+    if own is not None:
+        share = filled(kernel, tiling, machine.units)
+        return ProcessorShare(count, full, True, share, along=along)
+    whole = ProcessorShare(count, full, along=along)
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
@@ -287,7 +300,9 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         bound = [_bindings(one, tiling) for tiling in _tilings(one)]
         return tuple(Plan(b, 1, peel=True, dots=True, online=True, mask_free=True) for b in bound)
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
-    return _with_two_programs(one, with_roles(one, offered))
+    if offered[1:2] and offered[1].descriptors and is_small(tilings(one)[0], one):
+        offered = (offered[1], offered[0], *offered[2:])
+    return with_roles(one, _with_two_programs(one, offered))
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:

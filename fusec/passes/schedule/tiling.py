@@ -238,9 +238,11 @@ def _preferred(one: ProductKernel) -> Iterator[Tiling]:
     """Yield tilings, the best first; later ones need less registers and make more programs."""
     kernel, use, units, tuning = one.kernel, one.use, one.machine.units, one.work.tuning
     if one.is_nested:
-        one_tile = not use.tiled or lanes_of(use.tiled[0]) <= MIN_LANES
-        for rows, step, warps, stages in tuning.nested_skinny if one_tile else tuning.nested:
-            yield one.tiling((rows, rows), step, warps, stages)
+        shapes = tuning.nested if use.tiled else tuning.nested_vectors
+        if use.tiled and lanes_of(use.tiled[0]) <= MIN_LANES:
+            shapes = tuning.nested_skinny
+        found = [one.tiling((s[0], s[0]), *s[1:]) for s in shapes]
+        yield from sorted(found, key=lambda t: not is_small(t, one))
         return
     if one.is_skinny:
         for columns in (tuning.side, 64, 32, 16):
@@ -248,12 +250,29 @@ def _preferred(one: ProductKernel) -> Iterator[Tiling]:
             if columns <= 64 or programs(kernel, tiling) >= 2 * units:
                 yield tiling
         return
-    shapes = [_fewest_warps(one.tiling(side, 0, 8, 3), one.work) for side in tuning.sides]
+    wide = [_fewest_warps(one.tiling(side, 0, 8, 3), one.work) for side in tuning.sides]
     wanted = tuning.busy * units
-    enough = [t for t in shapes if programs(kernel, t) >= wanted and _is_square(t, use)]
+    enough = [t for t in wide if programs(kernel, t) >= wanted and _is_square(t, use)]
     yield from enough
-    yield from (t for t in shapes if _is_square(t, use) and t not in enough)
-    yield from reversed(shapes)
+    yield from (t for t in wide if _is_square(t, use) and t not in enough)
+    yield from reversed(wide)
+
+
+def is_small(tiling: Tiling, one: ProductKernel) -> bool:
+    """Return True for tiles of nested products in one group of warps, where these are preferred.
+
+    Several of their programs fit a multiprocessor's shared memory, or wider tiles would be fewer
+    than multiprocessors.
+    """
+    tuning, use, machine = one.work.tuning, one.use, one.machine
+    if not (one.work.inner and use.tiled and use.looped and tuning.small_programs):
+        return False
+    narrowest = min(tiling.lanes[use.tiled[0]], tiling.lanes[use.looped])
+    room = tuning.small_programs * one.work.shared_bytes(tiling, use.looped, machine)
+    wide = one.tiling((tuning.side, tuning.side), 0, 8, 2)
+    few = programs(one.kernel, wide) < tuning.busy * machine.units
+    fits = few or room <= machine.sm.shared_bytes
+    return fits and tiling.warps == 4 and narrowest == tuning.full_rows
 
 
 def _is_square(tiling: Tiling, use: AxisUse) -> bool:
@@ -270,6 +289,16 @@ def _fewest_warps(tiling: Tiling, work: TileResources) -> Tiling:
 def programs(kernel: Kernel, tiling: Tiling) -> int:
     """Return how many tiles a kernel has, at the hints of sizes."""
     return math.prod(tiles_along(axis, tiling) for axis in kernel.grid)
+
+
+def filled(kernel: Kernel, tiling: Tiling, units: int) -> float:
+    """Return the share of the multiprocessors' lanes that tiles fill, in whole turns of them all.
+
+    It counts the last turn, in which some have no tile, and the lanes of tiles beyond the ends.
+    """
+    turns = -(-programs(kernel, tiling) // units)
+    tile = math.prod(tiling.lanes.get(axis, 1) for axis in kernel.grid)
+    return math.prod(a.extent.hint() for a in kernel.grid) / (turns * units * tile)
 
 
 def tiles_along(axis: Axis, tiling: Tiling) -> int:

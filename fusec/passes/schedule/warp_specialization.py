@@ -10,8 +10,11 @@ with scores and weights, spill nothing in any epilogue tried: a group has 232 or
 128 features spilled 480 bytes at 224 (its keys', 64 queries a step) and 400 (its queries'). Rings
 have as many slots as fit beside one tile of each stored type, which is staged in shared memory.
 
-None of this was measured on a device (2026-11), so no plan chosen by rule has roles: a race tries
-the first of each kind.
+Measured (H100, 2026-11-26; docs/decisions/plans-by-rule.md): a cooperative group takes 0.73 to 0.83
+of the time of tiles that all warps load where its programs fill their turns, an attention with
+heads of 128 features 0.77; one of 64 features 1.1 to 1.8 (two programs without roles share a
+multiprocessor there), and ping-pong 1.3 to 2.0. So by rule a plan has a cooperative group where the
+former holds (``ruled``), and a race tries ping-pong last.
 """
 
 from __future__ import annotations
@@ -27,27 +30,59 @@ from fusec.ir.machine import Team
 from fusec.ir.program import GROUPS
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, programs
+from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, filled, programs, tilings
 
 
 def with_roles(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:
-    """Return plans with, after the first with descriptors, its warp-specialized variants."""
+    """Return plans with their warp-specialized variants.
+
+    That of the first team comes first where the rule takes it, else fourth, so that a short race
+    tries it; those of others come last.
+    """
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    asynchronous = one.machine.sm.group_registers and one.use.looped is not None
-    if chosen is None or one.is_skinny or not asynchronous:
+    teams = _teams(one)
+    if chosen is None or not teams:
         return offered
-    tuning = one.work.tuning
-    fewest, _ = tuning.slots
+    found = [_plan(one, team, chosen, t) for team in teams if (t := _tiling(one, team)) is not None]
+    at = 0 if ruled(one) is not None else 3
+    first = [plan for plan in found if plan.roles == teams[0].roles]
+    return (*offered[:at], *first, *offered[at:], *found[len(first) :])
+
+
+def ruled(one: ProductKernel) -> Tiling | None:
+    """Return the tiling of a plan with roles that is chosen by rule, or None if none is.
+
+    Its programs take several tiles each and fill their turns about as well as other tiles would.
+    Nested products also have full steps, one inner product, and tiles of which one program alone
+    fits a multiprocessor: otherwise two programs hide each other's softmax.
+    """
+    teams, tuning, units = _teams(one), one.work.tuning, one.machine.units
+    tiling = _tiling(one, teams[0]) if teams else None
+    if tiling is None or programs(one.kernel, tiling) < tuning.team_turns * units:
+        return None
+    (other, *_) = tilings(one)
+    if one.work.inner:
+        _, step = teams[0].sides[0]
+        narrow = one.use.looped is None or tiling.lanes[one.use.looped] < step
+        if len(one.work.inner) > 1 or narrow or not _is_alone(one, other):
+            return None
+    gain = tuning.team_gain * filled(one.kernel, tiling, units)
+    return tiling if gain > filled(one.kernel, other, units) else None
+
+
+def _is_alone(one: ProductKernel, tiling: Tiling) -> bool:
+    """Return True for tiles that leave no registers for a second program of eight warps."""
+    return one.work.registers(tiling) >= one.machine.sm.registers // (64 * 8)
+
+
+def _teams(one: ProductKernel) -> tuple[Team, ...]:
+    """Return the groups of consumer warps that a kernel may have, the likeliest first."""
+    sm = one.machine.sm
+    if one.is_skinny or one.use.looped is None or not (sm.group_registers and sm.descriptors):
+        return ()
     if _is_plain(one):
-        teams = tuning.teams
-    elif _is_nested(one):
-        teams = tuning.nested_teams
-        fewest += _is_held(one)
-    else:
-        return offered
-    at = offered.index(chosen) + 1
-    found = (_plans(one, team, fewest, chosen) for team in teams)
-    return (*offered[:at], *(plan for plans in found for plan in plans), *offered[at:])
+        return one.work.tuning.teams
+    return one.work.tuning.nested_teams if _is_nested(one) else ()
 
 
 def _is_plain(one: ProductKernel) -> bool:
@@ -78,22 +113,27 @@ def _is_copied(side: Expr) -> bool:
     return isinstance(side, Load) and side.dtype.itemsize == 2 and is_describable(side)
 
 
-def _plans(one: ProductKernel, team: Team, fewest: int, chosen: Plan) -> Iterator[Plan]:
-    """Yield a team's plan, if one of its tiles fits with at least ``fewest`` slots."""
+def _tiling(one: ProductKernel, team: Team) -> Tiling | None:
+    """Return a team's tiling, if one of its tiles fits with as many slots as it needs."""
+    fewest, _ = one.work.tuning.slots
+    fewest += bool(one.work.inner) and _is_held(one)
     fitting = [t for t in _tilings(one, team) if t.stages >= fewest]
     wanted = one.work.tuning.busy * one.machine.units * GROUPS[team.roles]
     enough = [t for t in fitting if programs(one.kernel, t) >= wanted]
-    for tiling in (enough or fitting[-1:])[:1]:
-        yield replace(
-            chosen,
-            bindings=tuple(
-                replace(b, tile=tiling.lanes.get(b.axis, b.tile)) for b in chosen.bindings
-            ),
-            warps=team.warps,
-            stages=tiling.stages,
-            roles=team.roles,
-            programs=one.machine.units,
-        )
+    return next(iter(enough or fitting[-1:]), None)
+
+
+def _plan(one: ProductKernel, team: Team, chosen: Plan, tiling: Tiling) -> Plan:
+    """Return a team's plan: as one with descriptors, of other tiles."""
+    lanes = tiling.lanes
+    return replace(
+        chosen,
+        bindings=tuple(replace(b, tile=lanes.get(b.axis, b.tile)) for b in chosen.bindings),
+        warps=team.warps,
+        stages=tiling.stages,
+        roles=team.roles,
+        programs=one.machine.units,
+    )
 
 
 def _tilings(one: ProductKernel, team: Team) -> Iterator[Tiling]:
@@ -114,8 +154,9 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     """Return the registers of a thread for sums, scores, and weights of half their size.
 
     Each sum has weights of its own. A tile loaded by the epilogue counts half: some of it is used
-    before the rest is loaded. A value of a row that the loop reduces and that is stored takes as
-    many registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an attention in training
+    before the rest is loaded. So does a result without a product, as a GELU beside its gradient,
+    which spilled 264 bytes. A value of a row that the loop reduces and that is stored takes as many
+    registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an attention in training
     otherwise).
     """
     kernel, work, lanes = one.kernel, one.work, tiling.lanes
@@ -124,10 +165,15 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and n.axes not in operands]
     tiles = [n for n in loads if len(n.axes & lanes.keys()) > 1]
     held = sum(sums) + sum(inner) + len(sums) * max(inner, default=0) / 2
-    held += sum(area(n.axes, lanes) * n.dtype.itemsize for n in tiles) / 8
+    apart = [s.expr for s in kernel.stores if not _multiplies(s.expr, one)]
+    held += sum(area(n.axes, lanes) * n.dtype.itemsize for n in (*tiles, *apart)) / 8
     found = [s.expr for s in kernel.stores if len(s.expr.axes & lanes.keys()) < 2]
     rows = any(isinstance(n, Reduce) and one.use.looped in n.over for n in postorder(found))
     return (held + rows * sum(inner)) / (32 * tiling.warps)
+
+
+def _multiplies(value: Expr, one: ProductKernel) -> bool:
+    return any(node in one.products for node in postorder((value,)))
 
 
 def _slots(one: ProductKernel, team: Team, tiling: Tiling) -> int:

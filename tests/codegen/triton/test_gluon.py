@@ -18,9 +18,15 @@ from torch import Tensor
 from fusec.codegen import targets
 from fusec.codegen.triton.form import FORM
 from fusec.driver.build import triton_source
+from fusec.driver.compiler import context_for
+from fusec.driver.pipeline import flat_kernels
+from fusec.driver.stages import offered_plans
+from fusec.driver.trace import Trace
+from fusec.options import Options
 from fusec.tools.emulator.launch import Event, trace
-from fusec.tools.report.emulation import emulate
+from fusec.tools.report.emulation import Emulator, emulate
 from tests.calls import calls_of
+from tests.codegen.test_contraction_static import staged
 from tests.codegen.triton.test_nested_specialization import windowed
 from tests.planted import recode
 from tests.tools.emulator.recorded import Launched, changed, normal, record, with_instead, without
@@ -204,6 +210,103 @@ def test_what_breaks_a_promise_goes_by_pointers_over_the_same_grid(roles: str) -
     assert moved.data_ptr() % 16
     found = emulate(linear, [moved, w, b], options={"race": "fused", "roles": roles})
     assert found.faults == (), str(found)
+
+
+# -- plans chosen by rule --------------------------------------------------------------------------
+
+RULED: dict[str, Case] = {
+    "whole tiles": (linear, [*rows(512, 128, 1024), tensor(2, 1024)]),
+    "ragged tiles, and a step of 8 terms": (linear, [*rows(520, 136, 776), tensor(2, 776)]),
+    "two accumulators": (swiglu, [*rows(520, 72, 392), tensor(2, 392, 72, scale=0.1)]),
+    "batches": (of_batches, [tensor(0, 3, 376, 72), tensor(1, 3, 72, 760, scale=0.1)]),
+    "a result of odd rows, by pointers": (linear, [*rows(520, 72, 769), tensor(2, 769)]),
+    "an attention of wide heads": (causal, heads(1, 3, 300, 128)),
+}
+"""Kernels of enough tiles for two multiprocessors that fill their turns."""
+
+
+def ruled(fn: Callable[..., object], inputs: list[Tensor], **how: bool) -> int:
+    """Emulate a function in the plans that a rule chooses; return the kernels with roles."""
+    torch._dynamo.reset()
+    with calls_of(triton_source) as made:
+        found = emulate(fn, inputs, options={"race": "fused"}, **how)
+    assert found.faults == (), str(found)
+    return sum("warp_specialize" in call.result.source for call in made)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", RULED)
+def test_roles_by_rule_compute_what_is_right(name: str) -> None:
+    assert ruled(*RULED[name]) == 1
+
+
+UNRULED: dict[str, Case] = {
+    "rows of 65 terms": (linear, [*rows(520, 65, 776), tensor(2, 776)]),
+    "f32": (linear, [*rows(520, 72, 776, torch.float32), tensor(2, 776, dtype=torch.float32)]),
+    "rows 150 bytes apart": (
+        lambda x, w, b: linear(x[:, :72], w, b),
+        [tensor(0, 520, 75), tensor(1, 776, 72, scale=0.1), tensor(2, 776)]),
+    "few tiles": (linear, [*rows(200, 72, 328), tensor(2, 328)]),
+    "few rows": (linear, [*rows(16, 72, 2048), tensor(2, 2048)]),
+    "a factor that is computed": (
+        lambda x, w, b: F.linear(torch.sin(x), w, b), [*rows(520, 72, 776), tensor(2, 776)]),
+    "narrow heads": (causal, heads(1, 3, 300, 64)),
+    "a gathered factor": (
+        lambda x, w, i: x[i] @ w.t(), [*rows(520, 72, 776), torch.arange(520).flip(0)]),
+}  # fmt: skip
+"""Kernels for which the rule chooses no roles: what they lack is in their names."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNRULED)
+def test_kernels_without_roles_by_rule_compute_what_is_right(name: str) -> None:
+    assert ruled(*UNRULED[name]) == 0
+
+
+@pytest.mark.slow
+def test_roles_by_rule_in_training_compute_what_is_right() -> None:
+    """Backward products read a gradient by rows and by columns."""
+    fn, inputs = RULED["ragged tiles, and a step of 8 terms"]
+    assert ruled(fn, inputs, train=True) >= 1
+
+
+def test_memory_that_breaks_a_promise_goes_by_pointers_by_rule() -> None:
+    x, w, b = *rows(520, 72, 776), tensor(2, 776)
+    moved = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+    assert moved.data_ptr() % 16
+    assert ruled(linear, [moved, w, b]) == 1
+
+
+def test_roles_by_rule_run_for_any_sizes_that_a_call_has() -> None:
+    """Compiled for 528 rows: more, odd numbers of them, fewer tiles than programs, one, none."""
+    emulator = Emulator.of("sm_90", {"race": "fused"})
+    torch._dynamo.reset()
+    _, w, b = *rows(528, 80, 784), tensor(2, 784)
+    with calls_of(triton_source) as made:
+        compiled = torch.compile(linear, backend=emulator.backend, dynamic=True)
+        for count in (528, 656, 130, 16, 2, 0):
+            x = tensor(0, 700, 80)[:count]
+            torch.testing.assert_close(compiled(x, w, b), linear(x, w, b), rtol=2e-2, atol=2e-2)
+    (one,) = [call.result for call in made if "warp_specialize" in call.result.source]
+    assert one.grid[0].startswith("min(2, ") and len(one.divisible) > 4
+
+
+def test_a_plan_whose_program_does_not_split_is_not_offered() -> None:
+    """A gradient that sums a row before it multiplies: two loops unlike each other."""
+
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT).masked_fill(torch.ones(300, 300, dtype=torch.bool).triu(1), -1e9)
+        return scores.softmax(-1) @ v
+
+    inputs = [x.requires_grad_() for x in heads(1, 2, 300, 64)]
+    forward, backward = staged(written_out, *inputs, train=True)
+    for one, some in ((forward, True), (backward, False)):
+        assert one.compiled is not None
+        context = context_for(one.observed.graph, one.target, Options(), Trace("t"))
+        flat = flat_kernels(one.compiled.schedule.kernels, context).values()
+        assert any(plan.roles for kernel in flat for plan in one.target.plans(kernel))
+        found = any(plan.roles for kernel in flat for plan in offered_plans(kernel, context))
+        assert found is some
 
 
 # -- what overlaps ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from fusec.passes.schedule.contraction import contractions
 from fusec.passes.schedule.plan import Plan
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
-from tests.passes.schedule.flat import bindings, f32_of, products
+from tests.passes.schedule.flat import attention, bindings, f32_of, products
 
 TARGETS = pytest.mark.parametrize("machine", (H200_MACHINE, A100_MACHINE), ids=("sm_90", "sm_80"))
 
@@ -50,7 +50,8 @@ def tile(plan: Plan) -> tuple[int, ...]:
 
 @TARGETS
 def test_a_large_product_has_tiles_of_128_by_128_in_8_warps(machine: Machine) -> None:
-    plan = first(products(4096, 4096, 1024), machine)
+    plans = gpu_plans(products(4096, 4096, 1024), machine)
+    plan = next(plan for plan in plans if not plan.roles)
     assert bindings(plan) == "m=grid*128  n=grid*128  k=loop*64"
     assert (plan.warps, plan.stages) == (8, 3)
 
@@ -95,6 +96,23 @@ def test_a_race_is_offered_a_few_tilings_that_fit(machine: Machine, count: int) 
     for plan in found:
         m, n, _ = tile(plan)
         assert count * m * n / (32 * plan.warps) <= machine.sm.tile_registers
+
+
+def test_an_attention_of_narrow_heads_has_small_programs_that_copy_by_descriptors() -> None:
+    """Three or more fit a multiprocessor; of 128 features, or on another machine, they do not."""
+    narrow, wide = (attention(64, 512, 4096, depth) for depth in (64, 128))
+    plan, other, *_ = gpu_plans(narrow, H200_MACHINE)
+    assert tile(plan)[1:3] == (64, 64) and (plan.warps, plan.descriptors) == (4, True)
+    assert other == replace(plan, descriptors=False)
+    for kernel, machine in ((wide, H200_MACHINE), (narrow, A100_MACHINE)):
+        plan = first(kernel, machine)
+        assert tile(plan)[1:3] == (128, 64) and (plan.warps, plan.descriptors) == (8, False)
+
+
+@TARGETS
+def test_one_query_takes_few_keys_in_many_warps(machine: Machine) -> None:
+    plan = first(attention(512, 1, 4096, 128), machine)
+    assert tile(plan)[-2:] == (32, 128) and plan.warps == 8
 
 
 def partial_sums(rows: int) -> Kernel:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from fusec.codegen.targets import A100_MACHINE, B200_MACHINE, H200_MACHINE
 from fusec.ir.dtype import F32
+from fusec.ir.graph import Kernel
 from fusec.ir.machine import Machine
 from fusec.passes.schedule import gpu_plans
+from fusec.passes.schedule.contraction import spread
 from fusec.passes.schedule.plan import Plan, print_plan
 from tests.passes.schedule.flat import attention, products
 
@@ -42,7 +45,6 @@ def test_an_attentions_forward_has_one_group_and_as_many_slots_as_fit() -> None:
     )
     assert [(p.roles, p.stages) for p in narrow if p.roles] == [("cooperative", 6)]
     assert [(p.roles, p.stages) for p in wide if p.roles] == [("cooperative", 2)]
-    assert wide[3].roles and narrow[2].roles
 
 
 def test_an_attention_of_fewer_keys_than_a_tile_has_has_none() -> None:
@@ -57,10 +59,53 @@ def test_fewer_tiles_are_smaller_ones() -> None:
     assert tiles == [[128, 128, 64], [64, 128, 64]]
 
 
-def test_they_are_tried_early_and_are_never_the_rule() -> None:
-    offered = gpu_plans(products(8192, 16384, 4096), H200_MACHINE)
-    assert [p.roles for p in offered[:4]] == ["", "", "cooperative", "pingpong"]
-    assert offered[1].descriptors
+def roles(kernel: Kernel) -> list[str]:
+    return [p.roles for p in gpu_plans(kernel, H200_MACHINE)]
+
+
+ALONE, FOURTH = ["cooperative", "", "", ""], ["", "", "", "cooperative"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8192, 16384, 4096), ALONE),  # 31 turns of tiles of 128 x 256
+        ((64 * 197, 4096, 1024), ALONE),  # 12 turns, all full
+        ((8192, 1600, 6400), ALONE),  # 3.4 turns, 0.76 of the lanes; others fill 0.87
+        ((4096, 2816, 1024), ALONE),  # 2.7 turns, 0.89 of the lanes, as others
+        ((4096, 2080, 1024), FOURTH),  # 2.2 turns, 0.66 of the lanes; others fill 0.79
+        ((2048, 4096, 1024), FOURTH),  # 1.9 turns: most programs would have one tile, then one
+        ((1024, 2048, 1024), FOURTH),  # one turn
+    ],
+    ids=str,
+)
+def test_by_rule_one_group_multiplies_where_programs_fill_their_turns(
+    shape: tuple[int, int, int], expected: list[str]
+) -> None:
+    assert roles(products(*shape))[:4] == expected
+
+
+def test_by_rule_one_group_multiplies_in_an_attention_of_wide_heads() -> None:
+    """Two programs of narrower heads share a multiprocessor, and three of few rows."""
+    assert roles(attention(64, 4096, 4096, 128))[:4] == ALONE
+    assert roles(attention(64, 4096, 4096, 64))[:4] == FOURTH
+    assert roles(attention(16, 1024, 1024, 128))[:4] == FOURTH
+
+
+def test_two_groups_are_tried_last() -> None:
+    found = roles(products(8192, 16384, 4096))
+    assert found.count("pingpong") == 1 and found[-1] == "pingpong"
+
+
+@pytest.mark.parametrize("count", (1, 2))
+def test_a_kernel_with_roles_by_rule_is_priced_by_its_turns(count: int) -> None:
+    kernel = products(8192, 1600, 6400, count=count)
+    share = spread(kernel, H200_MACHINE)
+    assert share is not None and share.roles
+    tile = math.prod(b.tile for b in gpu_plans(kernel, H200_MACHINE)[0].bindings[:2])
+    turns = math.ceil(share.programs / 132)
+    assert share.busy(132) == pytest.approx(8192 * 1600 / (turns * 132 * tile))
+    assert not replace(share, roles=False).busy(132) < 1
 
 
 @pytest.mark.parametrize("machine", (A100_MACHINE, B200_MACHINE), ids=("sm_80", "sm_100"))
