@@ -160,6 +160,8 @@ GPU_CHUNKS = FusionTuning(chunk_rows=2048, chunk_sum_rows=4096, chunk_recomputed
 from 4 GiB on (8192 x 4096 x 32000 in bf16, H100, 2026-11-26). A sum of products in f32 takes up to
 9 % of the step in chunks of 4096 rows, by its bytes at 3 TB/s: a model that awaits a measurement.
 """
+# The memory, 4.3 TB/s, is an H200's: a device's own rate, and its number of multiprocessors,
+# replace the row's (``find_target``).
 H200_MACHINE = Machine(
     bytes_per_us=4.3e6,
     operations_per_us=3.0e7,
@@ -239,14 +241,17 @@ def find_target(
     tiles: bool = False,
     threads: int = 1,
     tf32: bool = False,
+    units: int = 0,
+    bytes_per_us: float = 0.0,
 ) -> Target:
-    """Return a target's row, adapted to this CPU and to torch's settings.
+    """Return a target's row, adapted to this CPU or GPU and to torch's settings.
 
     Args:
         vector_width: f32 lanes of this CPU's vector registers: 16, 8 or 4.
         tiles: whether this CPU multiplies tiles of bf16 (AMX).
         threads: number of threads of the CPU.
         tf32: whether f32 products on a GPU may round their operands to 10 bits of mantissa.
+        units, bytes_per_us: multiprocessors of the GPU and the rate of its memory; 0: the row's.
     Raises:
         UsageError: if there is no such target.
     """
@@ -261,7 +266,8 @@ def find_target(
         widened = row.machine.widened - {BF16} if tiles else row.machine.widened
         own = replace(row.machine, vector=vector_width, widened=widened, threads=threads)
         return replace(row, machine=own)
-    return replace(row, machine=replace(row.machine, sm=replace(row.machine.sm, tf32=tf32)))
+    machine = row.machine.sized(units, bytes_per_us)
+    return replace(row, machine=replace(machine, sm=replace(machine.sm, tf32=tf32)))
 
 
 def target_of_device(name: str, vector_width: int = 16, **features: Any) -> Target:

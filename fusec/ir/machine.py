@@ -14,7 +14,7 @@ otherwise. Tests lower some, so that graphs small enough to interpret take the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusec.ir.dtype import DType
@@ -535,6 +535,18 @@ class Machine:
     cached: CachedTuning = CachedTuning()
     loops: LoopTuning = LoopTuning()
     code: CodeTuning = CodeTuning()
+
+    def sized(self, units: int, bytes_per_us: float) -> Machine:
+        """Return the machine of a GPU that differs in multiprocessors or memory; 0: as here."""
+        share = (units or self.units) / self.units
+        return replace(
+            self,
+            units=units or self.units,
+            parts=round(self.parts * share),
+            bytes_per_us=bytes_per_us or self.bytes_per_us,
+            operations_per_us=self.operations_per_us * share,
+            products_per_us=self.products_per_us * share,
+        )
 
     @property
     def is_cpu(self) -> bool:

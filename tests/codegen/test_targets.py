@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from fusec.codegen.targets import GPUS, TARGETS, find_target, target_of_device
-from fusec.driver.compiler import salt_of, target_for
+from fusec.driver.compiler import gpu_features, salt_of, target_for
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.options import Options
@@ -106,3 +106,35 @@ def test_this_machine_s_target_has_torch_s_threads() -> None:
     assert target.machine.threads == 7
     fewer = find_target("cpu", threads=1)
     assert salt_of(device, target, options) != salt_of(device, fewer, options)
+
+
+@dataclass
+class Properties:
+    """Of a device, as torch reports them: kHz and bits of its memory."""
+
+    multi_processor_count: int
+    memory_clock_rate: int
+    memory_bus_width: int
+
+
+def test_a_device_has_its_own_multiprocessors_and_memory() -> None:
+    """Programs that stay are as many as multiprocessors: 132 would take two turns of 114."""
+    found = {
+        name: find_target("sm_90", **gpu_features(facts))
+        for name, facts in (
+            ("H100 SXM", Properties(132, 2619000, 5120)),
+            ("H100 PCIe", Properties(114, 1593000, 5120)),
+            ("unknown memory", Properties(132, 0, 0)),
+        )
+    }
+    large, small, other = (target.machine for target in found.values())
+    assert (large.units, small.units) == (132, 114)
+    assert large.bytes_per_us == pytest.approx(3.02e6, rel=0.01)
+    assert small.bytes_per_us == pytest.approx(1.83e6, rel=0.01)
+    assert small.products_per_us / large.products_per_us == pytest.approx(114 / 132)
+    assert other.bytes_per_us == find_target("sm_90").machine.bytes_per_us
+    plan, *_ = found["H100 PCIe"].plans(products(8192, 16384, 4096))
+    assert plan.roles and plan.programs == 114
+    device, options = torch.device("cpu"), Options(autotune=False)
+    salts = {salt_of(device, target, options) for target in found.values()}
+    assert len(salts) == 3

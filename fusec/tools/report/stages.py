@@ -13,14 +13,13 @@ import torch
 
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.driver.build import triton_source
-from fusec.driver.compiler import allows_tf32, context_for, device_target
+from fusec.driver.compiler import context_for, device_target, features_of
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext, all_stages
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
-from fusec.runtime.kernels import cpp_kernel
 from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.dumps import BEFORE_CAPTURE
 from fusec.tools.records import Record, Records
@@ -87,7 +86,11 @@ class Staged:
 
 def this_machine() -> str:
     """Return the name of the target that graphs run on here: the GPU's, or "cpu"."""
-    return device_target(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return device_target(_device())
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def choose_target(name: str | None) -> Target:
@@ -99,13 +102,8 @@ def choose_target(name: str | None) -> Target:
         UsageError: if there is no such target.
     """
     wanted = name or Options.from_compile(None, None).target
-    return find_target(
-        wanted or this_machine(),
-        cpp_kernel.vector_width(),
-        tiles=cpp_kernel.has_tiles(),
-        threads=torch.get_num_threads(),
-        tf32=allows_tf32(),
-    )
+    own = _device() if wanted is None else None
+    return find_target(wanted or this_machine(), **features_of(own))
 
 
 @settled_heap()
