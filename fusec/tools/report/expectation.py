@@ -9,75 +9,67 @@ time, and the cause is the largest part of the rest.
 
 A memory-bound kernel has these parts: memory; the L2 cache; instructions, 4 a clock and
 multiprocessor; special functions (MUFU), 16 lanes a clock; and the latency of its blocks, by
-Little's law: each section with loads waits once for memory, each barrier waits, and instructions of
-one warp are issued one after the other. All resident blocks wait at the same time.
+Little's law: a block waits for memory as often as its code does (``Section.waits``), at barriers,
+and instructions of one warp are issued one after the other. All resident blocks wait at the same
+time. A single block that copies nothing ahead loads, computes and stores in turn.
 
 A product takes the clocks of its tiles: tensor cores, or the shared memory that feeds them; the
-loop's other instructions, which depend on the products (a softmax) or not; barriers; prologue and
-epilogue of the loop. With one block a multiprocessor, tensor cores are idle meanwhile.
+loop's other instructions; barriers; prologue and epilogue of the loop. Where products alternate
+with a softmax, an iteration takes the instructions of all blocks, half of their products, and a
+chain of dependent steps that other blocks fill.
 
-Its constants are of an H200 (docs/performance.md has their sources). It is calibrated with
-published measurements of eight kernels of one design, on which its error is 6 % on the mean and
-19 % at worst: a fit, not a test of its estimates for others. It does not model clocks that sink
-under load, partition camping, or a bad order of loads by ptxas: a lead, not a measurement.
+Its constants and these terms were fitted to launches on an H100: docs/performance.md
+has the errors, which ``python -m bench.gpu_model`` prints. It does not model clocks that sink under
+load, or that loads may hit a cache: a lead, not a measurement.
 
 Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps, one block a
-multiprocessor: products 1024 clocks, softmax 890, one after the other: a share of 0.53.
+multiprocessor: products 1024 clocks, half of which count, softmax 720, chain 1300: a share of 0.40.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
 
-from fusec.codegen.targets import H200_MACHINE
 from fusec.errors import InternalError
 from fusec.ir.expr import Const, Expr, IndexValue, Op
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
+from fusec.ir.machine import Machine
 from fusec.ir.program import For, Let, Program, Statement, statements
 from fusec.tools.static_checks import DotTile, Section, StaticReport
 
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The rates and sizes of a GPU, as in its ``Machine`` and measured besides.
-
-    Attributes:
-        bytes_us: bytes a microsecond of a copy, reads and writes together.
-        cache_bytes_us: bytes a microsecond from the L2 cache.
-        clocks_us: of a multiprocessor; ``tensor_clocks_us`` under a load of tensor cores.
-        kept_bytes: of the L2 cache, that stay until they are read again.
-        start_us: until the first block runs, and after the last one.
-    """
-
-    units: int
-    bytes_us: float
-    cache_bytes_us: float = 7.0e6
-    clocks_us: float = 1755.0
-    tensor_clocks_us: float = 1461.0
-    kept_bytes: float = 40e6
-    start_us: float = 2.0
-
-
-H200 = Device(H200_MACHINE.units, H200_MACHINE.bytes_per_us)
-H100 = replace(H200, bytes_us=3.0e6)
-DEVICES = {"sm_90": H200}
-"""Targets that the model knows."""
-LATENCY = 1400
-"""Clocks from a load to its value, while memory is busy: 0.8 us."""
+MODELLED = frozenset(("sm_90",))
+"""Targets that the model knows. Clocks are those of their multiprocessors."""
+CLOCKS_US = 1755.0
+PRODUCT_CLOCKS_US = 1461.0
+"""Clocks a microsecond; the latter while tensor cores alone are busy."""
+CACHE_BYTES_US = 7.0e6
+KEPT_BYTES = 40e6
+"""Bytes a microsecond of the L2 cache, and that it keeps until they are read again."""
+START_US = 1.8
+"""Until the first block runs, and after the last one."""
+START = 550
+"""Clocks until a block's first load is issued."""
+LATENCY = 880
+"""Clocks from loads to values, in a busy memory."""
 AHEAD = 3
 """Iterations whose copies are in flight at once."""
-BARRIER = 60
-"""Clocks from the last warp at a barrier to the first instruction after it, waiting included."""
-STEP = 2.5
-"""Clocks between two instructions of one warp, half of which depend on the one before."""
-START = 500
-"""Clocks until a block's first load is issued."""
+BARRIER = 200
+"""Clocks from the last warp at a barrier to the first instruction after it."""
+STEP = 1.05
+"""Clocks between two instructions of one warp."""
 FILL = 1500
 """Clocks until a product's first tiles have arrived."""
+REFILL = 1300
+"""Clocks until a freed slot of a ring holds its next tile."""
 PRODUCT_BARRIER = 12
 """Clocks that tensor cores are idle at a barrier, while another product is in flight."""
+CHAIN = 1300
+"""Clocks of an iteration of nested products that no other warp of the block hides: the scores'
+product, maxima of rows, exponentials, the second product."""
 MULTIPLY_ADDS = 2048
 """Multiply-adds of 16-bit values, a multiprocessor and clock."""
 SHARED_BYTES = 128
@@ -90,7 +82,11 @@ SMALL = 1 << 20
 """Bytes of a tensor that is likely to be read by all blocks: a weight, a bias."""
 SEVERAL = 1.2
 """The mean number of loads of a byte above which the L2 cache's rate counts."""
+SERIAL = 3
+"""Waits for memory of an iteration that are worth a word."""
 _DEGREE = 4.0
+MIDDLE: Mapping[Axis, float] = MappingProxyType({})
+"""No place along an axis is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +135,17 @@ def section_runs(
 ) -> tuple[float, ...]:
     """Return how often one block runs each section of its code.
 
-    The program's loops tell, where the machine code has as many; else all loops have the trip count
-    that moves a block's bytes or does its products.
+    The program's loops tell, where the machine code has as many, apart from loops of one iteration,
+    which are none there; else all loops have the trip count that moves a block's bytes or does its
+    products.
 
     Args:
         moved, multiplied: bytes and multiply-adds of one block.
     """
     sections, loops = static.sections, [n for _, n in loop_runs(program)]
-    if len(loops) == len(sections) - 1:
-        return (1.0, *loops)
+    for found in (loops, [n for n in loops if n != 1]):
+        if len(found) == len(sections) - 1:
+            return (1.0, *found)
     each = sum((s.loaded + s.stored) * static.threads for s in sections[1:])
     around = (sections[0].loaded + sections[0].stored) * static.threads
     times = max(0.0, moved - around) / each if each else 1.0
@@ -157,82 +155,88 @@ def section_runs(
     return (1.0, *[max(1.0, times)] * (len(sections) - 1))
 
 
-def loop_runs(program: Program) -> list[tuple[For, float]]:
-    """Return the loops, outer before inner, and how often one block runs each body."""
-    body = statements(program.body)
-    return list(_loop_runs(program.body, 1.0, {s.var: s.value for s in body if isinstance(s, Let)}))
+def loop_runs(program: Program, at: Mapping[Axis, float] = MIDDLE) -> list[tuple[For, float]]:
+    """Return the loops, outer before inner, and how often they run for one point of the grid.
+
+    Args:
+        at: places along axes; those of others are their middle.
+    """
+    made: dict[Expr, Expr] = {
+        s.var: s.value for s in statements(program.body) if isinstance(s, Let)
+    }
+    return list(_loop_runs(program.body, 1.0, made, at))
 
 
 def _loop_runs(
-    body: tuple[Statement, ...], times: float, made: Mapping[Expr, Expr]
+    body: tuple[Statement, ...], times: float, made: Mapping[Expr, Expr], at: Mapping[Axis, float]
 ) -> Iterator[tuple[For, float]]:
     for statement in body:
         if isinstance(statement, For):
-            stop = min(_at_middle(stop, made) for stop in statement.stops)
-            each = times * max(0.0, stop - _at_middle(statement.start, made))
+            stop = min(_value(stop, made, at) for stop in statement.stops)
+            each = times * max(0.0, stop - _value(statement.start, made, at))
             yield statement, each
-            yield from _loop_runs(statement.body, each, made)
+            yield from _loop_runs(statement.body, each, made, at)
 
 
-def _at_middle(value: Index, made: Mapping[Expr, Expr]) -> float:
-    """Evaluate an index with sizes at their hints, axes at their middle, loaded values at 0."""
+def _value(value: Index, made: Mapping[Expr, Expr], at: Mapping[Axis, float]) -> float:
+    """Evaluate an index with sizes at their hints, other axes at their middle, loads at 0."""
     total = float(value.const)
     for monomial, coefficient in value.terms:
         part = float(coefficient)
         for atom in monomial:
             match atom:
                 case Axis():
-                    part *= (atom.extent.hint() - 1) / 2
+                    part *= at.get(atom, (atom.extent.hint() - 1) / 2)
                 case Size():
                     part *= atom.hint
                 case FloorDiv():
-                    divisor = max(1.0, _at_middle(atom.divisor, made))
-                    part *= _at_middle(atom.dividend, made) / divisor
+                    divisor = max(1.0, _value(atom.divisor, made, at))
+                    part *= _value(atom.dividend, made, at) / divisor
                 case Mod():
-                    part *= _at_middle(atom.divisor, made) / 2
+                    part *= _value(atom.divisor, made, at) / 2
                 case Runtime():
-                    part *= _value_at_middle(atom.expr, made)
+                    part *= _computed(atom.expr, made, at)
                 case _:
                     raise InternalError(f"{atom} in an index", stage="report")
         total += part
     return total
 
 
-def _value_at_middle(value: Expr, made: Mapping[Expr, Expr]) -> float:
+def _computed(value: Expr, made: Mapping[Expr, Expr], at: Mapping[Axis, float]) -> float:
     """Evaluate a value that indices determine, such as a loop's start by a mask; else 0."""
     match made.get(value, value):
         case IndexValue(index=found):
-            return _at_middle(found, made)
+            return _value(found, made, at)
         case Const(value=number):
             return float(number)
         case Op(name="maximum", args=(a, b)):
-            return max(_value_at_middle(a, made), _value_at_middle(b, made))
+            return max(_computed(a, made, at), _computed(b, made, at))
         case Op(name="minimum", args=(a, b)):
-            return min(_value_at_middle(a, made), _value_at_middle(b, made))
+            return min(_computed(a, made, at), _computed(b, made, at))
         case _:
             return 0.0
 
 
-def expect(static: StaticReport, work: Work, device: Device) -> Expectation:
-    """Return how long a kernel should take."""
-    memory_us, products_us = floors(work, device)
+def expect(static: StaticReport, work: Work, machine: Machine) -> Expectation:
+    """Return how long a kernel should take on a machine of a modelled target."""
+    memory_us, products_us = floors(work, machine)
     parts = _product_parts if products_us > memory_us and static.dots else _memory_parts
-    return summed_up(parts(static, work, device), (memory_us, products_us), device)
+    return summed_up(parts(static, work, machine), (memory_us, products_us), machine)
 
 
-def floors(work: Work, device: Device) -> tuple[float, float]:
+def floors(work: Work, machine: Machine) -> tuple[float, float]:
     """Return the times that memory and tensor cores need at best."""
-    products_us = work.multiplied / (MULTIPLY_ADDS * device.units * device.tensor_clocks_us)
-    return work.bytes / device.bytes_us, products_us
+    rate = MULTIPLY_ADDS * machine.units * PRODUCT_CLOCKS_US
+    return work.bytes / machine.bytes_per_us, work.multiplied / rate
 
 
 def summed_up(
-    parts: Mapping[str, float], floor: tuple[float, float], device: Device
+    parts: Mapping[str, float], floor: tuple[float, float], machine: Machine
 ) -> Expectation:
     """Combine the times of parts that work in parallel, each named by its cause."""
-    us = norm(parts.values()) + device.start_us
-    found = {**parts, "the launch itself: it is short": device.start_us}
+    found = {**parts, "the launch itself: it is short": START_US}
     causes = {cause: part for cause, part in found.items() if cause}
+    us = norm(parts.values()) + START_US
     return Expectation(us, max(floor), max(causes, key=causes.__getitem__))
 
 
@@ -244,9 +248,9 @@ def _total(values: Iterable[float], runs: Sequence[float]) -> float:
     return sum(value * count for value, count in zip(values, runs, strict=True))
 
 
-def _resident(static: StaticReport, work: Work, device: Device) -> int:
+def _resident(static: StaticReport, work: Work, machine: Machine) -> int:
     """Return the number of blocks that share a multiprocessor."""
-    return max(1, min(static.blocks, math.ceil(work.programs / device.units)))
+    return max(1, min(static.blocks, math.ceil(work.programs / machine.units)))
 
 
 def _busy(work: Work, places: int) -> float:
@@ -258,57 +262,71 @@ def _busy(work: Work, places: int) -> float:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def _memory_parts(static: StaticReport, work: Work, device: Device) -> dict[str, float]:
+def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[str, float]:
     """Return the times of a memory-bound kernel's parts by their causes; "": memory."""
-    sections, runs, warps = static.sections, work.runs, static.threads / 32
-    blocks = _resident(static, work, device)
-    scale = work.programs / device.units / _busy(work, device.units * blocks) / device.clocks_us
+    sections, runs = static.sections, work.runs
+    warps, blocks = static.threads / 32, _resident(static, work, machine)
+    turns = work.programs / machine.units / _busy(work, machine.units * blocks)
+    scale = turns / CLOCKS_US
     asked = _total((s.loaded + s.stored for s in sections), runs) * static.threads * work.programs
-    again = _read_again(static, work, device, blocks)
+    again = _read_again(static, work, machine, blocks)
     instructions = _total((s.instructions for s in sections), runs)
     specials = _total((s.specials for s in sections), runs)
     per_byte = instructions * static.threads * work.programs / max(1, work.bytes)
     narrow = f"narrow accesses: {static.wide_share:.0%} of the bytes move 16 at a time"
     issued = narrow if static.wide_share < 0.5 else f"instructions: {per_byte:.1f} a byte"
     often = asked > SEVERAL * work.bytes and work.small > FIRST_CACHE
-    several = asked / device.cache_bytes_us if often else 0.0
+    memory_us, issued_us = work.bytes / machine.bytes_per_us, instructions * warps / 4 * scale
+    if blocks == 1 and not any(s.copied for s in sections):
+        issued, issued_us = _IN_TURN, memory_us + issued_us
+        memory_us = 0.0
     return {
-        "": work.bytes / device.bytes_us,
-        "rows are read again, and do not stay in the cache": again / device.bytes_us,
-        "the second cache, for what is loaded several times": several,
-        issued: instructions * warps / 4 * scale,
+        "": memory_us,
+        "rows are read again, and do not stay in the cache": again / machine.bytes_per_us,
+        "the second cache, for what is loaded several times": (
+            asked / CACHE_BYTES_US if often else 0.0
+        ),
+        issued: issued_us,
         "functions by table": specials * static.threads / 16 * scale,
         _waits_for(static, work, blocks): _wait(static, runs) / blocks * scale,
     }
 
 
-def _read_again(static: StaticReport, work: Work, device: Device, blocks: int) -> float:
+_IN_TURN = "one block a multiprocessor: it loads, computes and stores in turn"
+
+
+def _read_again(static: StaticReport, work: Work, machine: Machine, blocks: int) -> float:
     """Return the bytes that loops after the first one read again from memory."""
     loops = sum(s.loaded > 0 and s.inside == 0 for s in static.sections[1:])
-    held = work.read / max(1, work.programs) * blocks * min(device.units, work.programs)
-    return work.bytes + (loops - 1) * work.read if loops > 1 and held > device.kept_bytes else 0.0
+    held = work.read / max(1, work.programs) * blocks * min(machine.units, work.programs)
+    kept = held <= KEPT_BYTES
+    return 0.0 if loops < 2 or kept else work.bytes + (loops - 1) * work.read
 
 
 def _wait(static: StaticReport, runs: Sequence[float]) -> float:
     """Return the clocks from a block's start to its end, without contention."""
-    return START + _total(map(_wait_of, static.sections), runs)
+    return START + _total((_wait_of(s) for s in static.sections), runs)
 
 
 def _wait_of(section: Section) -> float:
-    loads = LATENCY if section.loaded > section.copied else 0.0
-    copies = LATENCY / AHEAD if section.copied and not loads else 0.0
-    return loads + copies + BARRIER * section.barriers + STEP * section.instructions
+    loads = LATENCY * section.waits
+    copies = LATENCY / AHEAD if section.copied and not section.waits else 0.0
+    issued = STEP * section.instructions
+    return loads + copies + BARRIER * section.barriers + issued
 
 
 def _waits_for(static: StaticReport, work: Work, blocks: int) -> str:
     """Return the cause of the blocks' waits, as a sentence."""
     loops = [(s, n) for s, n in zip(static.sections, work.runs, strict=True) if s.inside >= 0]
     barriers = sum(BARRIER * s.barriers * n for s, n in loops)
-    loads = sum(LATENCY * n for s, n in loops if s.loaded)
+    loads = sum(LATENCY * max(s.waits, s.copied > 0) * n for s, n in loops)
     widest = max((s.loaded for s in static.sections), default=0)
     flight = widest * static.threads * blocks
     if barriers and barriers > loads / 4:
         return f"barriers of the block in its loop: {max(s.barriers for s, _ in loops)} each time"
+    serial = max((s.waits for s, _ in loops), default=0)
+    if serial >= SERIAL:
+        return f"loads of an iteration wait for one another: {serial} times"
     if static.wide_share < 0.5 and flight < IN_FLIGHT:
         return f"narrow accesses: {flight / 1024:.0f} KB under way on a multiprocessor"
     if flight < IN_FLIGHT:
@@ -319,51 +337,77 @@ def _waits_for(static: StaticReport, work: Work, blocks: int) -> str:
 # -- products --------------------------------------------------------------------------------------
 
 
-def _product_parts(static: StaticReport, work: Work, device: Device) -> dict[str, float]:
+def _product_parts(static: StaticReport, work: Work, machine: Machine) -> dict[str, float]:
     """Return the times of a product's parts: "" for memory, and its tiles by the largest cause."""
-    blocks = _resident(static, work, device)
-    busy = _busy(work, device.units * blocks)
-    scale = work.programs / device.units / device.tensor_clocks_us
-    tile = _tile_clocks(static, work, blocks)
+    blocks = _resident(static, work, machine)
+    loops = [(s, n) for s, n in zip(static.sections, work.runs, strict=True) if s.inside >= 0]
+    loops = [(s, n) for s, n in loops if s.products]
+    nested = any(s.specials for s, _ in loops) or bool(static.serialised)
+    tile = (_nested_clocks if nested else _tile_clocks)(static, work, loops, blocks)
+    # Blocks that share a multiprocessor share its units: half as many take half as long.
+    busy = _busy(work, machine.units)
+    scale = work.programs / machine.units / (CLOCKS_US if nested else PRODUCT_CLOCKS_US)
     whole = sum(tile.values()) * scale
     lost = {cause: clocks * scale for cause, clocks in tile.items() if cause}
     lost["the last wave of blocks fills a part of the multiprocessors"] = whole * (1 / busy - 1)
-    cause = max(lost, key=lost.__getitem__) if lost else ""
-    return {"": work.bytes / device.bytes_us, cause: whole / busy}
+    cause = max(lost, key=lost.__getitem__)
+    return {"": work.bytes / machine.bytes_per_us, cause: whole / busy}
 
 
 def executed(static: StaticReport, runs: Sequence[float]) -> float:
     """Return the multiply-adds that one block does, masked ones included."""
-    once = sum(dot.m * dot.n * dot.k for dot in static.dots) / max(1, static.dot_loops)
+    places = sum(s.products > 0 for s in static.sections)
+    once = sum(dot.m * dot.n * dot.k for dot in static.dots) / max(1, places)
     return once * sum(n for s, n in zip(static.sections, runs, strict=True) if s.products)
 
 
-def _tile_clocks(static: StaticReport, work: Work, blocks: int) -> dict[str, float]:
+Loops: TypeAlias = Sequence[tuple[Section, float]]
+_FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
+
+
+def _tile_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) -> dict[str, float]:
     """Return a block's clocks by their causes; "": those that products take."""
-    warps = static.threads / 32
-    loops = [(s, n) for s, n in zip(static.sections, work.runs, strict=True) if s.products]
     products = executed(static, work.runs) / MULTIPLY_ADDS
-    beside = sum(n * max(s.instructions * warps / 4, s.specials * static.threads / 16)
-                 for s, n in loops)  # fmt: skip
-    barriers = sum(n * s.barriers for s, n in loops) * PRODUCT_BARRIER
-    around = static.sections[0].instructions * warps / 4 + FILL
-    softmax = any(s.specials for s, n in loops if s.inside >= 0)
-    fed = products * max(1.0, shared_bytes(static.dots, softmax) / SHARED_BYTES)
+    fed = products * max(1.0, shared_bytes(static.dots, False) / SHARED_BYTES)
+    around = static.sections[0].instructions * static.threads / 128 + FILL
     alone = "one block a multiprocessor: " if blocks == 1 else ""
-    found = {
+    return {
         "": products,
-        "shared memory feeds tensor cores too slowly: a wider tile reads less": fed - products,
-        "barriers of the block in its loop": barriers / blocks,
+        _FED: fed - products,
+        "barriers of the block in its loop": (
+            sum(n * s.barriers for s, n in loops) * PRODUCT_BARRIER / blocks
+        ),
         f"{alone}what stands before and behind its loop": around / blocks,
+        "instructions of its loop": max(0.0, _beside(loops, static.threads) - fed),
     }
-    if softmax or static.serialised:
-        other = norm((products, beside), 2) - products  # another block fills some of the gaps
-        waits = beside if blocks == 1 else other
-        name = "softmax and products alternate" if softmax else "products wait for one another"
-        found[f"{alone}{name}"] = waits
-    elif beside > fed:
-        found["instructions of its loop"] = beside - fed
-    return found
+
+
+def _nested_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) -> dict[str, float]:
+    """Return the same where an iteration's products and its other code wait for one another."""
+    products = executed(static, work.runs) / MULTIPLY_ADDS
+    fed = products * max(1.0, shared_bytes(static.dots, True) / SHARED_BYTES)
+    waits = sum(n * (CHAIN + LATENCY * s.waits) for s, n in loops)
+    beside = _beside(loops, static.threads)
+    around = static.sections[0].instructions * static.threads / 128 + FILL / blocks
+    alone = "one block a multiprocessor: " if blocks == 1 else ""
+    softmax = any(s.specials for s, _ in loops)
+    name = "softmax and products alternate" if softmax else "products wait for one another"
+    return {
+        "": products,
+        _FED: fed - products,
+        f"{alone}{name}": alternating(fed, beside, waits / blocks) - fed,
+        f"{alone}what stands before and behind its loop": around,
+    }
+
+
+def alternating(products: float, beside: float, waits: float) -> float:
+    """Return the clocks of products that alternate with other code: half of them are hidden."""
+    return max(products / 2 + beside + waits, products, beside)
+
+
+def _beside(loops: Loops, threads: int) -> float:
+    """Return the clocks of what loops compute beside their products."""
+    return sum(n * max(s.instructions * threads / 128, s.specials * threads / 16) for s, n in loops)
 
 
 def shared_bytes(dots: Sequence[DotTile], softmax: bool) -> float:

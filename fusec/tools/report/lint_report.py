@@ -41,7 +41,7 @@ from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.fusion.cost import kernel_products, kernel_traffic
 from fusec.tools.assembly import Assembly
 from fusec.tools.report.expectation import (
-    DEVICES,
+    MODELLED,
     SMALL,
     Expectation,
     Work,
@@ -207,8 +207,8 @@ def _expected(
     staged: Staged, step: Kernel | ForeachKernel, static: StaticReport | None
 ) -> Expectation | None:
     """Return the modelled time of a kernel; None for kernels of tables, and GPUs it lacks."""
-    device, compiled = DEVICES.get(staged.target.name), staged.compiled
-    if static is None or device is None or compiled is None:
+    machine, compiled = staged.target.machine, staged.compiled
+    if static is None or staged.target.name not in MODELLED or compiled is None:
         return None
     program = compiled.programs[step.name]
     if program.table:
@@ -216,8 +216,8 @@ def _expected(
     (kernel,) = step.kernels
     work = _work_of(staged, kernel, program, static)
     if program.roles:
-        return expect_roles(program, static, work, device)
-    return expect(static, work, device)
+        return expect_roles(program, static, work, machine)
+    return expect(static, work, machine)
 
 
 def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:

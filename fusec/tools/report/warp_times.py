@@ -8,35 +8,42 @@ Consumers wait only for the first load, and the time of a tile is
    epilogue: one group multiplies while the other runs its epilogue;
 2. of one group, the products and then the epilogue;
 3. where products multiply results of others (``codegen/triton/nested_specialization.py``), in each
-   iteration its first product, then in parallel the other products and what is computed from the
-   first.
+   iteration what ``expectation.py`` says of products that alternate with a softmax, of one block.
 
-Constants are those of ``expectation.py``. For published kernels of the same design its error is
-2 to 5 % (docs/performance.md); none of fusec's has been measured.
+No iteration is shorter than the time until a freed slot is full again, over the other slots.
 
-Worked example: an attention of 128 queries and 64 keys, head dimension 128, 8 warps: an iteration
-has 512 clocks of scores, then 512 of the other product beside 1024 of the softmax: 0.62.
+Constants are those of ``expectation.py``, which also has their errors.
+
+Worked example: an attention of 128 queries and 128 keys, head dimension 128, 8 warps: an iteration
+has 2048 clocks of products, half of which count, 1010 of the softmax, and a chain of 1300: 0.61.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.ir.expr import Dot
-from fusec.ir.index import product
+from fusec.ir.index import Axis, product
+from fusec.ir.machine import Machine
 from fusec.ir.program import GROUPS, For, Let, Program, Update, is_product
 from fusec.tools.report.expectation import (
+    CHAIN,
+    CLOCKS_US,
     FILL,
+    LATENCY,
+    MIDDLE,
     MULTIPLY_ADDS,
     PRODUCT_BARRIER,
+    PRODUCT_CLOCKS_US,
+    REFILL,
     SHARED_BYTES,
     START,
     STEP,
-    Device,
     Expectation,
     Work,
+    alternating,
     floors,
     loop_runs,
     norm,
@@ -46,7 +53,8 @@ from fusec.tools.report.expectation import (
 from fusec.tools.static_checks import DotTile, Section, StaticReport
 
 _ALONE = "one group multiplies: it does not while it is behind its loop"
-_SOFTMAX = "what is computed between products takes longer than those beside it"
+_SOFTMAX = "softmax and products alternate, and a chain of steps waits for itself"
+_LATE = "slots of its ring are full too late: more of them would hide that"
 _FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
 
 
@@ -71,6 +79,7 @@ class _Tile:
 
     products: float
     lost: dict[str, float]
+    nested: bool
 
 
 def multiplied_by_tiles(program: Program) -> float:
@@ -82,7 +91,7 @@ def multiplied_by_tiles(program: Program) -> float:
 
 
 def expect_roles(
-    program: Program, static: StaticReport, work: Work, device: Device
+    program: Program, static: StaticReport, work: Work, machine: Machine
 ) -> Expectation | None:
     """Return how long a kernel should take, or None if its code does not have the form of roles."""
     roles, loops = _roles(static.sections), _innermost(program)
@@ -91,30 +100,42 @@ def expect_roles(
     runs = [n for _, n in loops]
     points = product(a.extent for a in program.grid).hint()
     turns = points / min(program.programs, points)
-    clocks = turns / device.tensor_clocks_us
     tile = _tile(program, roles, loops)
+    scale = turns / (CLOCKS_US if tile.nested else PRODUCT_CLOCKS_US)
     whole = tile.products + sum(tile.lost.values())
-    waves = math.ceil(turns) / turns
-    lost = {**tile.lost, "the last turn leaves multiprocessors idle": whole * (waves - 1)}
+    waves = max(math.ceil(turns) / turns, _uneven(program))
+    lost = {**tile.lost, "some programs have more work than others": whole * (waves - 1)}
     copying = roles.copy_walk.instructions + sum(
         s.instructions * n for s, n in zip(roles.copy_loops, runs, strict=True)
     )
+    start = (START + FILL) / PRODUCT_CLOCKS_US
     parts = {
-        "": work.bytes / device.bytes_us,
-        "the warp that loads: it issues one instruction at a time": STEP * copying * clocks,
-        max(lost, key=lost.__getitem__): whole * waves * clocks
-        + (START + FILL) / device.tensor_clocks_us,
+        "": work.bytes / machine.bytes_per_us,
+        "the warp that loads: it issues one instruction at a time": STEP * copying * scale,
+        max(lost, key=lost.__getitem__): whole * waves * scale + start,
     }
-    return summed_up(parts, floors(work, device), device)
+    return summed_up(parts, floors(work, machine), machine)
 
 
-def _innermost(program: Program) -> list[tuple[For, float]]:
+def _innermost(program: Program, at: Mapping[Axis, float] = MIDDLE) -> list[tuple[For, float]]:
     """Return the innermost loops, and how often they run for a point of the grid."""
-    return [
-        (loop, n)
-        for loop, n in loop_runs(program)
-        if not any(isinstance(s, For) for s in loop.body)
-    ]
+    found = loop_runs(program, at)
+    return [(loop, n) for loop, n in found if not any(isinstance(s, For) for s in loop.body)]
+
+
+def _uneven(program: Program) -> float:
+    """Return the iterations of the longest program, beside the mean of all.
+
+    Programs take every n-th tile. Where tiles along the innermost axis of the grid differ, as below
+    a diagonal, some programs get long ones only.
+    """
+    axis, points = program.grid[-1], product(a.extent for a in program.grid).hint()
+    count, programs = axis.extent.hint(), min(program.programs, points)
+    each = [sum(n for _, n in _innermost(program, {axis: t})) for t in range(count)]
+    if not 0 < min(each) < max(each):
+        return 1.0
+    longest = max(sum(each[n % count] for n in range(p, points, programs)) for p in range(programs))
+    return longest * programs / (sum(each) * points / count)
 
 
 def _dots(loop: For) -> list[DotTile]:
@@ -135,24 +156,26 @@ def _dots(loop: For) -> list[DotTile]:
 
 def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -> _Tile:
     """Return the clocks of one tile, for the consumer groups."""
-    products = fed = lasting = 0.0
+    products = fed = lasting = late = 0.0
     nested = False
     for section, (loop, n) in zip(roles.loops, loops, strict=True):
         dots = _dots(loop)
-        clocks = [dot.m * dot.n * dot.k / MULTIPLY_ADDS for dot in dots]
+        once = sum(dot.m * dot.n * dot.k / MULTIPLY_ADDS for dot in dots)
         beside = max(section.instructions * program.warps / 4, section.specials * program.warps * 2)
         nested = len(dots) > sum(isinstance(s, Update) for s in loop.body if is_product(s))
-        slow = max(1.0, shared_bytes(dots, nested) / SHARED_BYTES)
-        first = clocks[0] * slow if nested else 0.0
-        rest = sum(clocks) * slow - first
-        each = first + norm((rest, beside), 2) if nested else max(rest, beside)
-        products, fed = products + n * sum(clocks), fed + n * sum(clocks) * slow
-        lasting += n * (each + PRODUCT_BARRIER * section.barriers)
-    behind = roles.walk.instructions * program.warps / 4
+        slow = once * max(1.0, shared_bytes(dots, nested) / SHARED_BYTES)
+        if nested:
+            each = alternating(slow, beside, CHAIN + LATENCY * section.waits)
+        else:
+            each = max(slow, beside) + PRODUCT_BARRIER * section.barriers
+        late += n * max(0.0, REFILL / max(1, program.stages - 1) - each)
+        products, fed, lasting = products + n * once, fed + n * slow, lasting + n * each
+    lasting, behind = lasting + late, roles.walk.instructions * program.warps / 4
     if GROUPS[program.roles] > 1:
         behind = norm((lasting, (lasting + behind) / 2)) - lasting
     between = _SOFTMAX if nested else "instructions and barriers of its loop"
-    return _Tile(products, {_FED: fed - products, between: lasting - fed, _ALONE: behind})
+    lost = {_FED: fed - products, between: lasting - late - fed, _LATE: late, _ALONE: behind}
+    return _Tile(products, lost, nested)
 
 
 def _roles(sections: Sequence[Section]) -> _Roles | None:

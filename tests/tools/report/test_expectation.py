@@ -6,26 +6,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import Target, find_target
 from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
-from fusec.tools.report import expectation
-from fusec.tools.report.expectation import H100, H200, Device, Expectation, Work, expect
+from fusec.tools.report.expectation import Expectation, Work, expect, loop_runs, section_runs
 from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import take_through
 from fusec.tools.static_checks import DotTile, GlobalAccess, Section, StaticReport
+from tests.codegen.test_contraction_static import causal, offered, staged, tensors
 from tests.tools.report.test_static_rules import CLEAN, PRODUCT
 
-STREAM = replace(CLEAN, sections=(Section(-1, 40, loaded=32, stored=32),), blocks=16)
+H200 = find_target("sm_90").machine
+H100 = find_target("sm_90", bytes_per_us=3.02e6).machine
+
+STREAM = replace(CLEAN, sections=(Section(-1, 40, loaded=32, stored=32, waits=1),), blocks=16)
 """A pointwise kernel: 128 threads, two loads of 16 bytes each."""
 STREAMED = Work(32768, (1.0,), 32768 * 128 * 64, 32768 * 128 * 32)
 NARROW = (GlobalAccess(1, "load", 2, 16), GlobalAccess(2, "store", 2, 16))
@@ -33,7 +36,7 @@ LOOPING = Work(8192, (1.0, 64.0), 8192 * 64 * 128 * 16, 8192 * 64 * 128 * 16)
 
 
 def looping(blocks: int = 12, **fields: int) -> StaticReport:
-    section = replace(Section(0, 40, loaded=16), **fields)
+    section = replace(Section(0, 40, loaded=16, waits=1), **fields)
     return replace(CLEAN, sections=(Section(-1, 100), section), blocks=blocks, loops=1)
 
 
@@ -50,7 +53,8 @@ PLANTED: dict[str, Planted] = {
     "barriers in its loop": (
         looping(barriers=12), LOOPING, "barriers of the block in its loop: 12 each time"),
     "narrow accesses": (
-        replace(STREAM, accesses=NARROW, sections=(Section(-1, 700, loaded=32, stored=32),)),
+        replace(STREAM, accesses=NARROW, sections=(
+            Section(-1, 700, loaded=32, stored=32, waits=1),)),
         STREAMED, "narrow accesses: 0% of the bytes move 16 at a time"),
     "instructions": (
         replace(STREAM, sections=(Section(-1, 900, loaded=32, stored=32),)), STREAMED,
@@ -63,6 +67,13 @@ PLANTED: dict[str, Planted] = {
             Section(0, 40, loaded=64, stored=64))),
         Work(8192, (1.0, 64.0, 64.0), 8192 * 2 << 19, 8192 << 19),
         "rows are read again, and do not stay in the cache"),
+    "loads one after another": (
+        looping(8, waits=7), LOOPING, "loads of an iteration wait for one another: 7 times"),
+    "a block alone": (
+        replace(STREAM, threads=512, blocks=1, sections=(
+            Section(-1, 1376, barriers=5, loaded=144, stored=136, waits=3),)),
+        Work(2048, (1.0,), 2048 * 128000, 2048 * 64000),
+        "one block a multiprocessor: it loads, computes and stores in turn"),
     "a short launch": (
         STREAM, Work(64, (1.0,), 1 << 19, 1 << 18), "the launch itself: it is short"),
     "one block a multiprocessor": (
@@ -87,6 +98,15 @@ def test_a_planted_cause_is_named(name: str) -> None:
 
 def test_a_kernel_that_only_waits_for_memory_is_near_the_floor() -> None:
     assert expect(STREAM, STREAMED, H200).share > 0.95
+
+
+def test_a_loop_of_one_iteration_is_none_in_the_code() -> None:
+    """Of a causal attention the loop over the diagonal, whose tiles are squares."""
+    (one,) = staged(causal, *tensors(*[(8, 25, 1024, 64)] * 3), roles="never")
+    flat, plans = offered(one)
+    program = lower(flat, plans[0])
+    assert [n for _, n in loop_runs(program)] == [7.5, 1.0]
+    assert section_runs(program, looping(4, products=8), 0.0, 0.0) == (1.0, 7.5)
 
 
 def test_a_second_block_multiplies_while_the_first_one_is_at_its_softmax() -> None:
@@ -116,7 +136,7 @@ class Published:
     fn: Callable[..., Any]
     shapes: tuple[Shape, ...]
     share: float
-    device: Device = H100
+    device: Machine = H100
     dtype: torch.dtype = torch.bfloat16
     number: int = 0
 
@@ -165,14 +185,13 @@ def modelled(
         target: by default the one that takes the row's configuration.
     """
     torch._dynamo.reset()
-    target = target or choosing(find_target("sm_90"), row.number)
+    target = replace(target or choosing(find_target("sm_90"), row.number), machine=row.device)
     options, mode = Options(race="fused", autotune=False, cache=False), new_fake_mode()
     with mode:
         inputs = [torch.empty(shape, dtype=row.dtype, requires_grad=train) for shape in row.shapes]
         inputs += [torch.empty(labels, dtype=torch.int64)] if labels else []
     seen = observe(row.fn, inputs, train=train, mode=mode, options=options, target=target)
-    with mock.patch.dict(expectation.DEVICES, {"sm_90": row.device}):
-        report = judge([take_through(one, target, options) for one in seen])
+    report = judge([take_through(one, target, options) for one in seen])
     found = [one.expected for one in report.kernels if one.expected is not None]
     return [one for one in found if one.floor_us > 10]
 
