@@ -160,8 +160,10 @@ GPU_CHUNKS = FusionTuning(chunk_rows=2048, chunk_sum_rows=4096, chunk_recomputed
 from 4 GiB on (8192 x 4096 x 32000 in bf16, H100, 2026-11-26). A sum of products in f32 takes up to
 9 % of the step in chunks of 4096 rows, by its bytes at 3 TB/s: a model that awaits a measurement.
 """
-# The memory, 4.3 TB/s, is an H200's: a device's own rate, and its number of multiprocessors,
-# replace the row's (``find_target``).
+# Products are those of an H100 (2026-11-26, `python -m bench.gpu`): 8192^3 in cuBLAS 680 to 725
+# TFLOP/s, limited by power; rates from races between fusec's plans and the library's calls
+# (docs/decisions/plans-by-rule.md). Its memory, 4.3 TB/s, is an H200's: a device's own rate, and
+# its number of multiprocessors, replace the row's (``find_target``).
 H200_MACHINE = Machine(
     bytes_per_us=4.3e6,
     operations_per_us=3.0e7,
@@ -169,7 +171,10 @@ H200_MACHINE = Machine(
     units=132,
     parts=264,
     tile=128,
-    products_per_us=3.95e8,
+    products_per_us=3.5e8,
+    rates=ProductRates(
+        tiled=0.72, roles=1.0, nested=0.62, library_nested=0.80, library_biased=0.50
+    ),
     sm=Resources(
         shared_bytes=232448,
         issue_budget=6.9,
@@ -194,7 +199,9 @@ A100_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
 )
-_UNMEASURED = replace(H200_MACHINE, tiles=TileTuning())
+_UNMEASURED = replace(
+    H200_MACHINE, products_per_us=3.95e8, rates=ProductRates(), tiles=TileTuning()
+)
 """What an H100 measured holds for it alone."""
 B200_MACHINE = replace(
     _UNMEASURED, sm=replace(H200_MACHINE.sm, group_registers=0, issue_budget=4.9)

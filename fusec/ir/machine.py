@@ -3,9 +3,9 @@
 The only source for the cost model, for tile sizes and for thresholds: a ``Machine`` has its rates
 and, for each kind of decision, a class of values. ``codegen/targets.py`` has one for each target.
 
-The rates are approximate and only rank candidates; measurements override them. H200: measured copy
-bandwidth 4.3 TB/s and the issue budget that follows (6.9 thread instructions a byte). CPU: two
-cores of a shared socket, measured 2026-11 within a factor of two.
+The rates are approximate and only rank candidates; measurements override them. ``sm_90``: products
+of an H100 (2026-11-26); a copy on an H200, 4.3 TB/s, and the issue budget that follows (6.9 thread
+instructions a byte). CPU: two cores of a shared socket, measured 2026-11 within a factor of two.
 
 The values of a class are defaults, found by measuring or chosen, as each says: for GPUs on an H200
 (``sm_90``), for CPUs on one core with AVX-512. A row of ``targets.py`` overrides what is better
@@ -468,14 +468,18 @@ class ProductRates:
 
     Attributes:
         tiled: fusec's single product (Triton beside cuBLAS: 0.8 to 1.0).
+        roles: the same where its warps have roles; what follows the product is not hidden then.
         nested: fusec's products of products in one kernel, as in an attention.
         library_nested: the library's attention.
+        library_biased: its forward where it adds a tensor as wide as the scores.
         alone: whether fusec's product may win outside an attention.
     """
 
     tiled: float = 0.85
+    roles: float = 1.0
     nested: float = 0.55
     library_nested: float = 0.75
+    library_biased: float = 0.75
     alone: bool = True
 
 

@@ -133,9 +133,13 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
         points = sum(count(n.axes | frozenset(n.over)) for n in sums)
         work = max(work, points / machine.operations_per_us)
     elif machine.multiplies and (products := kernel_products(kernel, machine)):
-        rates = machine.rates
-        rate = rates.nested if _nests_products(kernel) else rates.tiled
-        products_us = products / (rate * machine.products_per_us)
+        products_us = products / machine.products_per_us
+        if _nests_products(kernel):
+            products_us /= machine.rates.nested
+        elif found is not None and found.roles:  # one group multiplies, then computes the rest
+            products_us = products_us / machine.rates.roles + operations / machine.operations_per_us
+        else:
+            products_us /= machine.rates.tiled
         # A core's vector units do both; tensor cores overlap with the rest.
         work = work + products_us if machine.is_cpu else max(work, products_us)
     if found is None:
@@ -172,14 +176,27 @@ def call_cost(call: Extern, machine: Machine) -> Cost:
     moved = sum(map(buffer_bytes, (*call.writes, *call.reads)))
     slow = {F32: machine.slow_f32}
     products = [p for line in call.decomposition if (p := _weighted(postorder((line.expr,)), slow))]
-    nested = machine.rates.library_nested if len(products) > 1 else 1.0
-    rate = machine.products_per_us * nested
+    rates, rate = machine.rates, machine.products_per_us
+    if len(products) > 1:
+        biased = len(products) == 2 and _is_biased(call)
+        rate *= rates.library_biased if biased else rates.library_nested
     products_us = sum(products) / rate if machine.multiplies else 0.0
     # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
     work = copied + products_us if machine.is_cpu else max(copied, products_us)
     launches = 2 if _is_split(call, machine) else 1
     return Cost(moved, 0, work + launches * machine.launch_us)
+
+
+def _is_biased(call: Extern) -> bool:
+    """Return True if an attention reads a tensor as wide as its scores, which are internal."""
+    made = {line.buffer for line in call.decomposition}
+    return any(
+        isinstance(node, Load) and node.axes.issuperset(line.axes[-2:]) and node.buffer not in made
+        for line in call.decomposition
+        if line.buffer not in call.writes
+        for node in postorder((line.expr,))
+    )
 
 
 def _is_split(call: Extern, machine: Machine) -> bool:

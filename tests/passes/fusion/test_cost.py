@@ -6,7 +6,7 @@ import pytest
 
 from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
 from fusec.ir.dtype import BF16, F32, I64
-from fusec.ir.expr import Buffer, Op
+from fusec.ir.expr import Buffer, Cast, Op
 from fusec.ir.graph import Def, Graph, Kernel
 from fusec.ir.index import Runtime, Size, index
 from fusec.ir.machine import Machine
@@ -136,6 +136,22 @@ def test_what_is_multiplied_is_computed_again_for_each_tile_of_columns() -> None
     again = kernel_cost(kernel, H200_MACHINE).operations - kernel_operations(kernel)
     assert again == SCALAR_OPS["exp"].cost * 4096 * 64 * 15
     assert kernel_cost(kernel, CPU_MACHINE).operations == kernel_operations(kernel)
+
+
+def test_what_follows_a_product_by_roles_is_added_to_it() -> None:
+    """exp(x @ w) of 31 x 64 tiles of 128 x 256: 15.03 turns take 16, and then come exponentials."""
+    m, n, k = (31 * 128, 64 * 256, 1024)
+    x, w = buffer("x", m, k, dtype=BF16), buffer("w", k, n, dtype=BF16)
+    y = buffer("y", m, n, dtype=BF16)
+    i, j, r = axes("m n k", m, n, k)
+    body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
+    line = Def(y, (i, j), Cast(Op("exp", (total(SUM, r, body),)), BF16))
+    found = kernel_cost(unified(graph((x, w), (line,), y)), H200_MACHINE)
+    products_us = m * n * k / (H200_MACHINE.rates.roles * H200_MACHINE.products_per_us)
+    behind_us = found.operations / H200_MACHINE.operations_per_us
+    assert behind_us > 0.1 * products_us
+    share = 31 * 64 / (16 * 132)
+    assert found.us == pytest.approx((products_us + behind_us) / share + H200_MACHINE.launch_us)
 
 
 def test_positions_read_from_memory_are_traffic_too() -> None:

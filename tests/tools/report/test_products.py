@@ -68,10 +68,12 @@ PRODUCTS = {
         [SIDE, SIDE],
         with_statistics,
         2,
-        235,
+        302,
     ),
 }
-"""Name -> layers, bias, inputs, function, kernels, megabytes of the floor."""
+"""Name -> layers, bias, inputs, function, kernels, megabytes: of the floor, and in the last case 67
+to read the sum again. That takes 16 us; that the product's kernel has roles, without rows to sum,
+saves a fourth of 400."""
 
 
 def graphs(fn: Any, *inputs: Tensor, **how: Any) -> list[GraphReport]:
@@ -79,7 +81,7 @@ def graphs(fn: Any, *inputs: Tensor, **how: Any) -> list[GraphReport]:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_and_its_epilogue_move_the_floor_where_they_are_fused(name: str) -> None:
+def test_a_product_and_its_epilogue_move_what_they_have_to(name: str) -> None:
     sizes, bias, shapes, fn, kernels, floor = PRODUCTS[name]
     inputs = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
     inputs = [torch.empty_like(x, device="cpu") for x in inputs]
