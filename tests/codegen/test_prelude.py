@@ -42,7 +42,7 @@ UNARY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float | None]] = 
 }  # fmt: skip
 LIBM_ULP = 8.0
 BINARY: dict[str, tuple[Callable[..., torch.Tensor], float]] = {
-    "pow": (torch.pow, 0.9), "atan2": (torch.atan2, 1.5), "hypot": (torch.hypot, 1.0),
+    "pow": (torch.pow, 0.9), "atan2": (torch.atan2, 0.6), "hypot": (torch.hypot, 0.6),
     "maximum": (torch.maximum, 0.0), "minimum": (torch.minimum, 0.0),
     "copysign": (torch.copysign, 0.0), "fmod": (torch.fmod, 0.0),
     "remainder": (torch.remainder, 0.51),

@@ -39,7 +39,8 @@
 //
 // Largest errors seen in f32 lanes, in ulp (10^7 samples each, with and without FMA): exp 1.0,
 // exp2 1.0, expm1 1.6, log 0.9, log2 1.4, log10 1.9, log1p 0.9, erf 1.9, tanh 1.4, sigmoid 2.4 (it
-// is 0 where exp(-x) overflows), sin and cos 1.6 at any argument, tan 3.4, pow 0.5, rsqrt 1.5.
+// is 0 where exp(-x) overflows), sin and cos 1.6 at any argument, tan 3.4, pow, hypot and atan2
+// 0.6, rsqrt 1.5.
 // Functions of double, and rare functions, are libm's, lane by lane.
 
 #define FUSEC_INLINE static inline __attribute__((always_inline, unused))
@@ -1090,8 +1091,41 @@ FUSEC_BY_LIBM(lgamma)
   FUSEC_INLINE float f_##name(float x, float y) { return fusec_libm_##name(x, y); }     \
   FUSEC_INLINE double f_##name(double x, double y) { return fusec_libm_##name(x, y); }  \
   FUSEC_FLOATS_BY_LANE2(f_##name)
-FUSEC_BY_LIBM2(atan2)
-FUSEC_BY_LIBM2(hypot)
+// In double, whose squares of floats neither overflow nor vanish, and round below a float's digits.
+FUSEC_INLINE vf32 f_hypot(vf32 x, vf32 y) {
+  vf64 a = to_f64(x), b = to_f64(y);
+  vm infinite = f_isinf(x) | f_isinf(y);
+  return f_select(infinite, v_f32(__builtin_inff()), to_f32(f_sqrt(a * a + b * b)));
+}
+// atan(t) / t on [0, 1] in double, of t^2, to 2^-28.7; the quotient of the smaller by the larger.
+FUSEC_INLINE hf64 fusec_atan2(hf64 y, hf64 x) {
+  hf64 a = fusec_abs(x), b = fusec_abs(y);
+  hi64 steep = b > a;
+  hf64 low = steep ? a : b, high = steep ? b : a, one = 1 + hf64{};
+  hf64 t = low / (high == 0 ? one : high);
+  t = low == __builtin_inf() ? one : t;
+  hf64 z = t * t;
+  hf64 p = 0.9999999976305658 + z * (-0.33333283640678113 + z * (0.19998266014229718 +
+           z * (-0.1426193282399925 + z * (0.10942029207853661 + z * (-0.08377311209284607 +
+           z * (0.05755202962042234 + z * (-0.03080452514672163 + z * (0.010726905506627997 +
+           z * -0.0017539215554931366))))))));
+  hf64 r = t * p;
+  r = steep ? 0x1.921fb54442d18p0 - r : r;
+  r = (hi64)fusec_sign_bit(x) ? 0x1.921fb54442d18p1 - r : r;
+  r = (x != x) | (y != y) ? x + y : r;
+  return fusec_or(fusec_abs(r), fusec_sign_bit(y));
+}
+FUSEC_INLINE vf32 f_atan2(vf32 y, vf32 x) {
+  vf64 b = to_f64(y), a = to_f64(x);
+  return to_f32(vf64(fusec_atan2(b.a, a.a), fusec_atan2(b.b, a.b)));
+}
+#define FUSEC_F64_BY_LIBM2(name)                                                        \
+  FUSEC_LIBM2(name)                                                                     \
+  FUSEC_INLINE float f_##name(float x, float y) { return f_##name(v_f32(x), v_f32(y))[0]; } \
+  FUSEC_INLINE double f_##name(double x, double y) { return fusec_libm_##name(x, y); }  \
+  FUSEC_BY_LANE2(f_##name, f_##name, vf64, double)
+FUSEC_F64_BY_LIBM2(hypot)
+FUSEC_F64_BY_LIBM2(atan2)
 FUSEC_BY_LIBM2(nextafter)
 FUSEC_BY_LIBM2(fmod)
 FUSEC_LIBM2(pow)
