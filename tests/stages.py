@@ -129,6 +129,11 @@ def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s + (m - n) * (h + 1))
 
 
+def turned(x: Tensor, t: Tensor) -> Tensor:
+    a, b, c, d = x[..., 0], x[..., 1], t[..., 0], t[..., 1]
+    return torch.stack((a * c - b * d, a * d + b * c), -1)
+
+
 class Scaled(torch.nn.Module):
     """A convolution whose channels are scaled and shifted."""
 
@@ -175,6 +180,7 @@ EXAMPLES = {
         library="oneDNN",
     ),
     "parts": Example(parts, ((64, 32), (64, 32)), dtype=torch.float64),
+    "pairs": Example(turned, ((8, 32, 2), (32, 2))),
     "cache": Example(cache, ((4, 64, 16), (4, 1, 16))),
     "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
     "loss": Example(

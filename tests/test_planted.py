@@ -517,6 +517,13 @@ FAULTS = (
         name: replace(k, stores=(*k.stores[:-1], store_shifted(k.stores[-1])))
         for name, k in kernels.items()
     }),
+    Fault("unroll_pairs", "pairs", "parts the other way round", lambda kernels: {
+        name: replace(k, stores=tuple(
+            replace(store, expr=other.expr)
+            for store, other in zip(k.stores, k.stores[::-1], strict=True)
+        ))
+        for name, k in kernels.items()
+    }),
     Fault("plan", "norm", "an axis that is not bound", in_plan(
         lambda plan: replace(plan, bindings=plan.bindings[:-1])
     )),

@@ -53,6 +53,7 @@ EXAMPLES = {
     "online_softmax": "attention",
     "unroll_rows": "rows",
     "coalesce": "parts",
+    "unroll_pairs": "pairs",
     "plan": "norm",
     "lower": "norm",
     "vector_tiles": "tiles",

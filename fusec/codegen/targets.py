@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fusec.codegen.cpp.pairs import PAIRS
 from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
@@ -72,6 +73,7 @@ CPP = Codegen(
     lambda kernel, machine: None,
     print_entries,
     CPP_FORM,
+    PAIRS,
     overwritable=overwritable,
     run_bytes=1 << 18,
     async_build=True,

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import fx
 
+from fusec.codegen.cpp.pairs import PAIRS
 from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
@@ -578,7 +579,7 @@ LOWER = (
 def all_stages() -> Iterator[Stage]:
     """Yield every stage in order; ``contract`` comes behind the stages of its inner list."""
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, *GUARDS, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
+    programs = (*KERNEL, *PAIRS, *GUARDS, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner

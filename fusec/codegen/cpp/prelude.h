@@ -25,6 +25,8 @@
 //   ld_D(p)       st_D(p, v)               FUSEC_W adjacent elements at any alignment
 //   ldm_D(p, m)   stm_D(p, v, m)           those where the mask is set; others read 0
 //   ldg_D(p, s)   stg_D(p, s, v)           lane l at p[l * s];  ldgm_D(p, s, m)  stgm_D(p, s, v, m)
+//   ldp_D<k>(p)   stp_D(p, v, w)           lane l at p[2 * l + k], of k = 0 and 1 for stores, from memory
+//                                          that has all pairs;  ldpm_D<k>(p, m)  stpm_D(p, v, w, m)
 //   ldi_D(p, o)   sti_D(p, o, v)           lane l at p[o[l]];   ldim_D(p, o, m)  stim_D(p, o, v, m)
 //   called_ldim_D, called_floordiv, called_remainder    not inlined, for kernels with many of them
 //   ldt_D(t, p, s, n)                      t[k * FUSEC_W + l] = p[l * s + k] for all l and k < n,
@@ -535,6 +537,38 @@ FUSEC_INLINE vi64 fusec_interleaved(hi64 x, hi64 y) {
 }
 FUSEC_INLINE vi64 fusec_low(vi64 x, vi64 y) { return fusec_interleaved(x.a, y.a); }
 FUSEC_INLINE vi64 fusec_high(vi64 x, vi64 y) { return fusec_interleaved(x.b, y.b); }
+// Pairs: the first elements of all, or the second.
+#define FUSEC_ODD(l) 2 * (l) + 1
+#define FUSEC_APART(R)                                                                  \
+  template <int k> FUSEC_INLINE R fusec_apart(R x, R y) {                               \
+    if constexpr (k) return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_ODD));             \
+    else return FUSEC_SHUFFLE(x, y, R, FUSEC_LANES(FUSEC_TWICE));                       \
+  }
+FUSEC_APART(vu8)
+FUSEC_APART(vu16)
+FUSEC_APART(vi32)
+template <int k> FUSEC_INLINE hi64 fusec_apart(hi64 x, hi64 y) {
+  if constexpr (k) return FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_ODD));
+  else return FUSEC_SHUFFLE(x, y, hi64, FUSEC_HALF_LANES(FUSEC_TWICE));
+}
+template <int k> FUSEC_INLINE vi64 fusec_apart(vi64 x, vi64 y) {
+  return vi64(fusec_apart<k>(x.a, x.b), fusec_apart<k>(y.a, y.b));
+}
+template <int k, class raw> FUSEC_INLINE auto fusec_ldp(const raw *p) {
+  return fusec_apart<k>(fusec_ld(p), fusec_ld(p + FUSEC_W));
+}
+template <int k, class raw> FUSEC_INLINE auto fusec_ldpm(const raw *p, vm m) {
+  return f_hall(m) ? fusec_ldp<k>(p) : fusec_ld_some(p + k, fusec_stride{2}, m);
+}
+template <class R, class raw> FUSEC_INLINE void fusec_stp(raw *p, R x, R y) {
+  fusec_st(p, fusec_low(x, y));
+  fusec_st(p + FUSEC_W, fusec_high(x, y));
+}
+template <class R, class raw> FUSEC_INLINE void fusec_stpm(raw *p, R x, R y, vm m) {
+  if (f_hall(m)) return fusec_stp(p, x, y);
+  fusec_st_some(p, fusec_stride{2}, x, m);
+  fusec_st_some(p + 1, fusec_stride{2}, y, m);
+}
 template <class R, class raw> FUSEC_INLINE void fusec_turn(raw *t, R (&r)[FUSEC_W]) {
   R q[FUSEC_W];
 #pragma GCC unroll 4
@@ -600,6 +634,10 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
                 fusec_ld((const raw *)p, fusec_stride{s}))                              \
   FUSEC_DECODED(V, ldgm_##D, decode, (const m_##D *p, long long s, vm m),               \
                 fusec_ldm((const raw *)p, fusec_stride{s}, m))                          \
+  template <int k>                                                                      \
+  FUSEC_DECODED(V, ldp_##D, decode, (const m_##D *p), fusec_ldp<k>((const raw *)p))     \
+  template <int k>                                                                      \
+  FUSEC_DECODED(V, ldpm_##D, decode, (const m_##D *p, vm m), fusec_ldpm<k>((const raw *)p, m)) \
   FUSEC_DECODED(V, ldi_##D, decode, (const m_##D *p, vi64 o), fusec_ld((const raw *)p, o)) \
   FUSEC_DECODED(V, ldim_##D, decode, (const m_##D *p, vi64 o, vm m),                    \
                 fusec_ldm((const raw *)p, o, m))                                        \
@@ -619,6 +657,14 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
   }                                                                                     \
   FUSEC_INLINE void stgm_##D(m_##D *p, long long s, V v, vm m) {                        \
     fusec_st_some((raw *)p, fusec_stride{s}, encode, m);                                \
+  }                                                                                     \
+  FUSEC_INLINE void stp_##D(m_##D *p, V x, V y) {                                       \
+    auto encoded = [](V v) { return encode; };                                          \
+    fusec_stp((raw *)p, encoded(x), encoded(y));                                        \
+  }                                                                                     \
+  FUSEC_INLINE void stpm_##D(m_##D *p, V x, V y, vm m) {                                \
+    auto encoded = [](V v) { return encode; };                                          \
+    fusec_stpm((raw *)p, encoded(x), encoded(y), m);                                    \
   }                                                                                     \
   FUSEC_INLINE void sti_##D(m_##D *p, vi64 o, V v) { fusec_st((raw *)p, o, encode); }  \
   FUSEC_INLINE void stim_##D(m_##D *p, vi64 o, V v, vm m) {                             \

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
@@ -203,8 +204,12 @@ class CppPrinter:
     def block(self, body: tuple[Statement, ...]) -> None:
         """Print statements, then the frees of the arrays that they allocate."""
         around, self.frees = self.frees, []
-        for statement in body:
-            self.statement(statement)
+        later = paired_puts(body, self.lane)
+        for position, statement in enumerate(body):
+            if position in later:
+                self.put_pair(body[later[position]], statement)
+            elif position not in later.values():
+                self.statement(statement)
         for line in self.frees:
             self.emit(line)
         self.frees = around
@@ -433,6 +438,16 @@ class CppPrinter:
         value = self.operand(statement.value, True)
         self.emit(f"{self.lanes('st', buffer, offset, value, mask=mask)};")
 
+    def put_pair(self, *puts: Statement) -> None:
+        """Print two vector stores, each of every other element, as one."""
+        ordered = sorted((p for p in puts if isinstance(p, Put)), key=lambda put: put.offset.const)
+        buffer, guard = ordered[0].buffer, ordered[0].guard
+        base = self.scalar_index(self.along_lane(ordered[0].offset)[0])
+        values = ", ".join(self.operand(put.value, True) for put in ordered)
+        m = "" if guard is None else "m"
+        mask = "" if guard is None else f", {self.operand(guard, True)}"
+        self.emit(f"stp{m}_{buffer.dtype}({self.name(buffer)} + {base}, {values}{mask});")
+
     def lanes(
         self, verb: str, buffer: Buffer, offset: Index, *value: str, mask: str | None = None
     ) -> str:
@@ -444,6 +459,10 @@ class CppPrinter:
             if (verb, mask) == ("st", None) and buffer.base in self.operands:
                 verb = "st_operand"
             return f"{verb}{kind}({pointer} + {self.scalar_index(base)}{tail})"
+        half = half_of_pair(buffer, offset, self.lane) if verb == "ld" else None
+        if half is not None:
+            at = f"{pointer} + {self.scalar_index(base - half)}"
+            return f"ldp{kind}<{half}>({at}{tail})"
         if by is not None:
             at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
             return f"{verb}g{kind}({at}{tail})"

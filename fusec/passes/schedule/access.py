@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fusec.ir.expr import Load, index_exprs
-from fusec.ir.graph import Kernel, Store, kernel_nodes
+from fusec.ir.graph import FlatKernel, Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index, product
 
 VECTOR_BYTES = 16
@@ -68,21 +69,39 @@ def limiting_axes(kernel: Kernel) -> frozenset[Axis]:
     return frozenset(b for a in kernel.axes if a.limit is not None for b in a.limit.axes)
 
 
-def fastest_axis(kernel: Kernel, candidates: tuple[Axis, ...]) -> Axis | None:
+def pairs(kernel: FlatKernel) -> frozenset[Index]:
+    """Return the offsets of loads, and of stores, whose neighbour in memory is accessed, too."""
+    loads = {(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)}
+    stores = {(store.buffer, store.indices[0]) for store in kernel.stores}
+    found: set[Index] = set()
+    for places in (loads, stores):
+        for buffer, offset in places:
+            if (buffer, offset + 1) in places:
+                found.update((offset, offset + 1))
+    return frozenset(found)
+
+
+def fastest_axis(
+    kernel: Kernel, candidates: tuple[Axis, ...], paired: Collection[Index] = ()
+) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
     Each access votes with its bytes: for an axis of unit stride, against an axis of another stride;
     an access that does not vary along the axis is a broadcast and has no vote.
+
+    Args:
+        paired: offsets of halves of pairs, for which a stride of two is contiguous.
     """
     scores: dict[Axis, int] = {}
     contiguous: set[Axis] = set()
     for access in accesses(kernel):
         weight = access.points * access.itemsize
+        units = (1, 2) if access.offset in paired else (1,)
         for axis, by in _steps(access.offset):
-            if by == 1:
+            if by in units:
                 contiguous.add(axis)
             if by != 0:
-                scores[axis] = scores.get(axis, 0) + (weight if by == 1 else -weight)
+                scores[axis] = scores.get(axis, 0) + (weight if by in units else -weight)
     ends = limiting_axes(kernel)
     able = [a for a in candidates if a in contiguous and a.limit is None and a not in ends]
     return max(reversed(able), key=scores.__getitem__, default=None)

@@ -7,7 +7,7 @@ from fusec.ir.expr import Buffer, Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, Runtime, index
 from fusec.ir.monoid import SUM
-from fusec.passes.schedule.access import accesses, fastest_axis, limiting_axes, step
+from fusec.passes.schedule.access import accesses, fastest_axis, limiting_axes, pairs, step
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import rows, transposed
@@ -90,3 +90,28 @@ def test_a_transpose_walks_each_tensor_along_another_axis() -> None:
     kernel = transposed(6, 8)
     m, c = kernel.grid
     assert {(step(a, m), step(a, c)) for a in accesses(kernel)} == {(8, 1), (1, 6)}
+
+
+def differences(step: int) -> Kernel:
+    """y[a, b] = x[step*a, b] - x[step*a + 1, b] of columns x, so that neighbours are adjacent."""
+    x = Buffer("x", (index(12 * step), index(8)), (index(1), index(12 * step)), F32)
+    y = Buffer("y", (index(12), index(8)), (index(100), index(1)), F32)
+    a, b = axes("a b", 12, 8)
+    both = Op("sub", (load(x, index(a) * step, b), load(x, index(a) * step + 1, b)))
+    return kernel_of(graph((x,), (Def(y, (a, b), both),), y))
+
+
+def test_pairs_are_contiguous_where_lanes_are_two_apart() -> None:
+    kernel = differences(2)
+    halves = pairs(kernel)
+    assert {offset.const for offset in halves} == {0, 1} and len(halves) == 2
+    assert fastest(kernel) == "b"
+    found = fastest_axis(kernel, kernel.axes, halves)
+    assert found is not None and found.name == "a"
+
+
+def test_one_store_of_a_pair_is_none() -> None:
+    x, y = buffer("x", 16), buffer("y", 8)
+    (a,) = axes("a", 8)
+    kernel = kernel_of(graph((x,), (Def(y, (a,), load(x, index(a) * 2)),), y))
+    assert pairs(kernel) == frozenset()

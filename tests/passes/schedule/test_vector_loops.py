@@ -8,17 +8,18 @@ import pytest
 
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Op, Reduce
+from fusec.ir.expr import Buffer, Op, Reduce, Select
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Size, index
-from fusec.ir.monoid import MAX
+from fusec.ir.monoid import MAX, SUM
+from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.passes.schedule.vector_loops import (
     accepts_loops,
     lane_axis,
     loop_plans,
 )
-from tests.ir.graphs import axes, buffer, graph, load
+from tests.ir.graphs import axes, below, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
 
@@ -62,6 +63,31 @@ def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
 ) -> None:
     chosen = lane_axis(windows(outputs, 3), replace(CPU_MACHINE, vector=16))
     assert chosen is not None and chosen.name == lane
+
+
+def pairs(*shape: int, transposed: bool = False) -> Kernel:
+    """y[.., p] = where(p < 1, -x[.., 0], x[.., 1]), of x as it lies in memory or transposed."""
+    own = axes("a b p"[-2 * len(shape) - 1 :], *shape, 2)
+    x, y = buffer("x", *(shape[::-1] if transposed else shape), 2), buffer("y", *shape, 2)
+    at = own[:-1][::-1] if transposed else own[:-1]
+    body = Select(below(own[-1], 1), Op("neg", (load(x, *at, 0),)), load(x, *at, 1))
+    return unroll_pairs(kernel_of(graph((x,), (Def(y, own, body),), y)))
+
+
+def test_lanes_run_along_pairs() -> None:
+    assert found(pairs(100)) == "b=loop*16" or "b=grid*16" in found(pairs(100))
+    assert found(pairs(100, 64, transposed=True)).endswith("b=loop*16")
+    assert found(pairs(100, 3)) == "ab=grid*16 by 1"
+
+
+def test_sums_of_pairs_have_lanes_along_the_sum() -> None:
+    x, y, z = buffer("x", 100, 64, 2), buffer("y", 100), buffer("z", 100)
+    lines = []
+    for k, made in enumerate((y, z)):
+        i, r = axes("i r", 100, 64)
+        lines.append(Def(made, (i,), Reduce(SUM, (r,), load(x, i, r, k))))
+    chosen = lane_axis(kernel_of(graph((x,), tuple(lines), y, z)), CPU_MACHINE)
+    assert chosen is not None and chosen.extent is index(64)
 
 
 def test_the_places_of_a_window_are_innermost_so_that_their_maximum_is_in_a_register() -> None:

@@ -1,0 +1,95 @@
+"""Unrolled pairs: what is stored side by side is two stores, and lanes run along the pairs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from fusec.ir.expr import Expr, Op, Reduce, Select
+from fusec.ir.graph import Def, Graph, Kernel, Schedule
+from fusec.ir.index import Axis, Size, index
+from fusec.ir.monoid import SUM
+from fusec.passes.fusion.fuse import separate
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.unroll_pairs import unroll_pairs
+from tests.fuzz.graphs import Example
+from tests.ir.graphs import axes, below, buffer, graph, load
+from tests.passes.pipelines import BOUNDED, check_same, kernel_of, numbers, random_graphs
+
+
+def turned(*shape: int | Size, last: int = 2) -> Graph:
+    """y[..., p] = where(p < 1, x[..., 0] - x[..., 1], x[..., p])."""
+    x, y = buffer("x", *shape, last), buffer("y", *shape, last)
+    own = axes(" ".join("abc"[: len(shape)]) + " p", *shape, last)
+    rest, p = own[:-1], own[-1]
+    difference = Op("sub", (load(x, *rest, 0), load(x, *rest, 1)))
+    body: Expr = Select(below(p, 1), difference, load(x, *rest, p))
+    return graph((x,), (Def(y, own, body),), y)
+
+
+def stores(kernel: Kernel) -> list[str]:
+    return [f"{store.indices[0]} = {store.expr}" for store in unroll_pairs(coalesce(kernel)).stores]
+
+
+def test_a_pair_is_two_stores_without_a_choice() -> None:
+    assert stores(kernel_of(turned(8))) == ["2*a = x[2*a] - x[2*a + 1]", "2*a + 1 = x[2*a + 1]"]
+
+
+def test_pairs_of_symbolic_number_are_unrolled() -> None:
+    kernel = unroll_pairs(kernel_of(turned(Size("n", 8))))
+    assert [axis.name for axis in kernel.axes] == ["a"] and len(kernel.stores) == 2
+
+
+@pytest.mark.parametrize("example", (turned(8, last=3), turned(8, last=4)), ids=("3", "4"))
+def test_other_axes_stay(example: Graph) -> None:
+    kernel = kernel_of(example)
+    assert unroll_pairs(kernel) is kernel
+
+
+def test_a_pair_alone_stays() -> None:
+    x, y = buffer("x", 2), buffer("y", 2)
+    (p,) = axes("p", 2)
+    body = Select(below(p, 1), load(x, 1), load(x, 0))
+    kernel = kernel_of(graph((x,), (Def(y, (p,), body),), y))
+    assert unroll_pairs(kernel) is kernel
+
+
+def test_a_pair_that_is_summed_stays() -> None:
+    x, y, z = buffer("x", 8, 2), buffer("y", 8), buffer("z", 8, 2)
+    a, p = axes("a p", 8, 2)
+    total = Def(y, (a,), Reduce(SUM, (p,), load(x, a, p)))
+    i, q = axes("i q", 8, 2)
+    scaled = Def(z, (i, q), Op("mul", (load(x, i, q), load(y, i))))
+    kernel = kernel_of(graph((x,), (total, scaled), y, z))
+    assert any(p.extent is index(2) for p in kernel.axes)
+    assert unroll_pairs(kernel) is kernel
+
+
+def test_sums_of_both_parts_are_computed_once() -> None:
+    x, w, y = buffer("x", 6, 4), buffer("w", 4, 6), buffer("y", 6, 2)
+    a, p = axes("a p", 6, 2)
+    first, second = (Axis("k", index(4)) for _ in range(2))
+    body = Select(
+        below(p, 1),
+        Reduce(SUM, (first,), load(x, a, first)),
+        Reduce(SUM, (second,), load(w, second, a)),
+    )
+    before = graph((x, w), (Def(y, (a, p), body),), y)
+    kernel = unroll_pairs(kernel_of(before))
+    assert [sum(isinstance(n, Reduce) for n in (store.expr,)) for store in kernel.stores] == [1, 1]
+    check_same(before, Schedule(before, (kernel,)), (numbers(6, 4), numbers(4, 6)))
+
+
+def test_values_stay_the_same() -> None:
+    for shape in ((8,), (3, 5), (2, 3, 4)):
+        before = turned(*shape)
+        after = Schedule(before, (unroll_pairs(kernel_of(before)),))
+        check_same(before, after, (numbers(*shape, 2),))
+
+
+@BOUNDED
+@given(drawn=random_graphs(symbols=True))
+def test_kernels_of_random_graphs_store_the_same(drawn: Example) -> None:
+    schedule = separate(drawn.graph)
+    steps = tuple(unroll_pairs(coalesce(s)) if isinstance(s, Kernel) else s for s in schedule.steps)
+    check_same(drawn.graph, Schedule(drawn.graph, steps), drawn.inputs)
