@@ -290,7 +290,15 @@ def assert_agree(
     if strides:
         a, b = significant_strides(eager), significant_strides(compiled)
         assert a == b, f"{name}: strides are {b} instead of {a} (shape {tuple(eager.shape)})"
-    assert_values(eager.detach(), compiled.detach(), reference.detach(), name, tol)
+        bits = [(t.is_conj(), t.is_neg()) for t in (eager, compiled)]
+        assert bits[0] == bits[1], f"{name}: conjugate and negative bit are {bits[1]}"
+    assert_values(*map(real, (eager, compiled, reference)), name, tol)
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor, without a gradient: a complex one has an axis of the parts."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
 def assert_values(
@@ -407,17 +415,18 @@ def copy_inputs(inputs: Any, *, dtype: torch.dtype | None = None, train: bool = 
     """Copy every tensor with its strides, offset and the memory it shares with other inputs.
 
     Args:
-        dtype: what floating tensors become; None keeps each dtype.
-        train: floating copies require gradients.
+        dtype: what floating tensors become, and the parts of complex ones; None keeps each dtype.
+        train: floating and complex copies require gradients.
     """
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def copy_one(tensor: torch.Tensor) -> torch.Tensor:
-        floating = tensor.is_floating_point()
+        floating = tensor.is_floating_point() or tensor.is_complex()
         key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
         if key not in storages or key[0] == 0:
             flat = whole_storage(tensor)
-            storages[key] = flat.to(dtype) if dtype and floating else flat
+            wanted = dtype.to_complex() if dtype and tensor.is_complex() else dtype
+            storages[key] = flat.to(wanted) if dtype and floating else flat
         storage = storages[key].untyped_storage()
         result = storages[key].new_empty(0)  # not a view: most inputs of a model are none
         result.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -448,8 +457,10 @@ def _gradients(
     generator = torch.Generator().manual_seed(7)
     cotangents = []
     for root in roots:
-        values = torch.randn(root.shape, generator=generator, dtype=torch.float32)
-        rounded = values.to(torch.bfloat16)  # exact in every floating dtype
+        kind = torch.complex64 if root.is_complex() else torch.float32
+        values = torch.randn(root.shape, generator=generator, dtype=kind)
+        rounded = real(values).to(torch.bfloat16).float()  # exact in every floating dtype
+        rounded = torch.view_as_complex(rounded) if root.is_complex() else rounded
         cotangents.append(rounded.to(root.dtype).to(root.device))
     found = torch.autograd.grad(roots, [t for _, t in leaves], cotangents, allow_unused=True)
     return [(name, gradient) for (name, _), gradient in zip(leaves, found, strict=True)]
@@ -487,6 +498,9 @@ def values(
     generator = torch.Generator().manual_seed(1 + seed)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
+    if dtype.is_complex:
+        parts = [values(*shape, seed=2 * seed + k, low=low, high=high) for k in (0, 1)]
+        return torch.complex(*parts).to(dtype)
     if not dtype.is_floating_point:
         start = 0 if dtype == torch.uint8 else -9
         bounds = (start if low is None else int(low), 10 if high is None else int(high))

@@ -18,7 +18,7 @@ import torch
 from fusec.errors import InternalError, Unsupported
 from fusec.frontend.shapes import SizeMap, TensorType
 from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
-from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, NumberForm, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin
 from fusec.ir.index import Index, product
@@ -49,9 +49,9 @@ class GraphBuilder:
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
 
-    def buffer(self, name: str, kind: TensorType) -> Buffer:
+    def buffer(self, name: str, kind: TensorType, form: NumberForm = NumberForm.PLAIN) -> Buffer:
         """Return a new buffer of type ``kind``; its name is ``name`` made safe and unique."""
-        return Buffer(self.names.new(name), kind.shape, kind.strides, kind.dtype)
+        return Buffer(self.names.new(name), kind.shape, kind.strides, kind.dtype, form)
 
     def define(self, buffer: Buffer, body: Body, origin: Origin) -> Value:
         """Append ``buffer[axes] = body(axes)`` and return the buffer as a value."""

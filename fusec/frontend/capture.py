@@ -32,6 +32,7 @@ from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import is_impure, reason_for, written_arguments
+from fusec.frontend.forms import form_of, in_memory, of_memory
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
@@ -40,7 +41,8 @@ from fusec.frontend.ops.products import by_panels
 from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
-from fusec.frontend.value import Number, Value, is_whole, whole
+from fusec.frontend.value import Number, TensorValue, Value, is_whole, whole
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer, Expr, Load, reach, reductions
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
@@ -141,11 +143,8 @@ class _Capture:
             known = isinstance(value, int | float | str)
             self.env[node] = value if known else Opaque(node)
             return InputObject(node.name) if node.users and not known else None
-        kind = self.lines.sizes.tensor(value)
-        buffer = self.lines.buffer(node.name, kind)
-        self.env[node] = whole(buffer)
+        buffer = self._foreign(node, value)
         self.extents.update(buffer.shape)
-        self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         if not node.users:
             return None
         self.given.update(size.name for e in buffer.shape if (size := e.as_size()) is not None)
@@ -160,16 +159,26 @@ class _Capture:
             return literal(self.lines.sizes.tensor(value), numbers)
         return self._constant(node)
 
+    def _foreign(self, node: fx.Node, value: torch.Tensor) -> Buffer:
+        """Return the buffer of a tensor that the graph is given, which becomes its node's value."""
+        form = form_of(node.meta["val"])
+        buffer = self.lines.buffer(node.name, self._memory(node.meta["val"]), form)
+        self.env[node] = of_memory(whole(buffer), form)
+        self.operands.owners[buffer] = self.operands.foreign[buffer] = value
+        return buffer
+
+    def _memory(self, traced: torch.Tensor) -> TensorType:
+        return self.lines.sizes.tensor(traced).memory
+
     def _held_by(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         return operator.attrgetter(str(node.target))(self.gm) if value is None else value
 
-    def _constant(self, node: fx.Node) -> Value:
-        value = self._held_by(node)
-        buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(node.meta["val"]))
-        self.operands.owners[buffer] = self.operands.foreign[buffer] = value
+    def _constant(self, node: fx.Node) -> TensorValue:
+        buffer = self._foreign(node, self._held_by(node))
         self.lines.nodes.append(Constant(node.name, buffer, origin_of(node)))
-        return whole(buffer)
+        value: TensorValue = self.env[node]
+        return value
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -240,8 +249,9 @@ class _Capture:
             for position, (item, part) in enumerate(zip(made, traced, strict=True)):
                 self._own(item, part, (held[0], position))
             return
-        buffer = made.buffer
-        if buffer is not None and is_whole(made):
+        memory = in_memory(made, form_of(traced))
+        buffer = memory.buffer
+        if buffer is not None and is_whole(memory):
             self.operands.owners.setdefault(buffer, traced)
             self.held.setdefault(buffer, held)
 
@@ -268,9 +278,9 @@ class _Capture:
         kinds = list(results)
         for source in node.all_input_nodes:
             value = self.env.get(source)
-            if isinstance(value, Value) and value.reads_memory:
+            if isinstance(value, TensorValue) and value.reads_memory:
                 kinds.extend(self._types_of(source))
-        if any(k.dtype.is_opaque or not k.is_strided for k in kinds):
+        if any(k.is_opaque or k.part is not k for k in kinds):
             return "a type that only eager kernels compute with"
         if refused := may_refuse(node.target, node.args, node.kwargs):
             return refused
@@ -328,8 +338,9 @@ class _Capture:
             outputs: tuple[Buffer | None, ...] = ()
             result: Any = self.env[node.args[0]]  # type: ignore[index]
             many = False
-            if result.buffer is not None and is_whole(result):
-                self.held[result.buffer] = node.name, None
+            memory = in_memory(result, form_of(node.meta["val"]))
+            if memory.buffer is not None and is_whole(memory):
+                self.held[memory.buffer] = node.name, None
         else:
             keys = tuple(value) if isinstance(value, dict) else ()
             many = isinstance(value, tuple | list | dict)
@@ -338,7 +349,7 @@ class _Capture:
             for position, buffer in enumerate(outputs):
                 if buffer is not None:
                     self.held[buffer] = node.name, position if many else None
-            wrapped = tuple(None if b is None else whole(b) for b in outputs)
+            wrapped = tuple(None if b is None else of_memory(whole(b), b.form) for b in outputs)
             result = dict(zip(keys, wrapped, strict=True)) if keys else wrapped
             result = result if many else wrapped[0]
             if isinstance(value, torch.SymInt):
@@ -416,7 +427,7 @@ class _Capture:
         if not isinstance(value, torch.Tensor):
             return None
         name = node.name if count == 1 else f"{node.name}_{position}"
-        buffer = self.lines.buffer(name, self.lines.sizes.tensor(value))
+        buffer = self.lines.buffer(name, self._memory(value), form_of(value))
         self.operands.owners[buffer] = value
         return buffer
 
@@ -484,9 +495,10 @@ class NodeDefinitions(_Capture):
             if isinstance(value, torch.SymInt):
                 return self.lines.sizes.index(value)
             if isinstance(value, torch.Tensor):
-                buffer = self.lines.buffer(node.name, self.lines.sizes.tensor(value))
+                form = NumberForm.COMPLEX if form_of(value).is_complex else NumberForm.PLAIN
+                buffer = self.lines.buffer(node.name, self._memory(value), form)
                 self.node_of[buffer] = node
-                return whole(buffer)
+                return of_memory(whole(buffer), form)
         except Unsupported:
             pass
         return Opaque(node)

@@ -15,7 +15,8 @@ import torch
 from fusec.frontend.fx_passes.packing import PANELS
 from fusec.frontend.linears import linears
 from fusec.frontend.origin import extern_name
-from fusec.ir.argument import Argument, SizeValue, View
+from fusec.ir.argument import Argument, SizeValue, View, argument_views
+from fusec.ir.dtype import NumberForm
 from fusec.ir.extern import (
     Alias,
     Constant,
@@ -37,6 +38,7 @@ aten = torch.ops.aten
 
 _FRESH = {
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
+    aten._fft_r2c, aten._fft_c2c, aten._fft_c2r,
 }  # fmt: skip
 """Operations whose results never share memory with their arguments."""
 WINDOW_UPDATES = {aten.slice_scatter.default, aten.select_scatter.default}
@@ -79,12 +81,17 @@ def effect_of(
     Args:
         packed: library -> the second operand of a product, transposed and packed for that library.
     """
-    if target in UPDATES and args and isinstance(args[0], View):
-        return Scatter(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
-    if target in WINDOW_UPDATES and _are_views(args[:2], 2):
-        return WindowUpdate(_window(target, args, dict(kwargs)), extern_name(aten.copy_.default))
+    forms = {view.form for view in argument_views(args)}
     if target is aten.copy_.default and _are_views(args[:2], 2):
         return CopyInto()
+    if any(form.has_bit for form in forms):
+        return _of_whole_call(target)
+    if target in UPDATES and args and isinstance(args[0], View):
+        return Scatter(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
+    if target in WINDOW_UPDATES and _are_views(args[:2], 2) and len(forms) == 1:
+        return WindowUpdate(_window(target, args, dict(kwargs)), extern_name(aten.copy_.default))
+    if NumberForm.COMPLEX in forms:
+        return _of_whole_call(target)
     if target is aten.mm.default and _are_views(args, 2):
         a, w = args
         assert isinstance(a, View) and isinstance(w, View)
@@ -96,6 +103,11 @@ def effect_of(
         )
     if extern_name(target) == CONVOLUTION:
         return Convolution(_ACTIVATIONS, "mkldnn._convolution_pointwise.binary")
+    return _of_whole_call(target)
+
+
+def _of_whole_call(target: Any) -> Effect:
+    """Return what is known of a call that no pass rewrites."""
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
     if isinstance(target, OpOverload) and target.is_view:
@@ -118,9 +130,10 @@ def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:
     whole = args[0]
     assert isinstance(whole, View)
     k = axis if isinstance(axis, int) else 0
+    rank = len(whole.shape) - whole.form.is_complex  # without the axis of the parts
     first = _integer(start, 0)
-    first = first + whole.shape[k] if first.hint() < 0 else first
-    return Window(k % len(whole.shape), first, _integer(step, 1) if is_slice else None)
+    first = first + whole.shape[k % rank] if first.hint() < 0 else first
+    return Window(k % rank, first, _integer(step, 1) if is_slice else None)
 
 
 def _integer(arg: Argument, default: int) -> Index:

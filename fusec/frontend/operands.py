@@ -17,9 +17,21 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import GraphBuilder
+from fusec.frontend.forms import form_of, in_memory, of_memory, without_bit
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
-from fusec.frontend.value import ONE, ZERO, Number, Value, broadcast, make_axes, positions
+from fusec.frontend.value import (
+    ONE,
+    ZERO,
+    ComplexValue,
+    Number,
+    TensorValue,
+    Value,
+    broadcast,
+    make_axes,
+    positions,
+)
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer, Load, index_exprs, loads
 from fusec.ir.graph import (
     Argument,
@@ -102,9 +114,11 @@ class Operands:
     def _node(self, arg: fx.Node, user: fx.Node, path: tuple[str | int, ...]) -> Argument:
         value = self.env[arg]
         match value:
-            case Value():
-                view = self.window(arg)
-                return view if self._may_be_read_there(view, arg, user) else self.copy(arg)
+            case Value() | ComplexValue():
+                view = self._without_copy(value, arg.meta["val"])
+                if view is None or not self._may_be_read_there(view, arg, user):
+                    return self.copy(arg, without_bit(form_of(arg.meta["val"])))
+                return view
             case Index():
                 return value.const if value.is_constant else SizeValue(value)
             case tuple():
@@ -136,68 +150,88 @@ class Operands:
 
     def _node_item(self, arg: fx.Node, position: int) -> Argument:
         item = self.env[arg][position]
-        if not isinstance(item, Value):
+        if not isinstance(item, TensorValue):
             raise Unsupported("a tuple of things that are not tensors")
-        view = self._view(item, arg.meta["val"][position])
-        return view or self._copy(item, arg.meta["val"][position], arg)[1]
+        traced = arg.meta["val"][position]
+        view = self._without_copy(item, traced)
+        return view or self._copy(item, traced, arg, without_bit(form_of(traced)))[1]
+
+    def _without_copy(self, value: TensorValue, traced: torch.Tensor) -> View | None:
+        """Return what an eager kernel may read: with the traced bit, or the same values without."""
+        view, form = self._view(value, traced), form_of(traced)
+        if view is not None or not form.has_bit:
+            return view
+        return self._window(value, traced, without_bit(form))
 
     # -- windows ----------------------------------------------------------------------------------
 
     def window(self, node: fx.Node) -> View:
         """Return a node's tensor as a view with the traced strides, copying it if necessary."""
-        return self._view(self.env[node], node.meta["val"]) or self.copy(node)
+        traced = node.meta["val"]
+        return self._view(self.env[node], traced) or self.copy(node, form_of(traced))
 
-    def copy(self, node: fx.Node) -> View:
+    def copy(self, node: fx.Node, form: NumberForm) -> View:
         """Emit a copy of a node's tensor, which replaces the node's value from here on."""
         traced = node.meta["val"]
         if traced.device != self.device and not self.env[node].reads_memory:
             self.env[node] = self.run_eagerly(node)
             return self.window(node)
-        self.env[node], view = self._copy(self.env[node], traced, node)
+        self.env[node], view = self._copy(self.env[node], traced, node, form)
         self._note_reader(node)
         return view
 
-    def _view(self, value: Value, traced: torch.Tensor) -> View | None:
-        return self._shared(value, traced) or strided_window(value, self.lines.sizes.tensor(traced))
+    def _view(self, value: TensorValue, traced: torch.Tensor) -> View | None:
+        return self._shared(value, traced) or self._window(value, traced, form_of(traced))
 
-    def _shared(self, value: Value, traced: torch.Tensor) -> View | None:
+    def _window(self, value: TensorValue, traced: torch.Tensor, form: NumberForm) -> View | None:
+        return strided_window(in_memory(value, form), self.lines.sizes.tensor(traced), form)
+
+    def _shared(self, value: TensorValue, traced: torch.Tensor) -> View | None:
         """Return the view if the traced tensor shares its buffer's storage, else None."""
-        buffer = value.buffer
+        form = form_of(traced)
+        buffer = in_memory(value, form).buffer
         owner = None if buffer is None else self.owners.get(buffer)
         if buffer is None or owner is None:
             return None
+        home = View(buffer, buffer.shape, buffer.strides, ZERO, form)
         if owner is traced:
-            return View(buffer, buffer.shape, buffer.strides, ZERO)
-        if owner.dtype is not traced.dtype or not share_memory(owner, traced):
+            return home
+        if not have_one_type(owner, traced) or not share_memory(owner, traced):
             return None
-        return self.window_of(View(buffer, buffer.shape, buffer.strides, ZERO), owner, traced)
+        return self.window_of(home, owner, traced)
 
     def window_of(self, home: View, owner: torch.Tensor, traced: torch.Tensor) -> View:
         """Return the view of a tensor in the traced storage of ``owner``, which is at ``home``."""
-        kind = self.lines.sizes.tensor(traced)
-        start = self.lines.sizes.index(owner.storage_offset())
-        offset = self.lines.sizes.index(traced.storage_offset()) - start
-        return View(home.buffer, kind.shape, kind.strides, home.offset + offset)
+        kind, form = self.lines.sizes.tensor(traced).memory, form_of(traced)
+        offset = self._start(traced) - self._start(owner)
+        return View(home.buffer, kind.shape, kind.strides, home.offset + offset, form)
 
-    def _copy(self, value: Value, traced: torch.Tensor, node: fx.Node) -> tuple[Value, View]:
-        """Define a buffer with the traced strides and the value's contents.
+    def _start(self, traced: torch.Tensor) -> Index:
+        """Return the offset of a traced tensor in its storage, in real numbers."""
+        offset = self.lines.sizes.index(traced.storage_offset())
+        return offset * 2 if form_of(traced).is_complex else offset
+
+    def _copy(
+        self, value: TensorValue, traced: torch.Tensor, node: fx.Node, form: NumberForm
+    ) -> tuple[TensorValue, View]:
+        """Define a buffer with the traced strides and the value's contents, in a form.
 
         Where axes have stride 0 (an expand) the buffer has one element along them.
         """
-        kind = self.lines.sizes.tensor(traced)
+        kind = self.lines.sizes.tensor(traced).memory
         shape = tuple(
             ONE if s is ZERO else e for e, s in zip(kind.shape, kind.strides, strict=True)
         )
         strides = tuple(ONE if s is ZERO else s for s in kind.strides)
         compact = replace(kind, shape=shape, strides=strides)
-        buffer = self.lines.buffer(node.name, compact)
-        stored = self.lines.define(buffer, value.at, origin_of(node))
+        buffer = self.lines.buffer(node.name, compact, form)
+        stored = self.lines.define(buffer, in_memory(value, form).at, origin_of(node))
         axes = make_axes(kind.shape)
         at = broadcast(positions(axes), shape)
         spread = Value(kind.shape, kind.dtype, axes, stored.at(at))
-        if shape == kind.shape:
+        if shape == kind.shape and form is form_of(traced):
             self.owners[buffer] = traced
-        return spread, View(buffer, kind.shape, kind.strides, ZERO)
+        return of_memory(spread, form), View(buffer, kind.shape, kind.strides, ZERO, form)
 
     # -- aliasing ---------------------------------------------------------------------------------
 
@@ -212,18 +246,22 @@ class Operands:
         for node in itertools.islice(self.env, self._noted, None):
             self._note_reader(node)
         self._noted = len(self.env)
-        changed = self.env[target].buffer
-        for node in self._readers.get(changed, ()):
-            value = self.env[node]
-            if node is target or value.buffer not in (None, changed):
+        changed = self._buffer_of(target)
+        for node in self._readers.get(changed, ()) if changed is not None else ():
+            buffer = self._buffer_of(node)
+            if node is target or buffer not in (None, changed):
                 continue  # copied since
-            if value.buffer is None or self._shared(value, node.meta["val"]) is None:
-                self.copy(node)
+            if buffer is None or self._shared(self.env[node], node.meta["val"]) is None:
+                self.copy(node, form_of(node.meta["val"]))
+
+    def _buffer_of(self, node: fx.Node) -> Buffer | None:
+        """Return the buffer in which the memory of a node's tensor is a window, or None."""
+        return in_memory(self.env[node], form_of(node.meta["val"])).buffer
 
     def _note_reader(self, node: fx.Node) -> None:
         value = self.env[node]
-        if node in self._read_late and isinstance(value, Value):
-            for buffer in dict.fromkeys(load.buffer for load in loads((value.expr,))):
+        if node in self._read_late and isinstance(value, TensorValue):
+            for buffer in dict.fromkeys(load.buffer for load in loads(value.exprs)):
                 self._readers.setdefault(buffer, []).append(node)
 
 
@@ -234,11 +272,19 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
-def strided_window(value: Value, kind: TensorType) -> View | None:
-    """Return a value as a view if its index map is affine with the strides of ``kind``."""
-    if not isinstance(value.expr, Load) or value.expr.guard is not None or not kind.is_strided:
+def have_one_type(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if two traced tensors have numbers of one type in memory."""
+    return a.dtype.to_real() is b.dtype.to_real()
+
+
+def strided_window(value: Value, traced: TensorType, form: NumberForm) -> View | None:
+    """Return what is in memory as a view if its index map is affine with the traced strides.
+
+    A complex one needs memory in which pairs of numbers are aligned.
+    """
+    if not isinstance(value.expr, Load) or value.expr.guard is not None or not traced.is_strided:
         return None
-    load = value.expr
+    load, kind = value.expr, traced.memory
     if any(True for i in load.indices for _ in index_exprs(i)):
         return None
     offset = load.buffer.offset(load.indices)
@@ -247,4 +293,6 @@ def strided_window(value: Value, kind: TensorType) -> View | None:
         if step is None or (step is not stride and extent is not ONE):
             return None
         offset = offset - step * index(axis)
-    return None if offset.axes else View(load.buffer, kind.shape, kind.strides, offset)
+    if offset.axes or (form.is_complex and offset // 2 * 2 is not offset):
+        return None
+    return View(load.buffer, kind.shape, kind.strides, offset, form)

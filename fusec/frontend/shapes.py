@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -24,7 +24,7 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.size_facts import SizeFacts
 from fusec.ir.atoms import Minimum
-from fusec.ir.dtype import DTYPES, F64, DType
+from fusec.ir.dtype import DTYPES, F64, PART, DType
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, op
 from fusec.ir.graph import Comparison, Condition, Junction, sizes_in
 from fusec.ir.index import (
@@ -73,7 +73,7 @@ class TensorType:
     """The traced type of a tensor: shape and strides (in elements), element type, device.
 
     Attributes:
-        is_strided: it has plain memory: not sparse, not quantised, no lazy conjugate.
+        is_strided: it has plain memory, in one of ``Form``: it is not sparse or quantised.
     """
 
     shape: tuple[Index, ...]
@@ -83,12 +83,37 @@ class TensorType:
     is_strided: bool = True
 
     @property
+    def is_opaque(self) -> bool:
+        """True if only eager kernels compute with it."""
+        return not self.is_strided or self.part.dtype.is_opaque
+
+    @property
+    def part(self) -> TensorType:
+        """One part of a complex tensor, as a tensor beside the other; any other tensor itself."""
+        return replace(self, dtype=PART[self.dtype]) if self.dtype in PART else self
+
+    @property
+    def memory(self) -> TensorType:
+        """The tensor in memory, where the parts of a complex one have an axis."""
+        if self.dtype not in PART:
+            return self
+        strides = (*(stride * 2 for stride in self.strides), index(1))
+        return replace(self.part, shape=(*self.shape, index(2)), strides=strides)
+
+    @property
     def overlaps(self) -> bool:
         """True if some axis of more than one element has stride 0, as after an expand."""
         return any(
             s is index(0) and e is not index(1)
             for e, s in zip(self.shape, self.strides, strict=True)
         )
+
+
+def _has_a_form(value: torch.Tensor) -> bool:
+    """Return False for a tensor with a bit that no ``Form`` has."""
+    if value.is_neg():
+        return value.dtype in (torch.float32, torch.float64)
+    return not value.is_conj() or value.dtype in (torch.complex64, torch.complex128)
 
 
 class SizeMap:
@@ -133,7 +158,7 @@ class SizeMap:
             tuple(self.index(n, stride=True) for n in value.stride()),
             from_torch_dtype(value.dtype),
             value.device,
-            not (value.is_conj() or value.is_neg()),
+            _has_a_form(value),
         )
 
     def _convert(self, expr: Any, env: Any, stride: bool = False) -> Index:

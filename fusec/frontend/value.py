@@ -5,11 +5,14 @@ case of one unguarded ``Load``.
 
 Worked example: with x a buffer of shape [B, T, C], ``x.view(B*T, C)`` is the value with the axes
 (i0, i1) and the expression ``x[i0//T, i0%T, i1]``; read at (m, 0) it is ``x[m//T, m%T, 0]``.
+
+A complex tensor is two of them, its parts (``forms.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusec.errors import Unsupported
 from fusec.ir.dtype import DType
@@ -38,6 +41,10 @@ class Value:
         return None
 
     @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+    @property
     def reads_memory(self) -> bool:
         return not (isinstance(self.expr, Const) or is_index_only(self.expr))
 
@@ -47,6 +54,29 @@ class Value:
         if isinstance(expr, Load):
             return Load(expr.buffer, expr.indices, both(expr.guard, guard))
         return with_guard(expr, guard)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComplexValue:
+    """A complex tensor: its real and its imaginary part, of one shape and type."""
+
+    re: Value
+    im: Value
+
+    @property
+    def shape(self) -> tuple[Index, ...]:
+        return self.re.shape
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.re.expr, self.im.expr)
+
+    @property
+    def reads_memory(self) -> bool:
+        return self.re.reads_memory or self.im.reads_memory
+
+
+TensorValue: TypeAlias = Value | ComplexValue
 
 
 @dataclass(frozen=True, slots=True, eq=False)

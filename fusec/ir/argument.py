@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
@@ -13,24 +14,29 @@ from fusec.ir.strides import contiguous_strides
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window into a buffer, as eager kernels take it; sizes and strides in elements."""
+    """A strided window into a buffer, as eager kernels take it; sizes and strides in elements.
+
+    In a complex form its last axis is that of the parts, which are adjacent.
+    """
 
     buffer: Buffer
     shape: tuple[Index, ...]
     strides: tuple[Index, ...]
     offset: Index
+    form: NumberForm = NumberForm.PLAIN
 
     @property
     def is_whole(self) -> bool:
-        """Whether the view covers its whole buffer, with the buffer's own strides."""
+        """Whether the view covers its whole buffer, with the buffer's own strides and form."""
         same = self.shape == self.buffer.shape and self.strides == self.buffer.strides
-        return same and self.offset is index(0)
+        return same and self.offset is index(0) and self.form is self.buffer.form
 
     @property
     def is_buffer(self) -> bool:
         """Whether the view is its whole buffer, ignoring strides of axes of extent 1."""
         return (
             self.shape == self.buffer.shape
+            and self.form is self.buffer.form
             and self.offset is index(0)
             and all(
                 a is b or extent is index(1)
@@ -55,7 +61,7 @@ class View:
 
 def whole_view(buffer: Buffer) -> View:
     """Return the view of a whole buffer, with the buffer's own strides."""
-    return View(buffer, buffer.shape, buffer.strides, index(0))
+    return View(buffer, buffer.shape, buffer.strides, index(0), buffer.form)
 
 
 @dataclass(frozen=True, slots=True)

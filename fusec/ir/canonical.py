@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import DType
+from fusec.ir.dtype import DType, NumberForm
 from fusec.ir.expr import Buffer, Expr, Reduce, Var, postorder
 from fusec.ir.graph import InputObject, NodeConstant
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
@@ -98,7 +98,7 @@ class _Numbering:
                 return tuple(map(self.form, thing))
             case None | bool() | int() | float() | str():
                 return repr(thing)
-            case DType() | Monoid():
+            case DType() | NumberForm() | Monoid():
                 return thing.name
             case _ if dataclasses.is_dataclass(thing):
                 kind: Any = type(thing)

@@ -17,7 +17,7 @@ class Kind(enum.Enum):
     UNSIGNED = "unsigned"
     SIGNED = "signed"
     FLOAT = "float"
-    OPAQUE = "opaque"  # no arithmetic here: complex, quantised etc., passed between externs
+    OPAQUE = "opaque"  # no arithmetic here: float8, quantised etc., and complex as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,40 @@ F16 = DType("f16", Kind.FLOAT, 2)
 BF16 = DType("bf16", Kind.FLOAT, 2)
 F32 = DType("f32", Kind.FLOAT, 4)
 F64 = DType("f64", Kind.FLOAT, 8)
+C64 = DType("c64", Kind.OPAQUE, 8)
+C128 = DType("c128", Kind.OPAQUE, 16)
 INT32_MAX = 2**31 - 1
+
+PART: dict[DType, DType] = {C64: F32, C128: F64}
+"""Complex type -> the type of its two parts, in which memory and arithmetic have it."""
+COMPLEX: dict[DType, DType] = {part: whole for whole, part in PART.items()}
+
+
+class NumberForm(enum.Enum):
+    """How torch takes a tensor, whose memory has real numbers: ``frontend/forms.py``.
+
+    A complex tensor's last axis in memory is that of its two parts. The negative and the conjugate
+    form are those of tensors with torch's negative and conjugate bit.
+    """
+
+    PLAIN = "plain"
+    NEGATIVE = "negative"
+    COMPLEX = "complex"
+    CONJUGATE = "conjugate"
+
+    @property
+    def is_complex(self) -> bool:
+        return self in (NumberForm.COMPLEX, NumberForm.CONJUGATE)
+
+    @property
+    def has_bit(self) -> bool:
+        return self in (NumberForm.NEGATIVE, NumberForm.CONJUGATE)
+
 
 OPAQUE_TYPES: tuple[DType, ...] = tuple(
     DType(name, Kind.OPAQUE, itemsize)
     for name, itemsize in (
         ("c32", 4),
-        ("c64", 8),
-        ("c128", 16),
         ("u16", 2),
         ("u32", 4),
         ("u64", 8),
@@ -78,7 +104,7 @@ OPAQUE_TYPES: tuple[DType, ...] = tuple(
 )
 
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64, *OPAQUE_TYPES)
+    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64, C64, C128, *OPAQUE_TYPES)
 }
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
+from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType, NumberForm
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -56,9 +56,12 @@ _RESULTS = {"bool": BOOL, "i32": I32}
 
 
 class Buffer:
-    """A tensor in memory, by identity; ``shape`` and ``strides`` (in elements) may be symbolic."""
+    """A tensor in memory, by identity; ``shape`` and ``strides`` (in elements) may be symbolic.
 
-    __slots__ = ("__weakref__", "_flat", "base", "dtype", "name", "shape", "strides")
+    ``form`` is how torch has it. Where that is complex, the last axis here is that of the parts.
+    """
+
+    __slots__ = ("__weakref__", "_flat", "base", "dtype", "form", "name", "shape", "strides")
 
     def __init__(
         self,
@@ -66,8 +69,9 @@ class Buffer:
         shape: tuple[Index, ...],
         strides: tuple[Index, ...],
         dtype: DType,
+        form: NumberForm = NumberForm.PLAIN,
     ) -> None:
-        self.name = name
+        self.name, self.form = name, form
         self.shape = shape
         self.strides = strides
         self.dtype = dtype

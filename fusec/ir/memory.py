@@ -114,13 +114,13 @@ def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_elemen
 
 
 def footprint(buffer: Buffer) -> tuple[object, ...]:
-    """Return a key that is equal for buffers that can use the same memory: extent and type.
+    """Return a key that is equal for buffers that can use the same memory: extent, type and form.
 
     Their shapes may differ: a library makes a matrix where a kernel writes [batch, time, c].
     The number of elements distinguishes empty buffers from others.
     """
     elements = math.prod(buffer.shape, start=index(1))
-    return elements, buffer.flat().shape, buffer.dtype
+    return elements, buffer.flat().shape, buffer.dtype, buffer.form
 
 
 def kept_views(schedule: Schedule) -> set[Buffer]:

@@ -6,6 +6,7 @@ The grammar is in the docstrings of ``index.py``, ``expr.py``, ``graph.py`` and 
 from __future__ import annotations
 
 from fusec.errors import InternalError
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -136,9 +137,14 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
 def print_type(buffer: Buffer) -> str:
     """Return ``dtype[shape]``, with the strides where they are not row-major."""
     shape = ", ".join(map(repr, buffer.shape))
+    kind = _formed(buffer.form, str(buffer.dtype))
     if buffer.is_row_major:
-        return f"{buffer.dtype}[{shape}]"
-    return f"{buffer.dtype}[{shape} : {', '.join(map(repr, buffer.strides))}]"
+        return f"{kind}[{shape}]"
+    return f"{kind}[{shape} : {', '.join(map(repr, buffer.strides))}]"
+
+
+def _formed(form: NumberForm, text: str) -> str:
+    return text if form is NumberForm.PLAIN else f"{form.value} {text}"
 
 
 def print_axes(axes: tuple[Axis, ...]) -> str:
@@ -149,10 +155,10 @@ def print_argument(arg: Argument) -> str:
     match arg:
         case View():
             if arg.shape == arg.buffer.shape and arg.strides == arg.buffer.strides:
-                return arg.buffer.name
+                return _formed(arg.form, arg.buffer.name)
             shape = ", ".join(map(repr, arg.shape))
             strides = ", ".join(map(repr, arg.strides))
-            return f"{arg.buffer.name}[{shape} : {strides} + {arg.offset}]"
+            return _formed(arg.form, f"{arg.buffer.name}[{shape} : {strides} + {arg.offset}]")
         case OwnTensor():
             return f"{'detached' if arg.detached else 'view of'} {print_argument(arg.view)}"
         case SizeValue():

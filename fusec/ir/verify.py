@@ -50,6 +50,7 @@ from fusec.ir.graph import (
     Schedule,
     Step,
     Store,
+    View,
     argument_views,
 )
 from fusec.ir.index import Axis, Index, index, is_in_range, product
@@ -192,6 +193,7 @@ def _verify_lines(graph: Graph, lines: Iterable[Line | Step]) -> None:
                 _verify_call(line, defined)
     for view in argument_views(graph.outputs):
         check(view.buffer.base in defined, "return", f"{view.buffer} is never defined")
+        _verify_form(view, "return")
 
 
 def _verify_def(line: Def, defined: set[Buffer]) -> None:
@@ -227,9 +229,17 @@ def _verify_call(node: CallStep, defined: set[Buffer]) -> None:
         for view in node.views:
             check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
             check(len(view.shape) == len(view.strides), line, f"view of {view.buffer}: rank")
+            _verify_form(view, line)
     for buffer in node.writes:
         check(buffer not in defined, line, f"{buffer} is defined twice")
         defined.add(buffer)
+
+
+def _verify_form(view: View, line: str) -> None:
+    """Check that a complex view's last axis is that of two adjacent parts."""
+    last = (*view.shape[-1:], *view.strides[-1:])
+    pairs = not view.form.is_complex or last == (index(2), index(1))
+    check(pairs, line, f"view of {view.buffer}: no pairs of parts")
 
 
 # -- kernels and schedules -------------------------------------------------------------------------

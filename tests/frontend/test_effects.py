@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from fusec.driver.compiler import RECENT
 from fusec.frontend.effects import effect_of
-from fusec.ir.dtype import F32, F64
+from fusec.ir.dtype import F32, F64, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import (
     CopyInto,
@@ -66,6 +68,18 @@ PUT = aten._unsafe_index_put.default
 )  # fmt: skip
 def test_effect(target: object, args: tuple[Argument, ...], effect: Effect) -> None:
     assert effect_of(target, args, ()) == effect
+
+
+def test_complex_tensors_are_written_in_place_where_a_part_has_their_form() -> None:
+    z, part = (whole(buffer(n, *s)) for n, s in (("z", (4, 6, 2)), ("part", (4, 2, 2))))
+    whole_z, of_z = (replace(view, form=NumberForm.COMPLEX) for view in (z, part))
+    args = (whole_z, of_z, -1, -2)
+    assert effect_of(aten.slice_scatter.default, args, ()) == window(1, 4, 1)
+    assert effect_of(aten.slice_scatter.default, (whole_z, part, -1, -2), ()) == Unknown()
+    bit = replace(whole_z, form=NumberForm.CONJUGATE)
+    assert effect_of(aten.index_put.default, (bit, (PLACES,), of_z), ()) == Unknown()
+    assert effect_of(aten.copy_.default, (bit, of_z), ()) == CopyInto()
+    assert effect_of(aten.mm.default, (whole_z, whole_z), ()) == Fresh()
 
 
 def test_libraries_multiply_what_has_their_types() -> None:

@@ -243,7 +243,7 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fusec.errors import InvalidIR
 from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
-from fusec.ir.dtype import BF16, DTYPES, F16, F32, F64, I8, I32
+from fusec.ir.dtype import BF16, DTYPES, F16, F32, F64, I8, I32, NumberForm
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, Var
 from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
 from fusec.ir.index import Axis, Index, Runtime, Size, index, is_in_range
@@ -143,6 +143,7 @@ def illegal_graphs() -> dict[str, tuple[Graph, str]]:
     overlapping = Buffer("overlapping", (index(4), index(6)), (index(5), index(1)), F32)
     call = Extern("n", "t", (whole(Y),), (), (other,), "why")
     bad_view = View(X, (index(4),), (index(1), index(1)), index(0))
+    no_pairs = replace(whole(X), form=NumberForm.COMPLEX)
     both = line(XY, (A, B), total(SUM, B, load(XY, A, B)))
     return {
         "use before definition": (graph((X,), (after, copy), other), "y is not defined yet"),
@@ -162,6 +163,7 @@ def illegal_graphs() -> dict[str, tuple[Graph, str]]:
             "view of x: rank",
         ),
         "output": (graph((X,), (), Y), "return: y is never defined"),
+        "form": (replace(graph((X,), ()), outputs=(no_pairs,)), "view of x: no pairs of parts"),
     }
 
 

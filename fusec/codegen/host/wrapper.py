@@ -31,13 +31,14 @@ import json
 import keyword
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
 from fusec.codegen.host.runs import RunCode, run_codes
 from fusec.errors import InternalError
-from fusec.ir.dtype import DTYPES
+from fusec.ir.dtype import COMPLEX, DTYPES, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import AddProduct, NodeOfBuffer
 from fusec.ir.graph import (
@@ -57,6 +58,7 @@ from fusec.ir.graph import (
     SizeValue,
     Step,
     View,
+    whole_view,
 )
 from fusec.ir.host import (
     Allocation,
@@ -72,7 +74,8 @@ from fusec.ir.program import Program
 
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
-    "mkldnn", "ops", "float", "min", "add_product", "_",
+    "mkldnn", "ops", "float", "min", "add_product", "_", "view_as_real", "view_as_complex",
+    "conjugated", "negated", "negative",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -177,8 +180,8 @@ class _Wrapper:
             case Extern():
                 self._extern(step)
             case Constant():
-                made = self.names(step.buffer)
-                self.lines.append(f"{made} = constant({step.node!r}, ())")
+                made = _received(step.buffer, f"constant({step.node!r}, ())")
+                self.lines.append(f"{self.names(step.buffer)} = {made}")
             case SizeMinimum():
                 args = ", ".join(print_size(a, self.names) for a in step.size.args)
                 self.lines.append(f"{self.names(step.size)} = min({args})")
@@ -189,6 +192,9 @@ class _Wrapper:
             self.lines.append(f"{_items(names)} = args")
         self.lines.append("args.clear()")
         self.lines += ["del _"] if None in graph.inputs else []
+        for item in graph.inputs:
+            if isinstance(item, Buffer) and item.form is not NumberForm.PLAIN:
+                self.lines.append(f"{self.names(item)} = {_received(item, self.names(item))}")
         for size, buffer, axis in graph.measured:
             self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
 
@@ -209,9 +215,12 @@ class _Wrapper:
 
     def _allocate(self, allocation: Allocation) -> None:
         buffer, over = allocation.buffer, allocation.over
-        layout = f"{_tuple(buffer.shape, self.names)}, {_tuple(buffer.strides, self.names)}"
+        shape, strides, _ = _layout(whole_view(buffer))
+        layout = f"{_tuple(shape, self.names)}, {_tuple(strides, self.names)}"
         if over is None:
-            made = f"{'zeros' if allocation.zeroed else 'empty'}({layout}, {buffer.dtype})"
+            dtype = COMPLEX[buffer.dtype] if buffer.form.is_complex else buffer.dtype
+            made = f"{'zeros' if allocation.zeroed else 'empty'}({layout}, {dtype})"
+            made = _flipped(buffer.form, made) if buffer.form.has_bit else made
         elif (buffer.shape, buffer.strides) == (over.shape, over.strides):
             made = f"{self.names(over)}  # memory reused"
         else:
@@ -297,10 +306,11 @@ class _Wrapper:
         if view.offset is not index(0):
             first = f"{print_size(view.offset, self.names)} + {first}"
         strides = _tuple(view.strides, self.names)
-        return f"window({self.names(view.buffer)}, ({', '.join(sizes)},), {strides}, {first})"
+        return f"window({self._base(view)}, ({', '.join(sizes)},), {strides}, {first})"
 
     def _restride(self, buffer: Buffer, value: str) -> str:
-        return f"restride({value}, {_tuple(buffer.strides, self.names)})"
+        _, strides, _ = _layout(whole_view(buffer))
+        return _received(buffer, f"restride({value}, {_tuple(strides, self.names)})")
 
     def _return(self, graph: Graph) -> None:
         """Print the results; equal ones are returned as one object, bound to a name."""
@@ -346,9 +356,48 @@ class _Wrapper:
         return self.names(view.buffer) if view.is_buffer else self._window(view, window)
 
     def _window(self, view: View, window: str) -> str:
-        name = self.names(view.buffer)
-        shape, strides = _tuple(view.shape, self.names), _tuple(view.strides, self.names)
-        return f"{window}({name}, {shape}, {strides}, {print_size(view.offset, self.names)})"
+        had, wanted = view.buffer.form, view.form
+        crossing = had.is_complex is not wanted.is_complex
+        layout = _layout(replace(view, form=NumberForm.PLAIN) if crossing else view)
+        shape, strides = (_tuple(part, self.names) for part in layout[:2])
+        made = f"{window}({self._base(view)}, {shape}, {strides}, "
+        made += f"{print_size(layout[2], self.names)})"
+        if crossing and wanted.is_complex:
+            made = f"view_as_complex({made})"
+        return made if (had.has_bit and not crossing) is wanted.has_bit else _flipped(wanted, made)
+
+    def _base(self, view: View) -> str:
+        """Return the tensor that a window is taken of: real for a real window."""
+        name, form = self.names(view.buffer), view.buffer.form
+        if form.is_complex is view.form.is_complex:
+            return name
+        name = _flipped(form, name) if form.has_bit else name
+        return f"view_as_real({name})" if form.is_complex else name
+
+
+def _layout(view: View) -> tuple[tuple[Index, ...], tuple[Index, ...], Index]:
+    """Return shape, strides and offset of a view in numbers of its form."""
+    if not view.form.is_complex:
+        return view.shape, view.strides, view.offset
+    return view.shape[:-1], tuple(s // 2 for s in view.strides[:-1]), view.offset // 2
+
+
+def _flipped(form: NumberForm, text: str) -> str:
+    """Return a tensor with its conjugate or negative bit flipped."""
+    return f"{text}.conj()" if form.is_complex else f"negative({text})"
+
+
+def _received(buffer: Buffer, text: str) -> str:
+    """Return a tensor that comes from outside with the bit that was traced, set or not."""
+    match buffer.form:
+        case NumberForm.PLAIN:
+            return text
+        case NumberForm.NEGATIVE:
+            return f"negated({text})"
+        case NumberForm.COMPLEX:
+            return f"{text}.resolve_conj()"
+        case NumberForm.CONJUGATE:
+            return f"conjugated({text})"
 
 
 def _described(step: Step | None) -> tuple[str, str | None, tuple[Buffer, ...]]:

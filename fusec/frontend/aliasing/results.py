@@ -23,9 +23,10 @@ import torch
 from torch import fx
 
 from fusec.errors import Unsupported
+from fusec.frontend.forms import form_of
 from fusec.frontend.fx_passes.fx_nodes import tensor_of
-from fusec.frontend.operands import Operands, share_memory
-from fusec.frontend.value import Value
+from fusec.frontend.operands import Operands, have_one_type, share_memory
+from fusec.frontend.value import TensorValue
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, NodeConstant, OwnTensor, View
 from fusec.torch_interior import OpOverload
@@ -76,8 +77,9 @@ def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
     """
     (returned,) = output.args
     items = returned if isinstance(returned, tuple | list) else (returned,)
-    tensors = [i for i in items if isinstance(i, fx.Node) and isinstance(operands.env[i], Value)]
-    lineages = {node: _Lineage.of(node) for node in dict.fromkeys(tensors)}
+    nodes = dict.fromkeys(item for item in items if isinstance(item, fx.Node))
+    tensors = (node for node in nodes if isinstance(operands.env[node], TensorValue))
+    lineages = {node: _Lineage.of(node) for node in tensors}
     views = _Memory(operands, lineages).views()
     made = _objects(lineages, views)
     results: list[Argument] = []
@@ -121,9 +123,8 @@ class _Memory:
     def _view(self, node: fx.Node) -> View:
         maker, traced = self.lineages[node].maker, node.meta["val"]
         made = maker.meta["val"]
-        # Others, such as a conjugate, read other values from the same memory.
-        forms = [(t.dtype, t.is_conj(), t.is_neg()) for t in (made, traced)]
-        if self.shared[maker] == 1 or maker.op != "call_function" or forms[0] != forms[1]:
+        alone = self.shared[maker] == 1 or maker.op != "call_function"
+        if alone or not have_one_type(made, traced):  # ``view`` to another type
             return self._apart(node)
         if maker not in self.homes:  # placed once: by itself, a view may be lowered to other memory
             self.homes[maker] = self._apart(maker)
@@ -135,7 +136,7 @@ class _Memory:
         first = operands.foreign.get(view.buffer, traced)
         first = self.handed_out.setdefault(view.buffer, first)
         if first is not traced and not share_memory(first, traced):
-            view = operands.copy(node)
+            view = operands.copy(node, form_of(traced))
             self.handed_out[view.buffer] = traced
         return view
 

@@ -49,7 +49,7 @@ def _copies(schedule: Schedule) -> Iterator[tuple[int, Buffer, Buffer]]:
         match step:
             case Extern(effect=CopyInto(), args=(View() as target, View() as source, *_)):
                 x, new = target.buffer, source.buffer
-                same = x.shape == new.shape and x.dtype is new.dtype
+                same = (x.shape, x.dtype, x.form) == (new.shape, new.dtype, new.form)
                 if same and target.is_whole and source.is_whole and x in inputs:
                     yield position, x, new
 
@@ -183,7 +183,7 @@ def _writing(call: Extern, x: Buffer) -> Extern:
             args = (whole_view(x), *others)
             return replace(made, target=target, args=args, effect=WriteInto(moved))
         case WindowUpdate(window, copied), (_, View() as part, *_):
-            args = (window.view(x, part.shape), part)
+            args = (replace(window.view(x, part.shape), form=part.form), part)
             return replace(made, target=copied, args=args, kwargs=(), effect=CopyInto())
     raise InternalError(call, stage="in_place")
 

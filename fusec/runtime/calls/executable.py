@@ -44,7 +44,7 @@ _FILE = "<fusec wrapper>"
 DTYPES = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
     "i32": torch.int32, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
-    "f32": torch.float32, "f64": torch.float64,
+    "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
 }  # fmt: skip
 
 
@@ -91,6 +91,20 @@ def _adds_in_f32(dtype: torch.dtype) -> bool:
     """Return True if the library adds products of 16 bits to f32, as it may be asked not to."""
     in_f16 = dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
     return torch.version.hip is None and not in_f16
+
+
+def conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor with the conjugate bit, copied only if it has none."""
+    return tensor if tensor.is_conj() else tensor.conj_physical().conj()
+
+
+def negated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the negative bit, copied only if it has none."""
+    return tensor if tensor.is_neg() else negative(tensor.neg())
+
+
+negative = torch.ops.aten._neg_view.default
+"""Return a tensor with its negative bit flipped, over the same memory."""
 
 
 class _Operators:
@@ -157,6 +171,11 @@ def bind(
         "strided": reinterpret,
         "restride": restride,
         "add_product": add_product,
+        "view_as_real": torch.view_as_real,
+        "view_as_complex": torch.view_as_complex,
+        "conjugated": conjugated,
+        "negated": negated,
+        "negative": negative,
         "aten": _Operators(torch.ops.aten),
         "mkl": _Operators(torch.ops.mkl),
         "mkldnn": _Operators(torch.ops.mkldnn),

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fusec.errors import InternalError
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer, loads
 from fusec.ir.graph import (
     Argument,
@@ -96,7 +97,7 @@ _SIGNS = {
 
 def to_storage(buffer: Buffer, values: Array, env: Env) -> Array:
     """Give ``buffer`` storage that holds ``values`` (by logical shape) and return the storage."""
-    values = np.asarray(values)
+    values = _real(np.asarray(values), buffer.form)
     shape = tuple(eval_scalar(extent, env) for extent in buffer.shape)
     if values.shape != shape:
         raise InternalError(f"{buffer} has shape {shape}, not {values.shape}", stage=STAGE)
@@ -111,6 +112,21 @@ def to_storage(buffer: Buffer, values: Array, env: Env) -> Array:
 def from_storage(buffer: Buffer, env: Env) -> Array:
     """Return the contents of ``buffer`` by logical shape: a writable view of its storage."""
     return _window(whole_view(buffer), env)
+
+
+def _real(values: Array, form: NumberForm) -> Array:
+    """Return what memory has of a tensor in a form."""
+    if form.is_complex:
+        values = np.stack((values.real, -values.imag if form.has_bit else values.imag), -1)
+    return -values if form is NumberForm.NEGATIVE else values
+
+
+def _seen(values: Array, form: NumberForm) -> Array:
+    """Return a tensor, given what memory has of it: over the same memory, unless it has a bit."""
+    if not form.is_complex:
+        return -values if form.has_bit else values
+    seen: Array = values.view(np.result_type(values.dtype, np.complex64))[..., 0]
+    return seen.conj() if form.has_bit else seen
 
 
 def _window(view: View, env: Env) -> Array:
@@ -136,9 +152,9 @@ def _window(view: View, env: Env) -> Array:
 def _resolve(argument: Argument, env: Env) -> Any:
     match argument:
         case View():
-            return _window(argument, env)
+            return _seen(_window(argument, env), argument.form)
         case OwnTensor():
-            return _window(argument.view, env)
+            return _seen(_window(argument.view, env), argument.view.form)
         case SizeValue():
             return eval_scalar(argument.index, env)
         case Comparison():
@@ -312,7 +328,8 @@ def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
             case Size():
                 _bind_size(sizes, item, int(value))
             case Buffer():
-                for extent, length in zip(item.shape, np.shape(value), strict=True):
+                whole = not item.form.is_complex  # else the array lacks the axis of the parts
+                for extent, length in zip(item.shape, np.shape(value), strict=whole):
                     symbol = extent.as_size()
                     if symbol is not None:
                         _bind_size(sizes, symbol, length)

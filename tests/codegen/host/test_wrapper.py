@@ -10,7 +10,7 @@ import gc
 import json
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusec.codegen.host.wrapper import callee, print_statements, print_wrapper
 from fusec.codegen.targets import find_target
 from fusec.errors import InvalidIR
-from fusec.ir.dtype import BF16, F32, DType
+from fusec.ir.dtype import BF16, F32, DType, NumberForm
 from fusec.ir.expr import Buffer, Cast, Op
 from fusec.ir.extern import Effect, Fresh, Unknown
-from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, View
+from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, Store, View
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import fuse, separate
@@ -35,7 +35,7 @@ from fusec.runtime.calls.executable import add_product, bind, restride
 from fusec.runtime.calls.outside import NOTHING
 from tests.fuzz.graphs import Example
 from tests.fuzz.pipeline import lower_all, small_target
-from tests.ir.graphs import axes, buffer, graph, load, whole
+from tests.ir.graphs import axes, buffer, f32, graph, load, whole
 from tests.passes.pipelines import BOUNDED, random_graphs
 
 
@@ -449,3 +449,62 @@ def test_a_gpu_adds_to_a_wider_sum_in_one_call(dtype: torch.dtype) -> None:
         assert len(called()) == (1 if dtype is torch.bfloat16 else 2)
     finally:
         settings.allow_fp16_accumulation = False
+
+
+# -- forms of tensors ------------------------------------------------------------------------------
+
+
+def seen(memory: torch.Tensor, form: NumberForm) -> torch.Tensor:
+    """Return memory as torch has it in a form."""
+    if form.is_complex:
+        made = torch.view_as_complex(memory)
+        return made.conj() if form.has_bit else made
+    return torch._neg_view(memory) if form.has_bit else memory
+
+
+def returned(had: NumberForm, *outputs: View) -> Any:
+    """Return the ``call`` of a graph that returns views of its only input."""
+    (held,) = {view.buffer for view in outputs}
+    program = plan_host(Schedule(Graph("g", (held,), (), outputs), ()))
+    return bind(print_wrapper(program, {}, {}), {}, NOTHING, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("wanted", NumberForm)
+@pytest.mark.parametrize("had", NumberForm)
+def test_view_in_another_form_is_the_same_memory(had: NumberForm, wanted: NumberForm) -> None:
+    z = Buffer("z", (index(4), index(6), index(2)), (index(12), index(2), index(1)), F32, had)
+    window = View(z, (index(3), index(2)), (index(4), index(1)), index(14), wanted)
+    memory = torch.arange(48.0).sin().view(4, 6, 2)
+    x = seen(memory, had)
+    for made, expected in zip(
+        returned(had, replace(whole(z), form=wanted), window)([x]),
+        (seen(memory, wanted), seen(memory.as_strided((3, 2), (4, 1), 14), wanted)),
+        strict=True,
+    ):
+        assert made.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+        assert (made.is_conj(), made.is_neg()) == (expected.is_conj(), expected.is_neg())
+        assert made.stride() == expected.stride()
+        torch.testing.assert_close(made, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", NumberForm)
+def test_input_without_the_traced_bit_gets_it(form: NumberForm) -> None:
+    z = Buffer("z", (index(6), index(2)), (index(2), index(1)), F32, form)
+    call = returned(form, View(z, z.shape, z.strides, index(0), form))
+    values = torch.arange(12.0).sin().view(6, 2)
+    x = torch.view_as_complex(values) if form.is_complex else values
+    (made,) = call([x])
+    assert (made.is_conj() or made.is_neg()) is form.has_bit
+    torch.testing.assert_close(made, x, rtol=0, atol=0)
+    if form is NumberForm.COMPLEX:
+        assert not call([x.conj()])[0].is_conj()
+
+
+def test_memory_of_a_complex_result_is_complex() -> None:
+    z = Buffer("z", (index(6), index(2)), (index(2), index(1)), F32, NumberForm.CONJUGATE)
+    a, p = axes("a p", 6, 2)
+    kernel = Kernel("k0", (a, p), (), (Store(z, (index(a), index(p)), f32(1)),))
+    schedule = Schedule(graph((), (), z), (kernel,))
+    programs = lower_all(schedule, small_target("cpu"))
+    text = print_wrapper(plan_host(schedule), programs, {"k0": "k0"})
+    assert "z = empty((6,), (1,), c64).conj()" in text
