@@ -17,11 +17,20 @@ import torch
 
 from fusec.errors import InternalError, Unsupported
 from fusec.frontend.shapes import SizeMap, TensorType
-from fusec.frontend.value import Number, Value, broadcast, make_axes, positions, whole
+from fusec.frontend.stand_ins import StandIns
+from fusec.frontend.value import (
+    ComplexValue,
+    Number,
+    Value,
+    broadcast,
+    make_axes,
+    positions,
+    whole,
+)
 from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, NumberForm, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin
-from fusec.ir.index import Index, product
+from fusec.ir.index import Index, index, product
 from fusec.ir.machine import FusionTuning
 from fusec.ir.names import Names
 from fusec.ir.scalar import ROUND
@@ -48,17 +57,32 @@ class GraphBuilder:
     sizes: SizeMap = field(default_factory=SizeMap)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))
+    stand_ins: StandIns = field(default_factory=StandIns)
 
     def buffer(self, name: str, kind: TensorType, form: NumberForm = NumberForm.PLAIN) -> Buffer:
         """Return a new buffer of type ``kind``; its name is ``name`` made safe and unique."""
         return Buffer(self.names.new(name), kind.shape, kind.strides, kind.dtype, form)
 
     def define(self, buffer: Buffer, body: Body, origin: Origin) -> Value:
-        """Append ``buffer[axes] = body(axes)`` and return the buffer as a value."""
+        """Append ``buffer[axes] = body(axes)`` and return the buffer as a value.
+
+        If the value is complex, a buffer for each part is defined instead.
+        """
         axes = make_axes(buffer.shape)
-        expr = cast(body(positions(axes)), buffer.dtype)
-        self.nodes.append(Def(buffer, axes, expr, origin))
-        return whole(buffer)
+        parts = self.stand_ins.split(cast(body(positions(axes)), buffer.dtype))
+        if parts.im is None:
+            self.nodes.append(Def(buffer, axes, parts.re, origin))
+            return whole(buffer)
+        self.names.release(buffer.name)
+        made = []
+        for suffix, expr in (("re", parts.re), ("im", parts.im)):
+            name = self.names.new(f"{buffer.name}_{suffix}")
+            part = Buffer(name, buffer.shape, buffer.strides, buffer.dtype)
+            own = make_axes(part.shape)
+            there = expr.substitute(dict(zip(axes, map(index, own), strict=True)))
+            self.nodes.append(Def(part, own, there, origin))
+            made.append(whole(part))
+        return self.stand_ins.of(ComplexValue(*made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +214,6 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
             return cast(arg.expr, kind)
         case bool() | int() | float():
             return number(arg, kind)
-        case complex():
-            raise Unsupported("a complex number")
         case _:
             raise InternalError(arg, stage="frontend")
 

@@ -36,6 +36,7 @@ from fusec.frontend.forms import form_of, in_memory, of_memory
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
+from fusec.frontend.ops.complex_tensors import complex_lowering
 from fusec.frontend.ops.literals import LIFTS, literal, numbers_of
 from fusec.frontend.ops.products import by_panels
 from fusec.frontend.ops.registry import Lowering, find_lowering
@@ -65,8 +66,9 @@ from fusec.torch_interior import pytree
 aten = torch.ops.aten
 
 _RULES = (
-    "activations", "attention", "comparisons", "convolutions", "creation", "indexing",
-    "interpolation", "pointwise", "pooling", "random", "reductions", "scans", "scatters", "views",
+    "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
+    "indexing", "interpolation", "pointwise", "pooling", "random", "reductions", "scans",
+    "scatters", "views",
 )  # fmt: skip
 for _module in _RULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
@@ -201,12 +203,15 @@ class _Capture:
             raise Unsupported(f"{op_name(node.target)}: results that were not traced")
         results = self._types_of(node)
         lowering = find_lowering(node.target, alone=self.lines.alone)
+        if self._is_complex(node, results):
+            lowering = complex_lowering(node.target, lowering, results)
         reason = self._obstacle(node, results)
         if reason is None and lowering is not None and any(index(0) in k.shape for k in results):
             reason = "an empty tensor"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
-        call = AtenCall(self.lines, node.name, results, origin_of(node))
+        parts = tuple(kind.part for kind in results)
+        call = AtenCall(self.lines, node.name, parts, origin_of(node))
         preferred = lowering.library and lowering.library(call, *self._operand_types(node))
         if preferred is not None:
             return self._extern(node, value, preferred, lowering)
@@ -260,6 +265,13 @@ class _Capture:
             return self._constant(node)
         return self._extern(node, node.meta["val"], "a number on another device")
 
+    def _is_complex(self, node: fx.Node, results: tuple[TensorType, ...]) -> bool:
+        """Return True if an operand or a result is complex."""
+        kinds = (kind for source in node.all_input_nodes for kind in self._types_of(source))
+        if any(kind.part is not kind for kind in (*results, *kinds)):
+            return True
+        return any(isinstance(arg, complex) for arg in pytree.tree_leaves((node.args, node.kwargs)))
+
     def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
         """Return why a call cannot be lowered, whatever its operation, or None."""
         if not results:
@@ -280,7 +292,7 @@ class _Capture:
             value = self.env.get(source)
             if isinstance(value, TensorValue) and value.reads_memory:
                 kinds.extend(self._types_of(source))
-        if any(k.is_opaque or k.part is not k for k in kinds):
+        if any(k.is_opaque for k in kinds):
             return "a type that only eager kernels compute with"
         if refused := may_refuse(node.target, node.args, node.kwargs):
             return refused

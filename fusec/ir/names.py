@@ -94,6 +94,10 @@ class Names:
         self._counts[name] = 0 if name != base else count
         return name
 
+    def release(self, name: str) -> None:
+        """Let another object have a name that ``new`` has returned, and nothing has used."""
+        del self._counts[name]
+
     def __call__(self, thing: Named, prefix: str = "") -> str:
         """Return the identifier of an object; at the first call, a new one from prefix and name."""
         name = self._given.get(thing)

@@ -149,7 +149,10 @@ def _is_empty(sample: SampleInput) -> bool:
 
 
 def copied(value: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return arguments with tensors of their own, strides kept; floating ones as ``dtype``."""
+    """Return arguments with tensors of their own, strides kept; floating ones as ``dtype``.
+
+    Complex ones get the complex type with parts of that type.
+    """
 
     def copy_one(tensor: torch.Tensor) -> torch.Tensor:
         plain = tensor.detach()
@@ -161,6 +164,8 @@ def copied(value: Any, dtype: torch.dtype | None = None) -> Any:
             result = memory.as_strided(tensor.shape, tensor.stride(), 0)
         if dtype is not None and tensor.is_floating_point():
             result = result.to(dtype)
+        if dtype is not None and tensor.is_complex():
+            result = result.to(dtype.to_complex())
         return result.detach().requires_grad_(tensor.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, copy_one, value)
@@ -181,9 +186,16 @@ def run_all(
     if not leaves or not roots:
         return Run(outputs, [])
     generator = torch.Generator().manual_seed(7)
-    cotangents = [torch.randn(r.shape, generator=generator).bfloat16().to(r.dtype) for r in roots]
+    cotangents = [_cotangent(r, generator) for r in roots]
     found = torch.autograd.grad(roots, leaves, cotangents, allow_unused=True)
     return Run(outputs, list(found))
+
+
+def _cotangent(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    made = torch.randn(like.shape, generator=generator).bfloat16().to(like.dtype)
+    if not like.is_complex():
+        return made
+    return made + 1j * torch.randn(like.shape, generator=generator).bfloat16().to(like.dtype)
 
 
 def all_calls(op: Callable[..., Any]) -> Callable[[list[Arguments]], list[Any]]:

@@ -4,7 +4,7 @@
 numbers are part of the program, like that of ``x * 0.5``: they are constants of the kernels that
 read them, so that neither an archive nor a program in C has to store the tensor. Where an eager
 kernel is the consumer, a kernel writes the tensor first. Types that kernels do not compute with
-(complex, ``float8``, ``uint16``) stay tensors.
+(``float8``, ``uint16``) stay tensors.
 
 Worked example: ``m = torch.tensor([0.5, 0.25, 0.25])`` is ``m[i0] = where(i0 < 1, 0.5, 0.25)``.
 """
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from fusec.frontend.ops.arithmetic import select
 from fusec.frontend.shapes import TensorType, from_torch_dtype
-from fusec.frontend.value import Value, make_axes, positions
-from fusec.ir.dtype import compute_type
+from fusec.frontend.value import ComplexValue, TensorValue, Value, make_axes, positions
+from fusec.ir.dtype import PART, compute_type
 from fusec.ir.expr import Const, Expr, IndexValue, cast, op
 from fusec.ir.index import index
 from fusec.ir.strides import contiguous_strides
@@ -35,7 +36,10 @@ LONGEST = 16
 """Largest number of elements; each that differs from the one before costs reads a comparison."""
 
 
-def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[float | int | bool, ...] | None:
+Literal: TypeAlias = "complex | float | int | bool"
+
+
+def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[Literal, ...] | None:
     """Return the row-major elements of a node that is a short literal tensor, or None."""
     readers = {user.target for user in node.users}
     if node.op != "get_attr" or not readers or not readers.issubset(LIFTS):
@@ -43,14 +47,22 @@ def numbers_of(node: fx.Node, gm: fx.GraphModule) -> tuple[float | int | bool, .
     value = operator.attrgetter(str(node.target))(gm)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    if not 0 < value.numel() <= LONGEST or from_torch_dtype(value.dtype).is_opaque:
+    kind = from_torch_dtype(value.dtype)
+    if not 0 < value.numel() <= LONGEST or PART.get(kind, kind).is_opaque:
         return None
     with unset_fake_temporarily():
         return tuple(value.flatten().tolist())
 
 
-def literal(kind: TensorType, numbers: Sequence[float | int | bool]) -> Value:
-    """Return a tensor with the given row-major elements, as an expression without a buffer."""
+def literal(kind: TensorType, numbers: Sequence[Literal]) -> TensorValue:
+    """Return a tensor with the given row-major elements, as expressions without a buffer."""
+    if kind.part is kind:
+        return _part(kind, numbers)
+    parts = ([complex(n).real for n in numbers], [complex(n).imag for n in numbers])
+    return ComplexValue(*(_part(kind.part, part) for part in parts))
+
+
+def _part(kind: TensorType, numbers: Sequence[Any]) -> Value:
     axes, wide = make_axes(kind.shape), compute_type(kind.dtype)
     steps = contiguous_strides(kind.shape)
     at = sum((i * s for i, s in zip(positions(axes), steps, strict=True)), index(0))

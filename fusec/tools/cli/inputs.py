@@ -47,6 +47,8 @@ DTYPES = {
     "i8": "int8",
     "u8": "uint8",
     "bool": "bool",
+    "c64": "complex64",
+    "c128": "complex128",
 }
 _TORCH_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 """Names of element types here -> in torch."""
@@ -91,6 +93,8 @@ class TensorInput:
         import torch  # as above
 
         dtype = getattr(torch, DTYPES[self.dtype])
+        if dtype.is_complex:
+            return torch.randn(self.shape, dtype=dtype)
         if dtype.is_floating_point:
             return torch.randn(self.shape).to(dtype)
         high = 2 if self.bound is None else self.bound

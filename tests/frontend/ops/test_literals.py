@@ -70,8 +70,13 @@ def test_longer_ones_are_constants() -> None:
     assert [extern.target for extern in captured.externs] == ["get_attr"]
 
 
-@pytest.mark.filterwarnings("ignore:Casting complex")
-@pytest.mark.parametrize("dtype", (torch.complex64, torch.uint16))
+def test_complex_ones_are_expressions() -> None:
+    captured = Captured(lambda x: x * torch.tensor([1j, 2 - 3j]))
+    assert captured(torch.ones(2)).tolist() == [1j, 2 - 3j]
+    assert captured.externs == []
+
+
+@pytest.mark.parametrize("dtype", (torch.uint16,))
 def test_those_of_types_that_kernels_do_not_compute_with_are_constants(dtype: torch.dtype) -> None:
     captured = Captured(lambda x: (torch.tensor([0, 1, 2], dtype=dtype), x + 1))
     found, _ = captured(torch.zeros(2))
