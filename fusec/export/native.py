@@ -173,6 +173,11 @@ def _refuse_others(program: HostProgram) -> None:
             problems.append(f"{item.name}: its elements are not one after another in memory")
         elif item is not None and not isinstance(item, Buffer | Size):
             problems.append(f"{item.name}: an input that is no tensor")
+    for held in (*program.graph.inputs, *argument_views(program.graph.outputs)):
+        if isinstance(held, Buffer | View) and held.form.has_bit:
+            problems.append(
+                f"a {held.form.value} view as input or result: resolve it (resolve_conj())"
+            )
     if problems:
         lines = [f"  {problem}" for problem in dict.fromkeys(problems)]
         lines[SHOWN:] = [f"  and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)

@@ -54,7 +54,7 @@ def write_of(call: Extern) -> NativeWrite | None:
             made = NativeWrite(into, part)
         case WriteInto(), "aten.index_copy_.default", (View() as into, int(axis), View() as places,
                                                    View() as part):  # fmt: skip
-            made = NativeWrite(into, part, axis % len(into.shape), places)
+            made = NativeWrite(into, part, axis % into.rank, places)
         case WriteInto(), "aten.index_put_.default", (
             View() as into,
             tuple(indices),
@@ -94,7 +94,8 @@ def _is_plain(write: NativeWrite) -> bool:
         whole = places.buffer.dtype is I64 and places.shape == (shape[write.axis],)
         if not whole or places.buffer is write.into.buffer:
             return False
-    same = tuple(shape) == write.part.shape and write.into.buffer.dtype is write.part.buffer.dtype
+    kinds = [(view.buffer.dtype, view.form) for view in (write.into, write.part)]
+    same = tuple(shape) == write.part.shape and kinds[0] == kinds[1]
     return same and write.into.buffer is not write.part.buffer
 
 

@@ -130,10 +130,10 @@ def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:
     whole = args[0]
     assert isinstance(whole, View)
     k = axis if isinstance(axis, int) else 0
-    rank = len(whole.shape) - whole.form.is_complex  # without the axis of the parts
+    k = k % whole.rank
     first = _integer(start, 0)
-    first = first + whole.shape[k % rank] if first.hint() < 0 else first
-    return Window(k % rank, first, _integer(step, 1) if is_slice else None)
+    first = first + whole.shape[k] if first.hint() < 0 else first
+    return Window(k, first, _integer(step, 1) if is_slice else None)
 
 
 def _integer(arg: Argument, default: int) -> Index:

@@ -26,6 +26,11 @@ class View:
     form: NumberForm = NumberForm.PLAIN
 
     @property
+    def rank(self) -> int:
+        """How many axes torch has: that of the parts is not one of them."""
+        return len(self.shape) - self.form.is_complex
+
+    @property
     def is_whole(self) -> bool:
         """Whether the view covers its whole buffer, with the buffer's own strides and form."""
         same = self.shape == self.buffer.shape and self.strides == self.buffer.strides

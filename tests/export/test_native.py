@@ -10,9 +10,12 @@ import pytest
 from fusec.errors import UsageError
 from fusec.export.native import Native, print_native
 from fusec.export.native_sizes import print_extent, print_formula
-from fusec.ir.extern import Fresh
+from fusec.export.native_writes import NativeWrite, write_of
+from fusec.ir.dtype import I64, NumberForm
+from fusec.ir.expr import Buffer
+from fusec.ir.extern import CopyInto, Fresh, WriteInto
 from fusec.ir.formula import Formula
-from fusec.ir.graph import Extern, Schedule
+from fusec.ir.graph import Extern, Schedule, View
 from fusec.ir.index import Size, index
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.memory.buffers import plan_host
@@ -61,6 +64,40 @@ def test_many_calls_of_torch_are_counted() -> None:
     ]
     with pytest.raises(UsageError, match=r"aten\.f11\n  and 2 more$"):
         printed(separate(graph((x,), tuple(calls), *made)))
+
+
+@pytest.mark.parametrize("form", NumberForm)
+def test_tensors_with_a_bit_are_refused(form: NumberForm) -> None:
+    z = Buffer("z", (index(4), index(2)), (index(2), index(1)), F32, form)
+    made = unary("y", z)
+    for outputs in ((whole(made.buffer),), (replace(whole(made.buffer), form=form),)):
+        schedule = separate(replace(graph((z,), (made,)), outputs=outputs))
+        if form.has_bit:
+            with pytest.raises(UsageError, match=f"a {form.value} view as input or result"):
+                printed(schedule)
+        else:  # C has a complex tensor as its parts
+            assert "argument f32 4 2\nresult f32 4 2" in printed(schedule).signature
+
+
+def test_writes_are_along_the_axes_that_torch_has() -> None:
+    z, part = (whole(buffer(name, 4, size, 2)) for name, size in (("z", 6), ("part", 1)))
+    places = whole(Buffer("places", (index(1),), (index(1),), I64))
+    other = buffer("other", 4, 6, 2)
+    complex_z, complex_part = (replace(view, form=NumberForm.COMPLEX) for view in (z, part))
+
+    def found(into: View, source: View) -> NativeWrite | None:
+        args = (into, -1, places, source)
+        effect = WriteInto(index(8))
+        return write_of(Extern("e", "aten.index_copy_.default", args, (), (), "", effect=effect))
+
+    made = found(complex_z, complex_part)
+    assert made is not None and made.axis == 1
+    assert found(complex_z, part) is None
+    copied = [
+        write_of(Extern("e", "aten.copy_.default", (z, source), (), (), "", effect=CopyInto()))
+        for source in (whole(other), replace(whole(other), form=NumberForm.NEGATIVE))
+    ]
+    assert copied == [NativeWrite(z, whole(other)), None]
 
 
 def test_places_and_the_signature_follow_from_sizes(golden: Callable[[str, str], None]) -> None:
