@@ -501,7 +501,8 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
     )
     if any(a.default and "value" not in a.tree for a in arguments):
         raise ValueError("tensors that may be left out")
-    if any(w.parameter and not wanted_of(w.spec, {})[0].is_floating_point for w in weights):
+    kinds = (wanted_of(w.spec, {})[0] for w in weights if w.parameter)
+    if not all(kind.is_floating_point or kind.is_complex for kind in kinds):
         raise ValueError("parameters that are no numbers with gradients")
     everything: tuple[Tensor | Weight, ...] = (*tensors, *weights)
     graph = tuple(_position(k, len(everything)) for k in found["graph"])

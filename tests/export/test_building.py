@@ -117,6 +117,29 @@ def test_it_trains_as_the_model_does(training: bytes, load: Any) -> None:
     assert own.norm.num_batches_tracked == 2
 
 
+class Turned(nn.Module):
+    """A product with complex weights; the result has the conjugate bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(values(8, dtype=torch.complex64))
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return (z * self.turn).conj()
+
+
+def test_complex_weights_and_arguments_are_those_of_the_model(load: Any) -> None:
+    torch._dynamo.reset()
+    z, own, expected = values(4, 8, dtype=torch.complex64), Turned(), Turned()
+    model = load(build(Turned(), Call((z,), {}, True), HERE), weights=own)
+    found, wanted = model(z), expected(z)
+    assert found.is_conj()
+    torch.testing.assert_close(found, wanted)
+    for result in (found, wanted):
+        result.abs().sum().backward()
+    torch.testing.assert_close(own.turn.grad, expected.turn.grad)
+
+
 def order(row: tuple[str, torch.Tensor]) -> int:
     return [name for name, _ in net().named_parameters()].index(row[0])
 
