@@ -57,6 +57,10 @@ REFUSED_BY_EAGER_ALONE = {
 """Operations that reject inputs which their compiled forms accept, and why that is left so."""
 
 
+WRONG_IF_COMPLEX = ("linalg.pinv", "pinverse")
+"""Operations that `aot_eager` computes wrongly, too (torch 2.13, 2026-11-26)."""
+
+
 COARSE = {
     "ldexp": 1e-1,
     "nn.functional.triplet_margin_loss": 2e-2,
@@ -94,10 +98,11 @@ def find_op(full_name: str) -> OpInfo | None:
 
 
 def dtypes_of(op: OpInfo) -> list[torch.dtype]:
-    """Return the types of a sweep: f32, a half type, i64 and bool, as far as they are supported."""
+    """Return the types of a sweep, as far as they are supported: f32, a half type, and others."""
     supported = op.supported_dtypes("cpu")
     half = next((t for t in (torch.bfloat16, torch.float16) if t in supported), None)
-    wanted = (torch.float32, half, torch.int64, torch.bool)
+    wanted = [torch.float32, half, torch.int64, torch.bool]
+    wanted += [] if op.name in WRONG_IF_COMPLEX else [torch.complex64]
     return [t for t in wanted if t in supported] or sorted(supported, key=str)[:1]
 
 

@@ -20,7 +20,7 @@ LOWERED, OUTSIDE, ELSEWHERE, NONE = "lowered", "outside graphs", "not on CPUs", 
 
 _SHORT = {
     "random numbers: a seed for each draw": "seeds",
-    "a type that only eager kernels compute with": "complex",
+    "a type that only eager kernels compute with": "other types",
 }
 """A reason -> what a cell says of all calls that have it."""
 
@@ -31,7 +31,7 @@ _INTRODUCTION = """# Operations
 Every operation of PyTorch's own table, `op_db` (torch {torch}), and what became of it in a graph
 of its own on a CPU: whether all of it was lowered to fusec's kernels, or which eager kernels run in
 it. `make test-all` compares each with eager: results, gradients, strides and errors, for f32, a
-half type, i64 and bool, contiguous and not, with scalars and without elements
+half type, i64, bool and c64, contiguous and not, with scalars and without elements
 (`tests/ops/op_db.py`). This page is made by `python -m tests.ops.op_db` from its f32 runs, or the
 first type that an operation has; the tests say when it is out of date.
 
@@ -41,12 +41,13 @@ Of the {trained} with a backward graph, {backward} have it lowered.
 - Larger products (`mm`, `bmm`) and attention are eager kernels on CPUs only (design.md, §4); the
   table's samples have a few rows and columns, and become sums in kernels.
 - `seeds`: one small eager kernel draws the seeds of random numbers; the draws are lowered.
-- `complex`: tensors of a type that only eager kernels compute with.
+- `other types`: tensors of a type that only eager kernels compute with: `float8`, `complex32`.
 - `outside graphs`: Dynamo ends its graph there, for the size of the result depends on data, say.
 - A tensor without elements is left to the eager kernel; that is not counted.
 
 What is not compared: values of uninitialised tensors (`empty` and its like) and of random draws
-(`tests/ops/test_random.py` looks at those); and errors of these operations:
+(`tests/ops/test_random.py` looks at those); `pinv` of complex matrices
+(numerics.md); and errors of these operations:
 
 {refused}
 
