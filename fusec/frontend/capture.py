@@ -270,7 +270,7 @@ class _Capture:
         kinds = (kind for source in node.all_input_nodes for kind in self._types_of(source))
         if any(kind.part is not kind for kind in (*results, *kinds)):
             return True
-        return any(isinstance(arg, complex) for arg in pytree.tree_leaves((node.args, node.kwargs)))
+        return any(isinstance(arg, complex) for arg in (*node.args, *node.kwargs.values()))
 
     def _obstacle(self, node: fx.Node, results: tuple[TensorType, ...]) -> str | None:
         """Return why a call cannot be lowered, whatever its operation, or None."""

@@ -73,7 +73,7 @@ class TensorType:
     """The traced type of a tensor: shape and strides (in elements), element type, device.
 
     Attributes:
-        is_strided: it has plain memory, in one of ``Form``: it is not sparse or quantised.
+        is_strided: it has plain memory, in a ``NumberForm``: it is not sparse or quantised.
     """
 
     shape: tuple[Index, ...]
@@ -110,7 +110,7 @@ class TensorType:
 
 
 def _has_a_form(value: torch.Tensor) -> bool:
-    """Return False for a tensor with a bit that no ``Form`` has."""
+    """Return False for a tensor with a bit that no ``NumberForm`` has."""
     if value.is_neg():
         return value.dtype in (torch.float32, torch.float64)
     return not value.is_conj() or value.dtype in (torch.complex64, torch.complex128)
