@@ -240,6 +240,14 @@ def test_writes_into_inputs() -> None:
     check(fn, numbers(3, 4), values(3, 4), left=("copy_.default",))
 
 
+def test_strided_window_of_a_computed_conjugate() -> None:
+    def fn(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        there = torch.as_strided((z * 2).conj(), (2, 3), (3, 2), 1)
+        return there, there * 1
+
+    check(fn, numbers(9), left=("as_strided.default",))
+
+
 FORMS = {
     "conj": lambda z: z.conj(),
     "imag of conj": lambda z: z.conj().imag,

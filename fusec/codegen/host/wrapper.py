@@ -75,7 +75,7 @@ from fusec.ir.program import Program
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
     "mkldnn", "ops", "float", "min", "add_product", "_", "view_as_real", "view_as_complex",
-    "conjugated", "negated", "negative",
+    "unconjugated", "conjugated", "negated", "negative",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range"}
@@ -395,7 +395,7 @@ def _received(buffer: Buffer, text: str) -> str:
         case NumberForm.NEGATIVE:
             return f"negated({text})"
         case NumberForm.COMPLEX:
-            return f"{text}.resolve_conj()"
+            return f"unconjugated({text})"
         case NumberForm.CONJUGATE:
             return f"conjugated({text})"
 

@@ -68,6 +68,11 @@ def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         raise RuntimeError(
             f"an eager kernel returned strides {tensor.stride()}, {strides} were traced"
         )
+    return _copied(tensor, strides)
+
+
+def _copied(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a copy without a negative or conjugate bit, which has the strides in any case."""
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
 
@@ -93,14 +98,19 @@ def _adds_in_f32(dtype: torch.dtype) -> bool:
     return torch.version.hip is None and not in_f16
 
 
+def unconjugated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor without the conjugate bit, copied only if it has it."""
+    return _copied(tensor, tensor.stride()) if tensor.is_conj() else tensor
+
+
 def conjugated(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor with the conjugate bit, copied only if it has none."""
-    return tensor if tensor.is_conj() else tensor.conj_physical().conj()
+    return tensor if tensor.is_conj() else _copied(tensor.conj(), tensor.stride()).conj()
 
 
 def negated(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the negative bit, copied only if it has none."""
-    return tensor if tensor.is_neg() else negative(tensor.neg())
+    return tensor if tensor.is_neg() else negative(_copied(negative(tensor), tensor.stride()))
 
 
 negative = torch.ops.aten._neg_view.default
@@ -173,6 +183,7 @@ def bind(
         "add_product": add_product,
         "view_as_real": torch.view_as_real,
         "view_as_complex": torch.view_as_complex,
+        "unconjugated": unconjugated,
         "conjugated": conjugated,
         "negated": negated,
         "negative": negative,

@@ -31,12 +31,20 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program
 from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.memory.buffers import plan_host
-from fusec.runtime.calls.executable import add_product, bind, restride
+from fusec.runtime.calls.executable import (
+    add_product,
+    bind,
+    conjugated,
+    negated,
+    restride,
+    unconjugated,
+)
 from fusec.runtime.calls.outside import NOTHING
 from tests.fuzz.graphs import Example
 from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import axes, buffer, f32, graph, load, whole
 from tests.passes.pipelines import BOUNDED, random_graphs
+from tests.support import values
 
 
 @dataclass(eq=False)
@@ -498,6 +506,16 @@ def test_input_without_the_traced_bit_gets_it(form: NumberForm) -> None:
     torch.testing.assert_close(made, x, rtol=0, atol=0)
     if form is NumberForm.COMPLEX:
         assert not call([x.conj()])[0].is_conj()
+
+
+@pytest.mark.parametrize("change", (conjugated, unconjugated, negated))
+def test_tensor_whose_bit_is_changed_keeps_its_strides(change: Any) -> None:
+    every_other = values(4, 6, dtype=torch.complex64)[:, ::2]
+    x = {conjugated: every_other, unconjugated: every_other.conj(), negated: every_other.real}
+    made = change(x[change])
+    assert made.stride() == x[change].stride()
+    assert (made.is_conj(), made.is_neg()) == (change is conjugated, change is negated)
+    torch.testing.assert_close(made, x[change], rtol=0, atol=0)
 
 
 def test_memory_of_a_complex_result_is_complex() -> None:
