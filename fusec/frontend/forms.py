@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from fusec.errors import Unsupported
 from fusec.frontend.value import ComplexValue, TensorValue, Value, make_axes, positions
 from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Expr, IndexValue, Load, Op, Select, op
@@ -24,8 +25,15 @@ _ONE, _PARTS = index(1), index(2)
 
 
 def form_of(traced: torch.Tensor) -> NumberForm:
-    """Return the form of a traced tensor."""
+    """Return the form of a traced tensor.
+
+    Raises:
+        Unsupported: for a complex tensor with the negative bit. Eager makes none; AOTAutograd does
+            of a write to the imaginary part of a conjugate, and expects it of what is returned.
+    """
     if traced.dtype in COMPLEX:
+        if traced.is_neg():
+            raise Unsupported("a complex tensor with the negative bit")
         return NumberForm.CONJUGATE if traced.is_conj() else NumberForm.COMPLEX
     return NumberForm.NEGATIVE if traced.is_neg() else NumberForm.PLAIN
 

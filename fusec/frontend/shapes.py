@@ -110,10 +110,9 @@ class TensorType:
 
 
 def _has_a_form(value: torch.Tensor) -> bool:
-    """Return False for a tensor with a bit that no ``NumberForm`` has."""
-    if value.is_neg():
-        return value.dtype in (torch.float32, torch.float64)
-    return not value.is_conj() or value.dtype in (torch.complex64, torch.complex128)
+    """Return False for a tensor with a bit of a type that kernels do not compute with."""
+    known = value.dtype.to_real() in (torch.float32, torch.float64)
+    return known or not (value.is_conj() or value.is_neg())
 
 
 class SizeMap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fusec.errors import Unsupported
 from fusec.frontend.forms import form_of, in_memory, interleaved, of_memory, part, without_bit
 from fusec.frontend.value import ComplexValue, Value, is_whole, whole
 from fusec.ir.dtype import F32, NumberForm
@@ -23,6 +24,11 @@ def shown(value: Value | ComplexValue) -> list[str]:
 def test_form_is_read_off_a_tensor() -> None:
     tensors = (Z.real.clone(), Z.conj().imag, Z, Z.conj(), Z.conj().conj())
     assert list(map(form_of, tensors)) == [*NumberForm, NumberForm.COMPLEX]
+
+
+def test_complex_tensors_have_no_negative_bit() -> None:
+    with pytest.raises(Unsupported, match="a complex tensor with the negative bit"):
+        form_of(torch._neg_view(Z))
 
 
 def test_value_under_a_bit_is_computed_from_memory() -> None:

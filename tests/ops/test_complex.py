@@ -248,6 +248,31 @@ def test_strided_window_of_a_computed_conjugate() -> None:
     check(fn, numbers(9), left=("as_strided.default",))
 
 
+def test_writes_through_the_imaginary_part_of_a_conjugate() -> None:
+    """Such a graph runs as eager kernels: in the trace, complex tensors have the negative bit."""
+
+    def fn(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = z * 1.5
+        y.conj().imag.mul_(2)
+        return y.mT, y
+
+    torch._dynamo.reset()
+    z = numbers(3, 4)
+    for made, expected in zip(torch.compile(fn, backend="fusec")(z), fn(z), strict=True):
+        torch.testing.assert_close(made.resolve_neg(), expected)
+
+
+@pytest.mark.parametrize("writes", (False, True))
+def test_complex_input_with_the_negative_bit(writes: bool) -> None:
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return z.mul_(2j) + 1 if writes else z * 2j
+
+    made, expected = (torch._neg_view(numbers(4)) for _ in range(2))
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(fn, backend="fusec")(made), fn(expected))
+    torch.testing.assert_close(made, expected)
+
+
 FORMS = {
     "conj": lambda z: z.conj(),
     "imag of conj": lambda z: z.conj().imag,
