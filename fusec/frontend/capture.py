@@ -254,6 +254,8 @@ class _Capture:
             for position, (item, part) in enumerate(zip(made, traced, strict=True)):
                 self._own(item, part, (held[0], position))
             return
+        if made is None:
+            return  # a gradient that is not wanted
         memory = in_memory(made, form_of(traced))
         buffer = memory.buffer
         if buffer is not None and is_whole(memory):

@@ -14,7 +14,7 @@ from fusec.frontend.capture import capture
 from fusec.ir.graph import Extern
 from fusec.ir.text import print_graph
 from tests.frontend.tracing import traced
-from tests.support import BACKEND, values
+from tests.support import BACKEND, TRAINED, check, values
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about fusec's own kernels")
 
@@ -91,6 +91,54 @@ def test_only_where_no_library_may_be_called(name: str) -> None:
         graph, _ = capture(gm, "g", GraphBuilder(alone=alone))
         calls = [node.target for node in graph.nodes if isinstance(node, Extern)]
         assert calls == [] if alone else ["aten.convolution.default"]
+
+
+LINES: dict[str, dict[str, Any]] = {
+    "both sides": {"padding": 3},
+    "causal": {"padding": 6},
+    "no padding": {},
+    "apart": {"padding": 6, "dilation": 2},
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+@pytest.mark.parametrize("settings", LINES)
+@TRAINED
+def test_a_depthwise_convolution_along_one_axis_is_a_kernel_and_its_gradients_too(
+    settings: str, dtype: torch.dtype, train: bool
+) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.conv1d(F.glu(x, 1), w, b, groups=6, **LINES[settings]))
+
+    inputs = values(2, 12, 37), values(6, 1, 7, seed=2), values(6, seed=3)
+    check(fn, *(one.to(dtype) for one in inputs), train=train, left=())
+
+
+def test_gradients_that_nobody_wants_are_not_computed() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, w, None, padding=3, groups=6)
+
+    for frozen in (0, 1):
+        inputs = values(2, 6, 37), values(6, 1, 7, seed=2)
+        own = [one.requires_grad_(k != frozen) for k, one in enumerate(inputs)]
+        torch._dynamo.reset()
+        result = torch.compile(fn, backend="fusec", fullgraph=True)(*own)
+        wanted = fn(*own)
+        (found,) = torch.autograd.grad(result, own[1 - frozen], torch.ones_like(result))
+        (expected,) = torch.autograd.grad(wanted, own[1 - frozen], torch.ones_like(wanted))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ("stride", "two for each", "channels in a row", "groups of two"))
+def test_the_library_convolves_where_elements_lie_apart(kind: str) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, w, stride=2 if kind == "stride" else 1, groups=6 // w.shape[1])
+
+    x = values(2, 37, 6).transpose(1, 2) if kind == "channels in a row" else values(2, 6, 37)
+    w = values(12 if kind == "two for each" else 6, 2 if kind == "groups of two" else 1, 7, seed=2)
+    graph, _ = capture(traced(fn, x, w), "g", GraphBuilder())
+    assert [call.target for call in graph.externs] == ["aten.convolution.default"]
 
 
 def test_the_notation_is_a_sum_over_channels_and_places(golden: Callable[[str, str], None]) -> None:
