@@ -114,13 +114,13 @@ class Options:
     )
     descriptors: str = _option(
         "auto",
-        "copy tiles by TMA descriptors: always, never, or auto, where timed faster",
+        "copy tiles by TMA descriptors: always, never, or auto, where a rule or a race prefers it",
         changes_code=True,
         choices=("auto", "always", "never"),
     )
     roles: str = _option(
         "auto",
-        "warp specialization (sm_90): cooperative, pingpong, never, or auto, where timed faster",
+        "warp specialization (sm_90): cooperative, pingpong, never, or auto, by a rule or a race",
         changes_code=True,
         choices=("auto", "cooperative", "pingpong", "never"),
     )
