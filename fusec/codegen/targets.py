@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen.cpp.pairs import PAIRS
+from fusec.codegen.cpp.pairs import CPP_FLAT
 from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form
-from fusec.codegen.triton.rules import GUARDS
+from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
@@ -73,7 +73,7 @@ CPP = Codegen(
     lambda kernel, machine: None,
     print_entries,
     CPP_FORM,
-    PAIRS,
+    CPP_FLAT,
     overwritable=overwritable,
     run_bytes=1 << 18,
     async_build=True,
@@ -93,7 +93,7 @@ TRITON = Codegen(
     split_loop,
     _print_each,
     FORM,
-    GUARDS,
+    TRITON_FLAT,
     multiple=MULTIPLE,
 )
 
@@ -166,7 +166,7 @@ from 4 GiB on (8192 x 4096 x 32000 in bf16, H100, 2026-11-26). A sum of products
 # TFLOP/s, limited by power; rates from races between fusec's plans and the library's calls
 # (docs/decisions/plans-by-rule.md). Its memory, 4.3 TB/s, is an H200's: a device's own rate, and
 # its number of multiprocessors, replace the row's (``find_target``).
-H200_MACHINE = Machine(
+HOPPER_MACHINE = Machine(
     bytes_per_us=4.3e6,
     operations_per_us=3.0e7,
     launch_us=4.0,
@@ -201,12 +201,12 @@ A100_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
 )
-_UNMEASURED = replace(
-    H200_MACHINE, products_per_us=3.95e8, rates=ProductRates(), tiles=TileTuning()
+_HOPPER_UNMEASURED = replace(
+    HOPPER_MACHINE, products_per_us=3.95e8, rates=ProductRates(), tiles=TileTuning()
 )
-"""What an H100 measured holds for it alone."""
+"""As Hopper, without what only an H100 measured."""
 B200_MACHINE = replace(
-    _UNMEASURED, sm=replace(H200_MACHINE.sm, group_registers=0, issue_budget=4.9)
+    _HOPPER_UNMEASURED, sm=replace(HOPPER_MACHINE.sm, group_registers=0, issue_budget=4.9)
 )
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
@@ -222,7 +222,7 @@ RTX_5090_MACHINE = replace(
     ),
 )
 MI300_MACHINE = replace(
-    _UNMEASURED, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
+    _HOPPER_UNMEASURED, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
 )
 
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
@@ -233,7 +233,7 @@ TARGETS = {
     for target in (
         Target("cpu", CPU_MACHINE, CPP, libraries=True, formats=True),
         Target("sm_80", A100_MACHINE, TRITON, _NVIDIA),
-        Target("sm_90", H200_MACHINE, TRITON, _NVIDIA),
+        Target("sm_90", HOPPER_MACHINE, TRITON, _NVIDIA),
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),
         Target("sm_120", RTX_5090_MACHINE, TRITON, _NVIDIA),
         Target("gfx942", MI300_MACHINE, TRITON, _AMD),

@@ -401,7 +401,11 @@ def target_for(device: torch.device, options: Options) -> Target:
 
 
 def features_of(device: torch.device | None) -> dict[str, Any]:
-    """Return what of a device, if its own target is meant, and of torch adapts a target's row."""
+    """Return the properties of torch's settings, and of a device, that ``find_target`` takes.
+
+    Args:
+        device: whose own target is meant; None for a target that was named.
+    """
     here = {
         "vector_width": cpp_kernel.vector_width(),
         "tiles": cpp_kernel.has_tiles(),

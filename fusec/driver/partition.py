@@ -46,7 +46,13 @@ from fusec.frontend.aliasing.snapshots import drop_snapshots, take_snapshots
 from fusec.frontend.capture import NodeDefinitions
 from fusec.frontend.fallbacks import draws_random_numbers, is_product, named_arguments
 from fusec.frontend.fx_passes.equal_calls import share_equal_calls
-from fusec.frontend.fx_passes.fx_nodes import count_bytes, count_elements, hint_of, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import (
+    count_bytes,
+    count_elements,
+    hint_of,
+    is_tangent,
+    tensor_of,
+)
 from fusec.frontend.origin import name_by_forward
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.expr import Cast, Load, Op, loads, reach, reductions
@@ -190,7 +196,7 @@ def _source(node: fx.Node, nodes: NodeDefinitions) -> fx.Node:
 def _is_converted_input(node: fx.Node) -> bool:
     """Return True for a matrix that is a copy of an input in 16 bits, as autocast's weights are."""
     source = node.args[0] if node.target is aten._to_copy.default else None
-    if not isinstance(source, fx.Node) or source.op != "placeholder" or _is_tangent(source):
+    if not isinstance(source, fx.Node) or source.op != "placeholder" or is_tangent(source):
         return False
     value = tensor_of(node)
     if value is None or value.dim() < 2:
@@ -322,13 +328,9 @@ def _size(node: fx.Node) -> int:
 # -- gradients in the forward ----------------------------------------------------------------------
 
 
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)
-
-
 def _tangent_users(joint: fx.Graph) -> set[fx.Node]:
     """Return the tangents, and the nodes that depend on one."""
-    return set(reach(filter(_is_tangent, joint.nodes), lambda node: node.users))
+    return set(reach(filter(is_tangent, joint.nodes), lambda node: node.users))
 
 
 def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> list[fx.Node] | None:

@@ -18,13 +18,13 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.cpp.pairs import PAIRS
+from fusec.codegen.cpp.pairs import CPP_FLAT
 from fusec.codegen.cpp.vector_tiles import CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
-from fusec.codegen.triton.rules import GUARDS
+from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
@@ -579,7 +579,7 @@ LOWER = (
 def all_stages() -> Iterator[Stage]:
     """Yield every stage in order; ``contract`` comes behind the stages of its inner list."""
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, *PAIRS, *GUARDS, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
+    programs = (*KERNEL, *CPP_FLAT, *TRITON_FLAT, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner

@@ -32,7 +32,7 @@ from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
 from fusec.frontend.effects import effect_of
 from fusec.frontend.fallbacks import is_impure, reason_for, written_arguments
-from fusec.frontend.forms import form_of, in_memory, of_memory
+from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
@@ -65,12 +65,12 @@ from fusec.torch_interior import pytree
 
 aten = torch.ops.aten
 
-_RULES = (
+_RULE_MODULES = (
     "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
     "indexing", "interpolation", "pointwise", "pooling", "random", "reductions", "scans",
     "scatters", "views",
 )  # fmt: skip
-for _module in _RULES:  # importing one registers its lowerings
+for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
@@ -165,7 +165,7 @@ class _Capture:
         """Return the buffer of a tensor that the graph is given, which becomes its node's value."""
         form = form_of(node.meta["val"])
         buffer = self.lines.buffer(node.name, self._memory(node.meta["val"]), form)
-        self.env[node] = of_memory(whole(buffer), form)
+        self.env[node] = value_of_memory(whole(buffer), form)
         self.operands.owners[buffer] = self.operands.foreign[buffer] = value
         return buffer
 
@@ -256,7 +256,7 @@ class _Capture:
             return
         if made is None:
             return  # a gradient that is not wanted
-        memory = in_memory(made, form_of(traced))
+        memory = memory_of_value(made, form_of(traced))
         buffer = memory.buffer
         if buffer is not None and is_whole(memory):
             self.operands.owners.setdefault(buffer, traced)
@@ -270,7 +270,7 @@ class _Capture:
     def _is_complex(self, node: fx.Node, results: tuple[TensorType, ...]) -> bool:
         """Return True if an operand or a result is complex."""
         kinds = (kind for source in node.all_input_nodes for kind in self._types_of(source))
-        if any(kind.part is not kind for kind in (*results, *kinds)):
+        if any(kind.is_complex for kind in (*results, *kinds)):
             return True
         return any(isinstance(arg, complex) for arg in (*node.args, *node.kwargs.values()))
 
@@ -352,7 +352,7 @@ class _Capture:
             outputs: tuple[Buffer | None, ...] = ()
             result: Any = self.env[node.args[0]]  # type: ignore[index]
             many = False
-            memory = in_memory(result, form_of(node.meta["val"]))
+            memory = memory_of_value(result, form_of(node.meta["val"]))
             if memory.buffer is not None and is_whole(memory):
                 self.held[memory.buffer] = node.name, None
         else:
@@ -363,7 +363,9 @@ class _Capture:
             for position, buffer in enumerate(outputs):
                 if buffer is not None:
                     self.held[buffer] = node.name, position if many else None
-            wrapped = tuple(None if b is None else of_memory(whole(b), b.form) for b in outputs)
+            wrapped = tuple(
+                None if b is None else value_of_memory(whole(b), b.form) for b in outputs
+            )
             result = dict(zip(keys, wrapped, strict=True)) if keys else wrapped
             result = result if many else wrapped[0]
             if isinstance(value, torch.SymInt):
@@ -382,7 +384,7 @@ class _Capture:
                 effect_of(node.target, args, kwargs, self._packed(node)),
                 is_impure(node),
                 many,
-                () if lowering is None else self._meaning(node, outputs, lowering),
+                () if lowering is None else self._decomposition(node, outputs, lowering),
                 self._bound_sizes(values if outputs else [value]),
             )
         )
@@ -395,7 +397,7 @@ class _Capture:
             for library, held in node.meta.get(PACKED, {}).items()
         }
 
-    def _meaning(
+    def _decomposition(
         self, node: fx.Node, outputs: tuple[Buffer | None, ...], lowering: Lowering
     ) -> tuple[Def, ...]:
         """Return the decomposition of a kept call.
@@ -512,7 +514,7 @@ class NodeDefinitions(_Capture):
                 form = NumberForm.COMPLEX if form_of(value).is_complex else NumberForm.PLAIN
                 buffer = self.lines.buffer(node.name, self._memory(value), form)
                 self.node_of[buffer] = node
-                return of_memory(whole(buffer), form)
+                return value_of_memory(whole(buffer), form)
         except Unsupported:
             pass
         return Opaque(node)

@@ -99,7 +99,10 @@ def product(x: Parts, y: Parts) -> Parts:
 
 
 def quotient(x: Parts, y: Parts) -> Parts:
-    """Return x / y by the quotient of y's parts, which is at most 1; of y = 0 infinities or NaN."""
+    """Return x / y by Smith's method, with the quotient of y's parts that is at most 1.
+
+    For y = 0 each part is infinite or NaN.
+    """
     (a, b), (c, d) = x.both, y.both
     wide = op("ge", op("abs", c), op("abs", d))
     long, short = (c, d) if y.im is None else (Select(wide, c, d), Select(wide, d, c))

@@ -20,7 +20,7 @@ from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Expr, IndexValue, Load, Op, Select, op
 from fusec.ir.index import Index, index
 
-COMPLEX = (torch.complex64, torch.complex128)
+COMPLEX_DTYPES = (torch.complex64, torch.complex128)
 _ONE, _PARTS = index(1), index(2)
 
 
@@ -31,7 +31,7 @@ def form_of(traced: torch.Tensor) -> NumberForm:
         Unsupported: for a complex tensor with the negative bit. Eager makes none; AOTAutograd does
             of a write to the imaginary part of a conjugate, and expects it of what is returned.
     """
-    if traced.dtype in COMPLEX:
+    if traced.dtype in COMPLEX_DTYPES:
         if traced.is_neg():
             raise Unsupported("a complex tensor with the negative bit")
         return NumberForm.CONJUGATE if traced.is_conj() else NumberForm.COMPLEX
@@ -43,7 +43,7 @@ def without_bit(form: NumberForm) -> NumberForm:
     return NumberForm.COMPLEX if form.is_complex else NumberForm.PLAIN
 
 
-def of_memory(memory: Value, form: NumberForm) -> TensorValue:
+def value_of_memory(memory: Value, form: NumberForm) -> TensorValue:
     """Return the value of a tensor, given what is in its memory."""
     match form:
         case NumberForm.PLAIN:
@@ -56,8 +56,8 @@ def of_memory(memory: Value, form: NumberForm) -> TensorValue:
             return ComplexValue(part(memory, 0), negated(part(memory, 1)))
 
 
-def in_memory(value: TensorValue, form: NumberForm) -> Value:
-    """Return what is in the memory of a tensor of a value: the inverse of ``of_memory``."""
+def memory_of_value(value: TensorValue, form: NumberForm) -> Value:
+    """Return what is in the memory of a tensor of a value: the inverse of ``value_of_memory``."""
     if isinstance(value, Value):
         return negated(value) if form is NumberForm.NEGATIVE else value
     return interleaved(value.re, negated(value.im) if form is NumberForm.CONJUGATE else value.im)
@@ -81,7 +81,10 @@ def part(memory: Value, which: int) -> Value:
 
 
 def interleaved(re: Value, im: Value) -> Value:
-    """Return two parts as one tensor with an axis of the parts: of memory, that memory's window."""
+    """Return two parts as one tensor with an axis of the parts.
+
+    If they are neighbours in one buffer, it is a window of that, without a copy.
+    """
     axes = make_axes((*re.shape, _PARTS))
     *at, which = positions(axes)
     first, second = re.at(tuple(at)), im.at(tuple(at))

@@ -17,7 +17,7 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import GraphBuilder
-from fusec.frontend.forms import form_of, in_memory, of_memory, without_bit
+from fusec.frontend.forms import form_of, memory_of_value, value_of_memory, without_bit
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import (
@@ -184,12 +184,12 @@ class Operands:
         return self._shared(value, traced) or self._window(value, traced, form_of(traced))
 
     def _window(self, value: TensorValue, traced: torch.Tensor, form: NumberForm) -> View | None:
-        return strided_window(in_memory(value, form), self.lines.sizes.tensor(traced), form)
+        return strided_window(memory_of_value(value, form), self.lines.sizes.tensor(traced), form)
 
     def _shared(self, value: TensorValue, traced: torch.Tensor) -> View | None:
         """Return the view if the traced tensor shares its buffer's storage, else None."""
         form = form_of(traced)
-        buffer = in_memory(value, form).buffer
+        buffer = memory_of_value(value, form).buffer
         owner = None if buffer is None else self.owners.get(buffer)
         if buffer is None or owner is None:
             return None
@@ -225,13 +225,13 @@ class Operands:
         strides = tuple(ONE if s is ZERO else s for s in kind.strides)
         compact = replace(kind, shape=shape, strides=strides)
         buffer = self.lines.buffer(node.name, compact, form)
-        stored = self.lines.define(buffer, in_memory(value, form).at, origin_of(node))
+        stored = self.lines.define(buffer, memory_of_value(value, form).at, origin_of(node))
         axes = make_axes(kind.shape)
         at = broadcast(positions(axes), shape)
         spread = Value(kind.shape, kind.dtype, axes, stored.at(at))
         if shape == kind.shape and form is form_of(traced):
             self.owners[buffer] = traced
-        return of_memory(spread, form), View(buffer, kind.shape, kind.strides, ZERO, form)
+        return value_of_memory(spread, form), View(buffer, kind.shape, kind.strides, ZERO, form)
 
     # -- aliasing ---------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Operands:
 
     def _buffer_of(self, node: fx.Node) -> Buffer | None:
         """Return the buffer in which the memory of a node's tensor is a window, or None."""
-        return in_memory(self.env[node], form_of(node.meta["val"])).buffer
+        return memory_of_value(self.env[node], form_of(node.meta["val"])).buffer
 
     def _note_reader(self, node: fx.Node) -> None:
         value = self.env[node]

@@ -88,14 +88,18 @@ class TensorType:
         return not self.is_strided or self.part.dtype.is_opaque
 
     @property
+    def is_complex(self) -> bool:
+        return self.dtype in PART
+
+    @property
     def part(self) -> TensorType:
         """One part of a complex tensor, as a tensor beside the other; any other tensor itself."""
-        return replace(self, dtype=PART[self.dtype]) if self.dtype in PART else self
+        return replace(self, dtype=PART[self.dtype]) if self.is_complex else self
 
     @property
     def memory(self) -> TensorType:
         """The tensor in memory, where the parts of a complex one have an axis."""
-        if self.dtype not in PART:
+        if not self.is_complex:
             return self
         strides = (*(stride * 2 for stride in self.strides), index(1))
         return replace(self.part, shape=(*self.shape, index(2)), strides=strides)
@@ -109,8 +113,8 @@ class TensorType:
         )
 
 
-def _has_a_form(value: torch.Tensor) -> bool:
-    """Return False for a tensor with a bit of a type that kernels do not compute with."""
+def _bit_is_supported(value: torch.Tensor) -> bool:
+    """Return True unless the conjugate or negative bit is set on a type that no kernel computes."""
     known = value.dtype.to_real() in (torch.float32, torch.float64)
     return known or not (value.is_conj() or value.is_neg())
 
@@ -157,7 +161,7 @@ class SizeMap:
             tuple(self.index(n, stride=True) for n in value.stride()),
             from_torch_dtype(value.dtype),
             value.device,
-            _has_a_form(value),
+            _bit_is_supported(value),
         )
 
     def _convert(self, expr: Any, env: Any, stride: bool = False) -> Index:

@@ -79,7 +79,7 @@ class StandIns:
 
     def _loaded(self, load: Load, found: Mapping[Expr, Parts]) -> Parts:
         if any(child in found for child in load.children):
-            raise Unsupported("a load where complex numbers say")
+            raise Unsupported("an index computed from complex numbers")
         meant = self._meant[load.buffer]
         re, im = (x.at(load.indices, load.guard) for x in (meant.re, meant.im))
         return Parts(re, im)

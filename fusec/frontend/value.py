@@ -120,5 +120,5 @@ def broadcast(indices: tuple[Index, ...], shape: tuple[Index, ...]) -> tuple[Ind
     for i, extent in zip(aligned, shape, strict=True):
         axis = None if extent.is_constant else i.as_axis()
         if axis is not None and axis.extent is not extent and not is_in_range(i, extent):
-            raise Unsupported("sizes that are compared when it runs")
+            raise Unsupported("sizes whose equality is known only at run time")
     return tuple(ZERO if e is ONE else i for i, e in zip(aligned, shape, strict=True))

@@ -62,7 +62,7 @@ INT32_MAX = 2**31 - 1
 
 PART: dict[DType, DType] = {C64: F32, C128: F64}
 """Complex type -> the type of its two parts, in which memory and arithmetic have it."""
-COMPLEX: dict[DType, DType] = {part: whole for whole, part in PART.items()}
+COMPLEX_OF: dict[DType, DType] = {part: whole for whole, part in PART.items()}
 
 
 class NumberForm(enum.Enum):

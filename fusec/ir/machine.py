@@ -296,9 +296,9 @@ class TileTuning:
     half the slots each, and the warp that loads serves one at a time: 1.3 to 2.0 times as long as
     tiles that all warps load (six products, H100, 2026-11-26)."""
     team_gain: float = 1.2
-    """Speed of the first team over that of all warps, where both fill their turns (1.20 to 1.36,
+    """Speed of the first team over that of all warps, where both fill their waves (1.20 to 1.36,
     five products, and 1.10 with two accumulators; H100, 2026-11-26)."""
-    team_turns: int = 2
+    team_waves: int = 2
     """Least tiles of a program with roles by rule: else nothing is loaded beside an epilogue."""
     nested_teams: tuple[Team, ...] = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
     """Of nested products: their ``sides`` are rows, and terms of an iteration."""

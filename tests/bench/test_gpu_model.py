@@ -17,7 +17,7 @@ from bench.gpu_model import (
     summary,
     target_of,
 )
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.passes.schedule import gpu_plans
 from tests.passes.schedule.flat import attention, products
 
@@ -26,9 +26,9 @@ ROLES = "128x256x64 warps=8 stages=3 descriptors cooperative programs=132"
 
 
 def test_the_text_of_a_plan_is_its_tiles_and_tunables() -> None:
-    plan, *_ = gpu_plans(products(8192, 4096, 1024), H200_MACHINE)
+    plan, *_ = gpu_plans(products(8192, 4096, 1024), HOPPER_MACHINE)
     assert plan_text(plan) == ROLES
-    plan, *_ = gpu_plans(attention(512, 1, 4096, 128), H200_MACHINE)
+    plan, *_ = gpu_plans(attention(512, 1, 4096, 128), HOPPER_MACHINE)
     assert plan_text(plan) == "32x128 warps=8 stages=1"
 
 

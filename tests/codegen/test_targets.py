@@ -118,7 +118,7 @@ class Properties:
 
 
 def test_a_device_has_its_own_multiprocessors_and_memory() -> None:
-    """Programs that stay are as many as multiprocessors: 132 would take two turns of 114."""
+    """Programs that stay are as many as multiprocessors: 132 would take two waves of 114."""
     found = {
         name: find_target("sm_90", **gpu_features(facts))
         for name, facts in (

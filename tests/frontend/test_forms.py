@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.forms import form_of, in_memory, interleaved, of_memory, part, without_bit
+from fusec.frontend.forms import (
+    form_of,
+    interleaved,
+    memory_of_value,
+    part,
+    value_of_memory,
+    without_bit,
+)
 from fusec.frontend.value import ComplexValue, Value, is_whole, whole
 from fusec.ir.dtype import F32, NumberForm
 from fusec.ir.graph import Extern, OwnTensor, View
@@ -33,16 +40,16 @@ def test_complex_tensors_have_no_negative_bit() -> None:
 
 def test_value_under_a_bit_is_computed_from_memory() -> None:
     memory = whole(buffer("z", 8, 2))
-    assert shown(of_memory(memory, NumberForm.PLAIN)) == ["z[i0, i1]"]
-    assert shown(of_memory(memory, NumberForm.NEGATIVE)) == ["neg(z[i0, i1])"]
-    assert shown(of_memory(memory, NumberForm.COMPLEX)) == ["z[i0, 0]", "z[i0, 1]"]
-    assert shown(of_memory(memory, NumberForm.CONJUGATE)) == ["z[i0, 0]", "neg(z[i0, 1])"]
+    assert shown(value_of_memory(memory, NumberForm.PLAIN)) == ["z[i0, i1]"]
+    assert shown(value_of_memory(memory, NumberForm.NEGATIVE)) == ["neg(z[i0, i1])"]
+    assert shown(value_of_memory(memory, NumberForm.COMPLEX)) == ["z[i0, 0]", "z[i0, 1]"]
+    assert shown(value_of_memory(memory, NumberForm.CONJUGATE)) == ["z[i0, 0]", "neg(z[i0, 1])"]
 
 
 @pytest.mark.parametrize("form", NumberForm)
 def test_memory_of_a_value_is_what_it_is_computed_from(form: NumberForm) -> None:
     memory = whole(buffer("z", 8, 2))
-    assert is_whole(in_memory(of_memory(memory, form), form))
+    assert is_whole(memory_of_value(value_of_memory(memory, form), form))
 
 
 def test_parts_of_any_axis_of_pairs_are_interleaved_in_place() -> None:

@@ -292,3 +292,8 @@ def test_inputs_of_any_form(form: str) -> None:
     compiled = torch.compile(fn, backend="fusec", options={"strict": True})
     for a, b in zip(compiled(x), fn(x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_product_of_no_terms_is_zero() -> None:
+    a, b = values(3, 0, dtype=torch.complex64), values(0, 3, dtype=torch.complex64)
+    check(lambda a, b: a @ b + 1, a, b)

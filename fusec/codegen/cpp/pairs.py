@@ -17,7 +17,7 @@ from fusec.ir.program import Let, Put, Statement
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.stage import Stage
 
-PAIRS = (
+CPP_FLAT = (
     Stage(
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",

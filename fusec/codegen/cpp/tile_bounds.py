@@ -38,9 +38,10 @@ class TileBounds:
         return TileBounds(dict(program.counts), grid)
 
     def elements(self, lane: Axis) -> tuple[Index, ...]:
-        """Return bounds of the elements of a lane axis that exist: a constant, or all and another.
+        """Return upper bounds of the lanes of an axis that exist.
 
-        That is all lanes outside the loop over tiles, and where there are several ends.
+        These are (n,) if their number is known, (extent, n) if n depends on open loops, and
+        (extent,) where the loop over tiles is not open, or several ends vary.
         """
         most, others = lane.extent.const, list[Index]()
         open_ = {loop.axis for loop in self.loops}
@@ -69,7 +70,7 @@ class TileBounds:
         return substitute(count, single) if count.axes & single.keys() else count
 
     def _always(self, value: Index) -> bool:
-        """Return True if a value is at least 0 in every iteration; it falls along loops."""
+        """Return True if a value that falls along open loops is at least 0 at their ends."""
         for loop in reversed(self.loops):
             step = value.coefficient(loop.axis)
             if loop.axis in value.axes and step is not None and is_nonnegative(-1 * step):
@@ -78,8 +79,8 @@ class TileBounds:
         return is_nonnegative(value)
 
 
-def without_masks(program: Program) -> Program:
-    """Return a program whose products read operands that need not be 0 beyond an axis's end."""
+def drop_operand_masks(program: Program) -> Program:
+    """Drop masks at an axis's end from the operands of products, which stop there."""
     uses, counts = TileUses.of(program), dict(program.counts)
 
     def unmasked(operand: Expr) -> Expr:

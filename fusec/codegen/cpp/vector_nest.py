@@ -269,7 +269,7 @@ class Nest:
         self.items.append(item)
 
     def _outer(self, item: Item) -> set[tuple[Axis | None, bool]]:
-        domain, free = self.uses.domain(item), self.uses.domain(item)
+        free = domain = self.uses.domain(item)
         if isinstance(item, Let) and isinstance(item.value, Reduce):
             free = domain - frozenset(item.value.over)
         if not free:

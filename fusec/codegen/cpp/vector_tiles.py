@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusec.codegen.cpp.lane_order import lane_order
-from fusec.codegen.cpp.tile_bounds import TileBounds, without_masks
+from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.codegen.cpp.vector_nest import (
@@ -69,7 +69,7 @@ def vector_tiles(program: Program, width: int) -> Program:
     """
     if len(program.lanes) < 2 and not program.multiplies:
         return program
-    program = without_masks(program)
+    program = drop_operand_masks(program)
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
     exponentials = tuple(rewrite.writer.exponentials)

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from fusec.codegen.host.runs import RunCode, run_codes
 from fusec.errors import InternalError
-from fusec.ir.dtype import COMPLEX, DTYPES, NumberForm
+from fusec.ir.dtype import COMPLEX_OF, DTYPES, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import AddProduct, NodeOfBuffer
 from fusec.ir.graph import (
@@ -218,7 +218,7 @@ class _Wrapper:
         shape, strides, _ = _layout(whole_view(buffer))
         layout = f"{_tuple(shape, self.names)}, {_tuple(strides, self.names)}"
         if over is None:
-            dtype = COMPLEX[buffer.dtype] if buffer.form.is_complex else buffer.dtype
+            dtype = COMPLEX_OF[buffer.dtype] if buffer.form.is_complex else buffer.dtype
             made = f"{'zeros' if allocation.zeroed else 'empty'}({layout}, {dtype})"
             made = _flipped(buffer.form, made) if buffer.form.has_bit else made
         elif (buffer.shape, buffer.strides) == (over.shape, over.strides):

@@ -47,7 +47,7 @@ def _named(value: Expr) -> Expr:
 GPU_RULES = Rules((unguarded_gather, Load))
 """Rules that are applied once."""
 
-GUARDS = (
+TRITON_FLAT = (
     Stage(
         "guard_gathers",
         "mask loads whose index was read from memory where it is out of range (GPU)",

@@ -16,6 +16,11 @@ _KEPT = (
 )  # fmt: skip
 
 
+def is_tangent(node: fx.Node) -> bool:
+    """Return True for an input of a joint or backward graph that is the gradient of an output."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
 def call_like(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Insert a call at the graph's insertion point, with the source lines and tags of a node."""
     made = like.graph.call_function(target, args, kwargs)

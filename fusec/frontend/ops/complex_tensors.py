@@ -76,7 +76,7 @@ def complex_lowering(
             standing = partial(_standing, call)
             made = real.rule(call, *_mapped(standing, args), **_mapped(standing, kwargs))
         if made is NotImplemented:
-            raise Unsupported("complex numbers")
+            raise Unsupported("no rule for complex operands")
         if isinstance(made, tuple):
             return tuple(map(partial(_as_traced, call), made, results))
         return _as_traced(call, made, results[0])
@@ -92,12 +92,11 @@ def _as_traced(call: AtenCall, made: TensorValue, kind: TensorType) -> TensorVal
     """
     if isinstance(made, Value):
         made = call.lines.stand_ins.resolved(made)
-    wanted = kind.part is not kind
-    if isinstance(made, Value) and wanted:
+    if isinstance(made, Value) and kind.is_complex:
         zero = Value(made.shape, made.dtype, made.axes, Const(0.0, made.dtype))
         return ComplexValue(made, zero)
-    if isinstance(made, ComplexValue) and not wanted:
-        raise Unsupported("complex numbers")
+    if isinstance(made, ComplexValue) and not kind.is_complex:
+        raise Unsupported("a complex result where the trace has a real one")
     return made
 
 
@@ -287,12 +286,15 @@ for _name, _root in (("var", False), ("std", True)):
 
 @of_complex(aten.mm.default, aten.bmm.default)
 def product(call: AtenCall, a: ComplexValue, b: ComplexValue) -> Value:
-    """Emit the product of two matrices, or of each pair in a batch, of little size or of few terms.
+    """Emit the product of two matrices, or of each pair in a batch, as a sum.
 
-    Few terms cost less than reading the operands; then it is a sum, however large.
+    It has at most ``small_product`` terms, which cost less than reading the operands, or few steps
+    in all; others, and one of no terms, are the library's.
     """
     terms, kind, (_, few) = a.shape[-1], call.out.dtype, call.lines.fusion.small_product
-    if not call.lines.alone and not (terms.is_constant and terms.const <= few):
+    if not call.lines.alone and not (terms.is_constant and 0 < terms.const <= few):
+        if terms == index(0):
+            raise Unsupported(CONTRACTION)
         call.check_steps((terms,), CONTRACTION)
     left, right = map(call.lines.stand_ins.of, (a, b))
 

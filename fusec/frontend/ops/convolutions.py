@@ -94,7 +94,7 @@ def _sums(
     kind = compute_type(call.out.dtype)
     rank = len(weight.shape) - 2
     if not kind.is_float:
-        raise Unsupported("a convolution of no numbers")
+        raise Unsupported(f"a convolution of {call.out.dtype}")
     axes = pooled_axes(rank, x.shape, call.out.shape)
     windows = affine(axes, (_kernel(weight), *numbers))
     # The input and the output channels of a group.

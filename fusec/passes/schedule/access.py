@@ -69,8 +69,8 @@ def limiting_axes(kernel: Kernel) -> frozenset[Axis]:
     return frozenset(b for a in kernel.axes if a.limit is not None for b in a.limit.axes)
 
 
-def pairs(kernel: FlatKernel) -> frozenset[Index]:
-    """Return the offsets of loads, and of stores, whose neighbour in memory is accessed, too."""
+def offsets_with_neighbour(kernel: FlatKernel) -> frozenset[Index]:
+    """Return the offsets of loads, and of stores, whose neighbour in memory is accessed as well."""
     loads = {(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)}
     stores = {(store.buffer, store.indices[0]) for store in kernel.stores}
     found: set[Index] = set()

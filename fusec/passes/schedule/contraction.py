@@ -40,7 +40,7 @@ from fusec.passes.schedule.tiling import (
     tiles_along,
     tilings,
 )
-from fusec.passes.schedule.warp_specialization import ruled, with_roles
+from fusec.passes.schedule.warp_specialization import tiling_by_rule, with_roles
 
 
 def contractions(kernel: Kernel, machine: Machine) -> dict[Reduce, Factors]:
@@ -213,7 +213,7 @@ class ProcessorShare:
         programs: tiles of the kernel.
         full: programs for each multiprocessor that reach its full rates.
         roles: whether its warps have roles by rule; its tiles then take ``filled`` of its lanes, in
-            whole turns of programs that stay.
+            whole waves of programs that stay.
         axis: the axis of its loop, if a split can keep more multiprocessors busy.
         terms: terms of the loop in each part.
         parts: number of parts, at the hints of sizes; 1 without a split.
@@ -244,7 +244,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     one = product_kernel(kernel, machine)
     if one is None:
         return None
-    own = ruled(one)
+    own = tiling_by_rule(one)
     tiling = own or _tilings(one)[0]
     use, count, axis = one.use, programs(kernel, tiling), one.use.looped
     if machine.is_cpu:

@@ -292,13 +292,13 @@ def programs(kernel: Kernel, tiling: Tiling) -> int:
 
 
 def filled(kernel: Kernel, tiling: Tiling, units: int) -> float:
-    """Return the share of the multiprocessors' lanes that tiles fill, in whole turns of them all.
+    """Return the share of the multiprocessors' lanes that tiles fill, in whole waves of them all.
 
-    It counts the last turn, in which some have no tile, and the lanes of tiles beyond the ends.
+    It counts the last wave, in which some have no tile, and the lanes of tiles beyond the ends.
     """
-    turns = -(-programs(kernel, tiling) // units)
+    waves = -(-programs(kernel, tiling) // units)
     tile = math.prod(tiling.lanes.get(axis, 1) for axis in kernel.grid)
-    return math.prod(a.extent.hint() for a in kernel.grid) / (turns * units * tile)
+    return math.prod(a.extent.hint() for a in kernel.grid) / (waves * units * tile)
 
 
 def tiles_along(axis: Axis, tiling: Tiling) -> int:

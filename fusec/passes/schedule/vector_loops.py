@@ -16,7 +16,7 @@ from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.streamed import SkinnyProduct, match_skinny
-from fusec.passes.schedule.access import count, fastest_axis, is_transposed, pairs
+from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
 from fusec.passes.schedule.nest import loop_nest, nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
@@ -107,7 +107,7 @@ def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
     (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
     """
     lane, half = fastest_axis(kernel, kernel.axes), machine.vector // 2
-    halves = pairs(kernel)
+    halves = offsets_with_neighbour(kernel)
     if halves:
         along = fastest_axis(kernel, kernel.axes, halves)
         if along is not None and nest_order(kernel, along, machine) is not None:

@@ -11,10 +11,10 @@ with scores and weights, spill nothing in any epilogue tried: a group has 232 or
 have as many slots as fit beside one tile of each stored type, which is staged in shared memory.
 
 Measured (H100, 2026-11-26; docs/decisions/plans-by-rule.md): a cooperative group takes 0.73 to 0.83
-of the time of tiles that all warps load where its programs fill their turns, an attention with
+of the time of tiles that all warps load where its programs fill their waves, an attention with
 heads of 128 features 0.77; one of 64 features 1.1 to 1.8 (two programs without roles share a
 multiprocessor there), and ping-pong 1.3 to 2.0. So by rule a plan has a cooperative group where the
-former holds (``ruled``), and a race tries ping-pong last.
+former holds (``tiling_by_rule``), and a race tries ping-pong last.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ def with_roles(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...
     if chosen is None or not teams:
         return offered
     found = [_plan(one, team, chosen, t) for team in teams if (t := _tiling(one, team)) is not None]
-    at = 0 if ruled(one) is not None else 3
+    at = 0 if tiling_by_rule(one) is not None else 3
     first = [plan for plan in found if plan.roles == teams[0].roles]
     return (*offered[:at], *first, *offered[at:], *found[len(first) :])
 
 
-def ruled(one: ProductKernel) -> Tiling | None:
+def tiling_by_rule(one: ProductKernel) -> Tiling | None:
     """Return the tiling of a plan with roles that is chosen by rule, or None if none is.
 
-    Its programs take several tiles each and fill their turns about as well as other tiles would.
+    Its programs take several tiles each and fill their waves about as well as other tiles would.
     Nested products also have full steps, one inner product, and tiles of which one program alone
     fits a multiprocessor: otherwise two programs hide each other's softmax.
     """
     teams, tuning, units = _teams(one), one.work.tuning, one.machine.units
     tiling = _tiling(one, teams[0]) if teams else None
-    if tiling is None or programs(one.kernel, tiling) < tuning.team_turns * units:
+    if tiling is None or programs(one.kernel, tiling) < tuning.team_waves * units:
         return None
     (other, *_) = tilings(one)
     if one.work.inner:

@@ -221,7 +221,7 @@ def call_target(
     import torch
 
     from fusec.tools.cli.model import load_with_inputs
-    from fusec.tools.report.comparison import this_device
+    from fusec.tools.report.stages import this_device
     from fusec.torch_interior import pytree
 
     fn, calls = load_with_inputs(model, parse_inputs(list(specs)), train, this_device())

@@ -103,7 +103,8 @@ def _emulate_kernels(arguments: argparse.Namespace) -> Any:
 
 def _check_results(arguments: argparse.Namespace) -> Any:
     # Local: as above.
-    from fusec.tools.report.comparison import compare, this_device
+    from fusec.tools.report.comparison import compare
+    from fusec.tools.report.stages import this_device
 
     device = this_device()
     said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"

@@ -129,8 +129,8 @@ def _check_file(file: Path | None) -> None:
 def _profile_target(arguments: argparse.Namespace) -> int:
     # Local: these import torch, which a wrong command line shall not wait for.
     from fusec.tools.cli.model import load_with_inputs
-    from fusec.tools.report.comparison import this_device
     from fusec.tools.report.profile import profile_model
+    from fusec.tools.report.stages import this_device
     from fusec.tools.report.steps import Steps
 
     device = this_device()
@@ -161,9 +161,9 @@ def _profile_script(arguments: argparse.Namespace) -> int:
         setattr(arguments, name, file and file.absolute())
     output = sys.stdout  # the script may replace sys.stdout
     # Local: as above.
-    from fusec.tools.report.comparison import this_device
     from fusec.tools.report.profile import profile_of
     from fusec.tools.report.script import run_script
+    from fusec.tools.report.stages import this_device
     from fusec.tools.report.steps import Steps
     from fusec.tools.report.watching import watch
 

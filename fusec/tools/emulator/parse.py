@@ -115,7 +115,6 @@ class Kernel:
     thread_registers: int
 
 
-_TYPE_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 _ENTRY = re.compile(r"\.visible\s+\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\n\{", re.S)
 _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+(?:\.ptr\s+)?(?:\.global\s+)?(?:\.shared\s+)?"

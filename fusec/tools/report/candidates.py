@@ -14,10 +14,9 @@ A group's number is a digest of its structure, the same in every process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from torch import fx
 
@@ -27,8 +26,6 @@ from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.passes.fusion.contract import FUSED, LIBRARY
 
 _BY_LOCK = "the lock says so"
-
-Adapt: TypeAlias = Callable[[CompileContext], CompileContext]
 
 
 class Record:

@@ -39,6 +39,7 @@ from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.report.arguments import Arguments, Given
+from fusec.tools.report.stages import this_device
 from fusec.tools.report.subclasses import copied, plain
 from fusec.tools.report.terminal import fitted_table, wrapped
 from fusec.torch_interior import counters, pytree
@@ -109,11 +110,6 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.text()
-
-
-def this_device() -> torch.device:
-    """Return the device that models are compared on: this machine's GPU, or else its CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def compare(

@@ -22,6 +22,7 @@ from torch import fx
 
 from fusec.errors import ModelError
 from fusec.frontend.fx_passes.flex_attention import decomposed_flex_attention, is_flex_attention
+from fusec.frontend.fx_passes.fx_nodes import is_tangent
 from fusec.frontend.origin import module_path, op_name, origin_of
 from fusec.frontend.size_facts import UNSEEN
 from fusec.passes.traffic import GATHERS
@@ -242,8 +243,8 @@ def graph_cost(graph: fx.GraphModule) -> EagerCost:
     recomputed and do not count: eager has saved them in the forward.
     """
     computing = [node for node, _ in node_costs(graph)]
-    if any(map(_is_tangent, graph.graph.nodes)):
-        gradients = _readers(filter(_is_tangent, graph.graph.nodes))
+    if any(map(is_tangent, graph.graph.nodes)):
+        gradients = _readers(filter(is_tangent, graph.graph.nodes))
         computing = [node for node in computing if node in gradients]
     wholes = _wholes(graph)
     members: dict[fx.Node, set[fx.Node]] = {}
@@ -309,10 +310,6 @@ def _readers(nodes: Iterable[fx.Node]) -> set[fx.Node]:
             found.add(node)
             waiting += node.users
     return found
-
-
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:

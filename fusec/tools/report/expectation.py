@@ -75,7 +75,9 @@ MULTIPLY_ADDS = 2048
 SHARED_BYTES = 128
 """Bytes that shared memory moves, a multiprocessor and clock."""
 WARP_GROUP_ROWS = 64
+"""Rows of a tile that one group of four warps multiplies."""
 IN_FLIGHT = 32 * 1024
+"""Bytes of loads that a multiprocessor keeps in flight."""
 FIRST_CACHE = 96 * 1024
 """Bytes that an L1 cache keeps, for all blocks of its multiprocessor, beside streamed data."""
 SMALL = 1 << 20
@@ -83,10 +85,10 @@ SMALL = 1 << 20
 SEVERAL = 1.2
 """The mean number of loads of a byte above which the L2 cache's rate counts."""
 SERIAL = 3
-"""Waits for memory of an iteration that are worth a word."""
+"""Waits for memory in an iteration from which the reason of a time names them."""
 _DEGREE = 4.0
 MIDDLE: Mapping[Axis, float] = MappingProxyType({})
-"""No place along an axis is given."""
+"""No position along any axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +268,8 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
     """Return the times of a memory-bound kernel's parts by their causes; "": memory."""
     sections, runs = static.sections, work.runs
     warps, blocks = static.threads / 32, _resident(static, work, machine)
-    turns = work.programs / machine.units / _busy(work, machine.units * blocks)
-    scale = turns / CLOCKS_US
+    waves = work.programs / machine.units / _busy(work, machine.units * blocks)
+    scale = waves / CLOCKS_US
     asked = _total((s.loaded + s.stored for s in sections), runs) * static.threads * work.programs
     again = _read_again(static, work, machine, blocks)
     instructions = _total((s.instructions for s in sections), runs)
@@ -362,7 +364,7 @@ def executed(static: StaticReport, runs: Sequence[float]) -> float:
 
 
 Loops: TypeAlias = Sequence[tuple[Section, float]]
-_FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
+FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
 
 
 def _tile_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) -> dict[str, float]:
@@ -373,7 +375,7 @@ def _tile_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) ->
     alone = "one block a multiprocessor: " if blocks == 1 else ""
     return {
         "": products,
-        _FED: fed - products,
+        FED: fed - products,
         "barriers of the block in its loop": (
             sum(n * s.barriers for s, n in loops) * PRODUCT_BARRIER / blocks
         ),
@@ -394,7 +396,7 @@ def _nested_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) 
     name = "softmax and products alternate" if softmax else "products wait for one another"
     return {
         "": products,
-        _FED: fed - products,
+        FED: fed - products,
         f"{alone}{name}": alternating(fed, beside, waits / blocks) - fed,
         f"{alone}what stands before and behind its loop": around,
     }

@@ -86,10 +86,11 @@ class Staged:
 
 def this_machine() -> str:
     """Return the name of the target that graphs run on here: the GPU's, or "cpu"."""
-    return device_target(_device())
+    return device_target(this_device())
 
 
-def _device() -> torch.device:
+def this_device() -> torch.device:
+    """Return the device that models run on here: this machine's GPU, or else its CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -102,7 +103,7 @@ def choose_target(name: str | None) -> Target:
         UsageError: if there is no such target.
     """
     wanted = name or Options.from_compile(None, None).target
-    own = _device() if wanted is None else None
+    own = this_device() if wanted is None else None
     return find_target(wanted or this_machine(), **features_of(own))
 
 

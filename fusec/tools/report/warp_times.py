@@ -31,6 +31,7 @@ from fusec.ir.program import GROUPS, For, Let, Program, Update, is_product
 from fusec.tools.report.expectation import (
     CHAIN,
     CLOCKS_US,
+    FED,
     FILL,
     LATENCY,
     MIDDLE,
@@ -55,7 +56,6 @@ from fusec.tools.static_checks import DotTile, Section, StaticReport
 _ALONE = "one group multiplies: it does not while it is behind its loop"
 _SOFTMAX = "softmax and products alternate, and a chain of steps waits for itself"
 _LATE = "slots of its ring are full too late: more of them would hide that"
-_FED = "shared memory feeds tensor cores too slowly: a wider tile reads less"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ def expect_roles(
         return None
     runs = [n for _, n in loops]
     points = product(a.extent for a in program.grid).hint()
-    turns = points / min(program.programs, points)
+    each = points / min(program.programs, points)
     tile = _tile(program, roles, loops)
-    scale = turns / (CLOCKS_US if tile.nested else PRODUCT_CLOCKS_US)
+    scale = each / (CLOCKS_US if tile.nested else PRODUCT_CLOCKS_US)
     whole = tile.products + sum(tile.lost.values())
-    waves = max(math.ceil(turns) / turns, _uneven(program))
+    waves = max(math.ceil(each) / each, _uneven(program))
     lost = {**tile.lost, "some programs have more work than others": whole * (waves - 1)}
     copying = roles.copy_walk.instructions + sum(
         s.instructions * n for s, n in zip(roles.copy_loops, runs, strict=True)
@@ -174,7 +174,7 @@ def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -
     if GROUPS[program.roles] > 1:
         behind = norm((lasting, (lasting + behind) / 2)) - lasting
     between = _SOFTMAX if nested else "instructions and barriers of its loop"
-    lost = {_FED: fed - products, between: lasting - late - fed, _LATE: late, _ALONE: behind}
+    lost = {FED: fed - products, between: lasting - late - fed, _LATE: late, _ALONE: behind}
     return _Tile(products, lost, nested)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.cpp.tile_bounds import TileBounds, without_masks
+from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, Expr
 from fusec.ir.index import Axis, Index, Size, index
@@ -68,6 +68,6 @@ def product(mask: str) -> tuple[Program, Expr, Expr]:
 @pytest.mark.parametrize("mask", ["its end", "another end", "another value", "no end"])
 def test_an_operand_is_read_unmasked_where_the_mask_is_its_end(mask: str) -> None:
     program, value, held = product(mask)
-    *_, last = without_masks(program).body
+    *_, last = drop_operand_masks(program).body
     assert isinstance(last, Let) and isinstance(last.value, Dot)
     assert last.value.left is (value if mask == "its end" else held)

@@ -222,7 +222,7 @@ RULED: dict[str, Case] = {
     "a result of odd rows, by pointers": (linear, [*rows(520, 72, 769), tensor(2, 769)]),
     "an attention of wide heads": (causal, heads(1, 3, 300, 128)),
 }
-"""Kernels of enough tiles for two multiprocessors that fill their turns."""
+"""Kernels of enough tiles for two multiprocessors that fill their waves."""
 
 
 def ruled(fn: Callable[..., object], inputs: list[Tensor], **how: bool) -> int:

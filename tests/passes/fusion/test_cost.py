@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
+from fusec.codegen.targets import CPU_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import BF16, F32, I64
 from fusec.ir.expr import Buffer, Cast, Op
 from fusec.ir.graph import Def, Graph, Kernel
@@ -113,11 +113,11 @@ def test_columns_count_as_the_tiles_that_lanes_take() -> None:
     x, s = buffer("x", 4096, 768), buffer("s", 768)
     m, c = axes("m c", 4096, 768)
     kernel = unified(graph((x,), (Def(s, (c,), total(SUM, m, load(x, m, c))),), s))
-    assert programs(kernel, H200_MACHINE) == 6
-    assert programs(row_sum(100), H200_MACHINE) == 100
+    assert programs(kernel, HOPPER_MACHINE) == 6
+    assert programs(row_sum(100), HOPPER_MACHINE) == 100
 
 
-@pytest.mark.parametrize("machine", [CPU_MACHINE, H200_MACHINE], ids=["cpu", "h200"])
+@pytest.mark.parametrize("machine", [CPU_MACHINE, HOPPER_MACHINE], ids=["cpu", "h200"])
 @pytest.mark.parametrize("rows", [8, 4096])
 def test_one_kernel_is_cheaper_than_its_definitions_apart(machine: Machine, rows: int) -> None:
     whole = layer_norm(rows, 768)
@@ -133,25 +133,25 @@ def test_what_is_multiplied_is_computed_again_for_each_tile_of_columns() -> None
     m, n, k = axes("m n k", 4096, 1024, 64)
     weighed = Op("mul", (Op("exp", (f32_of(load(x, m, k)),)), f32_of(load(w, k, n))))
     kernel = unified(graph((x, w), (Def(y, (m, n), total(SUM, k, weighed)),), y))
-    again = kernel_cost(kernel, H200_MACHINE).operations - kernel_operations(kernel)
+    again = kernel_cost(kernel, HOPPER_MACHINE).operations - kernel_operations(kernel)
     assert again == SCALAR_OPS["exp"].cost * 4096 * 64 * 15
     assert kernel_cost(kernel, CPU_MACHINE).operations == kernel_operations(kernel)
 
 
 def test_what_follows_a_product_by_roles_is_added_to_it() -> None:
-    """exp(x @ w) of 31 x 64 tiles of 128 x 256: 15.03 turns take 16, and then come exponentials."""
+    """exp(x @ w) of 31 x 64 tiles of 128 x 256: 15.03 waves take 16, and then come exponentials."""
     m, n, k = (31 * 128, 64 * 256, 1024)
     x, w = buffer("x", m, k, dtype=BF16), buffer("w", k, n, dtype=BF16)
     y = buffer("y", m, n, dtype=BF16)
     i, j, r = axes("m n k", m, n, k)
     body = Op("mul", (f32_of(load(x, i, r)), f32_of(load(w, r, j))))
     line = Def(y, (i, j), Cast(Op("exp", (total(SUM, r, body),)), BF16))
-    found = kernel_cost(unified(graph((x, w), (line,), y)), H200_MACHINE)
-    products_us = m * n * k / (H200_MACHINE.rates.roles * H200_MACHINE.products_per_us)
-    behind_us = found.operations / H200_MACHINE.operations_per_us
+    found = kernel_cost(unified(graph((x, w), (line,), y)), HOPPER_MACHINE)
+    products_us = m * n * k / (HOPPER_MACHINE.rates.roles * HOPPER_MACHINE.products_per_us)
+    behind_us = found.operations / HOPPER_MACHINE.operations_per_us
     assert behind_us > 0.1 * products_us
     share = 31 * 64 / (16 * 132)
-    assert found.us == pytest.approx((products_us + behind_us) / share + H200_MACHINE.launch_us)
+    assert found.us == pytest.approx((products_us + behind_us) / share + HOPPER_MACHINE.launch_us)
 
 
 def test_positions_read_from_memory_are_traffic_too() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Expr, Op, Reduce, Select, loads, postorder
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
@@ -22,7 +22,7 @@ from fusec.tools.interpreter.graph import run_graph, run_schedule
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import check_same, numbers
 
-MACHINE = replace(H200_MACHINE, launch_us=0.0)
+MACHINE = replace(HOPPER_MACHINE, launch_us=0.0)
 """Where launches cost nothing, so that small loops are split, too."""
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Op, Select
 from fusec.ir.graph import Def, Graph, Origin
@@ -39,7 +39,7 @@ def reader(name: str, source: Buffer, *at: IntoIndex, shape: tuple[int, ...] = (
 
 def inlined(before: Graph) -> list[str]:
     """Check that ``inline`` keeps values; return the definitions that are left."""
-    after = inline(before, H200_MACHINE)
+    after = inline(before, HOPPER_MACHINE)
     shapes = [tuple(n.const for n in b.shape) for b in before.inputs if isinstance(b, Buffer)]
     check_same(before, after, tuple(numbers(*shape, seed=k) for k, shape in enumerate(shapes)))
     return names(after)
@@ -151,20 +151,20 @@ def test_a_definition_carries_the_origins_of_what_went_into_it() -> None:
     a = Def(a.buffer, a.axes, a.expr, Origin(("exp.default",)))
     y = reader("y", a.buffer, "i", "j")
     y = Def(y.buffer, y.axes, y.expr, Origin(("mul.Tensor",)))
-    (line,) = inline(graph((x,), (a, y), y.buffer), H200_MACHINE).nodes
+    (line,) = inline(graph((x,), (a, y), y.buffer), HOPPER_MACHINE).nodes
     assert line.origin.ops == ("exp.default", "mul.Tensor")
 
 
 @BOUNDED
 @given(drawn=random_graphs())
 def test_random_graphs_compute_the_same(drawn: Example) -> None:
-    check_same(drawn.graph, inline(drawn.graph, H200_MACHINE), drawn.inputs)
+    check_same(drawn.graph, inline(drawn.graph, HOPPER_MACHINE), drawn.inputs)
 
 
 @BOUNDED
 @given(drawn=random_graphs(symbols=True))
 def test_random_graphs_over_sizes_compute_the_same(drawn: Example) -> None:
-    check_same(drawn.graph, inline(drawn.graph, H200_MACHINE), drawn.inputs)
+    check_same(drawn.graph, inline(drawn.graph, HOPPER_MACHINE), drawn.inputs)
 
 
 def test_a_random_number_is_drawn_in_each_of_its_readers() -> None:
@@ -173,7 +173,7 @@ def test_a_random_number_is_drawn_in_each_of_its_readers() -> None:
     bits = Op("random", (load(seeds, index(1)), position(index(own[0]) * 6 + index(own[1]))))
     a = Def(buffer("a", 4, 6), own, Cast(bits, F32))
     y, z = (reader(name, a.buffer, "i", "j") for name in "yz")
-    after = inline(graph((seeds,), (a, y, z), y.buffer, z.buffer), H200_MACHINE)
+    after = inline(graph((seeds,), (a, y, z), y.buffer, z.buffer), HOPPER_MACHINE)
     assert names(after) == ["y", "z"]
     given = np.array([5, -7])
     check_same(graph((seeds,), (a, y, z), y.buffer, z.buffer), after, (given,))
@@ -188,7 +188,7 @@ def test_the_few_rows_of_a_product_are_stored_for_all_its_columns(
     i, j, k = axes("i j k", 2, 9, 6)
     body = Op("mul", (load(a.buffer, i, k), load(w, j, k)))
     product = graph((x, w), (a, Def(y, (i, j), total(SUM, k, body))), y)
-    assert names(inline(product, replace(H200_MACHINE, skinny_rows=most))) == left
+    assert names(inline(product, replace(HOPPER_MACHINE, skinny_rows=most))) == left
 
 
 REARRANGED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Op
 from fusec.ir.graph import Def, Graph
@@ -71,7 +71,7 @@ def test_the_sum_of_a_row_s_parts_is_read_at_once_and_split_no_more() -> None:
     before = graph((x, w), (product, Def(s, (i,), total(SUM, j, load(h, i, j)))), s)
     after = sum_rows_by_parts(before, WIDTH)
     assert names(after) == ["h", "s_part", "s"]
-    assert split_reduction(after, H200_MACHINE) is after
+    assert split_reduction(after, HOPPER_MACHINE) is after
 
 
 @pytest.mark.parametrize("columns", [8, 2 * WIDTH, WIDTH + 72])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
+from fusec.codegen.targets import CPU_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Cast, Const, IndexValue, Op, Reduce, postorder
 from fusec.ir.graph import Def, Graph
@@ -78,7 +78,7 @@ def test_column_sums_over_many_rows_are_split_into_as_many_parts_as_the_machine_
 def test_a_row_that_one_program_reads_at_once_stays_whole(
     rows: int, columns: int, parts: int
 ) -> None:
-    assert len(split_reduction(row_sums(rows, columns), H200_MACHINE).nodes) == parts
+    assert len(split_reduction(row_sums(rows, columns), HOPPER_MACHINE).nodes) == parts
 
 
 def test_rows_that_no_part_divides_leave_a_short_last_part() -> None:

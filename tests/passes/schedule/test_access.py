@@ -7,7 +7,13 @@ from fusec.ir.expr import Buffer, Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, Runtime, index
 from fusec.ir.monoid import SUM
-from fusec.passes.schedule.access import accesses, fastest_axis, limiting_axes, pairs, step
+from fusec.passes.schedule.access import (
+    accesses,
+    fastest_axis,
+    limiting_axes,
+    offsets_with_neighbour,
+    step,
+)
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import rows, transposed
@@ -103,7 +109,7 @@ def differences(step: int) -> Kernel:
 
 def test_pairs_are_contiguous_where_lanes_are_two_apart() -> None:
     kernel = differences(2)
-    halves = pairs(kernel)
+    halves = offsets_with_neighbour(kernel)
     assert {offset.const for offset in halves} == {0, 1} and len(halves) == 2
     assert fastest(kernel) == "b"
     found = fastest_axis(kernel, kernel.axes, halves)
@@ -114,4 +120,4 @@ def test_one_store_of_a_pair_is_none() -> None:
     x, y = buffer("x", 16), buffer("y", 8)
     (a,) = axes("a", 8)
     kernel = kernel_of(graph((x,), (Def(y, (a,), load(x, index(a) * 2)),), y))
-    assert pairs(kernel) == frozenset()
+    assert offsets_with_neighbour(kernel) == frozenset()

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.expr import Reduce
 from fusec.ir.graph import Def
 from fusec.ir.monoid import SUM
@@ -16,7 +16,7 @@ from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, rows, rows_and_columns
 
-plan = functools.partial(columnwise.plan, machine=H200_MACHINE)
+plan = functools.partial(columnwise.plan, machine=HOPPER_MACHINE)
 
 
 def test_columns_are_accepted_rows_and_pointwise_kernels_are_not() -> None:
@@ -56,5 +56,5 @@ def test_of_several_reduced_axes_the_last_has_lanes() -> None:
 
 def test_a_grid_of_columns_may_be_as_wide_as_a_vocabulary() -> None:
     wide = columns(8, 1 << 17)
-    assert accepts_gpu(wide, H200_MACHINE)
-    assert bindings(gpu_plans(wide, H200_MACHINE)[0]) == "c=grid*128  m=loop*8"
+    assert accepts_gpu(wide, HOPPER_MACHINE)
+    assert bindings(gpu_plans(wide, HOPPER_MACHINE)[0]) == "c=grid*128  m=loop*8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.codegen.targets import CPU_MACHINE, H200_MACHINE
+from fusec.codegen.targets import CPU_MACHINE, HOPPER_MACHINE
 from fusec.ir.expr import Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Axis, index
@@ -35,7 +35,7 @@ def nested_sums() -> Kernel:
     return kernel_of(graph((x,), (Def(y, (z,), best),), y))
 
 
-@pytest.mark.parametrize("machine", [CPU_MACHINE, H200_MACHINE])
+@pytest.mark.parametrize("machine", [CPU_MACHINE, HOPPER_MACHINE])
 def test_what_a_sum_varies_along_runs_outside_of_it(machine: Machine) -> None:
     kernel = nested_sums()
     assert order(kernel, named(kernel, "c"), machine) == ["m", "c"]
@@ -45,7 +45,7 @@ def test_lanes_are_innermost_and_cannot_be_summed_out_of_an_array() -> None:
     kernel = rows_and_columns(4, 8, 64)
     (lane,) = (a for a in kernel.inside if a.name == "k")
     assert order(kernel, lane, CPU_MACHINE) == ["i", "k"]
-    assert order(kernel, lane, H200_MACHINE) == ["i", "k"]
+    assert order(kernel, lane, HOPPER_MACHINE) == ["i", "k"]
 
 
 def both_ways() -> Kernel:
@@ -61,9 +61,9 @@ def both_ways() -> Kernel:
 def test_sums_both_ways_need_an_array_for_one_of_them() -> None:
     kernel = both_ways()
     assert order(kernel, named(kernel, "c"), CPU_MACHINE) == ["m", "c"]
-    assert order(kernel, None, H200_MACHINE) is None  # each would have to be within the other
+    assert order(kernel, None, HOPPER_MACHINE) is None  # each would have to be within the other
     # With c in lanes a column's maximum is a tile, which is no array.
-    assert order(kernel, named(kernel, "c"), H200_MACHINE) == ["m", "c"]
+    assert order(kernel, named(kernel, "c"), HOPPER_MACHINE) == ["m", "c"]
 
 
 def test_an_array_fits_the_cache_or_the_kernel_is_refused() -> None:

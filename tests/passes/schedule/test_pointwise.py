@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import BF16, F32, F64, I64, DType
 from fusec.ir.expr import Op
 from fusec.ir.graph import Def
@@ -26,7 +26,7 @@ from tests.passes.schedule.flat import (
     transposed,
 )
 
-plan = functools.partial(schedule.plan, machine=H200_MACHINE)
+plan = functools.partial(schedule.plan, machine=HOPPER_MACHINE)
 
 
 def test_only_kernels_without_reductions_are_pointwise() -> None:
@@ -96,7 +96,7 @@ def test_a_transpose_of_few_rows_is_read_as_it_lies() -> None:
 
 def test_gpu_plans_peel_nothing_and_have_no_private_memory() -> None:
     for kernel in (line(64), rows(8, 64), columns(64, 8)):
-        found = gpu_plans(kernel, H200_MACHINE)[0]
+        found = gpu_plans(kernel, HOPPER_MACHINE)[0]
         assert not found.peel and not found.kept_bytes
 
 

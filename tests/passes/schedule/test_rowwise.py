@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from fusec.codegen.targets import H200_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import BF16
 from fusec.ir.index import Axis, Size, index
 from fusec.passes.schedule import accepts_gpu, rowwise
@@ -20,8 +20,8 @@ from tests.passes.schedule.flat import (
     split_rows,
 )
 
-plan = functools.partial(rowwise.plan, machine=H200_MACHINE)
-TUNING = H200_MACHINE.rows
+plan = functools.partial(rowwise.plan, machine=HOPPER_MACHINE)
+TUNING = HOPPER_MACHINE.rows
 
 
 def test_rows_are_accepted_columns_and_pointwise_kernels_are_not() -> None:
@@ -137,13 +137,13 @@ def test_a_ragged_last_part_changes_the_bounds_not_the_plan() -> None:
 
 def test_column_sums_beside_rows_that_must_be_looped_are_refused() -> None:
     """The sums of all columns would have to stay somewhere while the row's tiles go by."""
-    assert accepts_gpu(rows_and_columns(4, 8, 16384), H200_MACHINE)
-    assert not accepts_gpu(rows_and_columns(4, 8, 32769), H200_MACHINE)
-    assert accepts_gpu(rows(4, 40000), H200_MACHINE)
+    assert accepts_gpu(rows_and_columns(4, 8, 16384), HOPPER_MACHINE)
+    assert not accepts_gpu(rows_and_columns(4, 8, 32769), HOPPER_MACHINE)
+    assert accepts_gpu(rows(4, 40000), HOPPER_MACHINE)
 
 
 def test_very_many_short_rows_are_taken_in_turn() -> None:
-    chosen, one, shared = rowwise.plans(rows(65536, 768, BF16), H200_MACHINE)
+    chosen, one, shared = rowwise.plans(rows(65536, 768, BF16), HOPPER_MACHINE)
     assert bindings(chosen) == "m=grid by 4  k=lanes(1024)"
     assert bindings(one) == "m=grid  k=lanes(1024)" and not one.reloads
     assert bindings(shared) == "m=grid*4  k=lanes(1024)"
@@ -155,10 +155,10 @@ def test_very_many_short_rows_are_taken_in_turn() -> None:
 def test_rows_are_taken_in_turn_where_two_waves_of_programs_are_left(
     count: int, turns: int
 ) -> None:
-    chosen, *_ = rowwise.plans(rows(count, 768, BF16), H200_MACHINE)
+    chosen, *_ = rowwise.plans(rows(count, 768, BF16), HOPPER_MACHINE)
     by = f" by {turns}" if turns > 1 else ""
     assert bindings(chosen) == f"m=grid{by}  k=lanes(1024)"
 
 
 def test_rows_of_two_warps_are_enough_for_a_program() -> None:
-    assert len(rowwise.plans(rows(65536, 2048, BF16), H200_MACHINE)) == 1
+    assert len(rowwise.plans(rows(65536, 2048, BF16), HOPPER_MACHINE)) == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import A100_MACHINE, H200_MACHINE
+from fusec.codegen.targets import A100_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
@@ -23,7 +23,7 @@ from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import attention, bindings, f32_of, products
 
-TARGETS = pytest.mark.parametrize("machine", (H200_MACHINE, A100_MACHINE), ids=("sm_90", "sm_80"))
+TARGETS = pytest.mark.parametrize("machine", (HOPPER_MACHINE, A100_MACHINE), ids=("sm_90", "sm_80"))
 
 
 def sum_of_products(m: int, n: int, k: int, count: int) -> Kernel:
@@ -101,10 +101,10 @@ def test_a_race_is_offered_a_few_tilings_that_fit(machine: Machine, count: int) 
 def test_an_attention_of_narrow_heads_has_small_programs_that_copy_by_descriptors() -> None:
     """Three or more fit a multiprocessor; of 128 features, or on another machine, they do not."""
     narrow, wide = (attention(64, 512, 4096, depth) for depth in (64, 128))
-    plan, other, *_ = gpu_plans(narrow, H200_MACHINE)
+    plan, other, *_ = gpu_plans(narrow, HOPPER_MACHINE)
     assert tile(plan)[1:3] == (64, 64) and (plan.warps, plan.descriptors) == (4, True)
     assert other == replace(plan, descriptors=False)
-    for kernel, machine in ((wide, H200_MACHINE), (narrow, A100_MACHINE)):
+    for kernel, machine in ((wide, HOPPER_MACHINE), (narrow, A100_MACHINE)):
         plan = first(kernel, machine)
         assert tile(plan)[1:3] == (128, 64) and (plan.warps, plan.descriptors) == (8, False)
 
@@ -154,7 +154,7 @@ def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) ->
 
 
 def test_a_short_race_of_few_rows_tries_one_wave_and_two_programs_a_multiprocessor() -> None:
-    machine = H200_MACHINE
+    machine = HOPPER_MACHINE
     kernel = products(16, 14336, 4096)
     chosen, descriptors, narrow, *others = gpu_plans(kernel, machine)
     assert tile(chosen) == tile(descriptors) == (16, 64, 64) and descriptors.descriptors

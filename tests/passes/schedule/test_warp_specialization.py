@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import A100_MACHINE, B200_MACHINE, H200_MACHINE
+from fusec.codegen.targets import A100_MACHINE, B200_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.graph import Kernel
 from fusec.ir.machine import Machine
@@ -26,14 +26,14 @@ def text(plan: Plan) -> str:
 
 
 def test_a_wide_product_is_offered_both_kinds_of_groups() -> None:
-    assert list(map(text, with_roles(H200_MACHINE, 8192, 16384, 4096))) == [
+    assert list(map(text, with_roles(HOPPER_MACHINE, 8192, 16384, 4096))) == [
         "m=grid*128 n=grid*256 k=loop*64 warps=8 stages=3 descriptors cooperative programs=132",
         "m=grid*64 n=grid*256 k=loop*64 warps=4 stages=2 descriptors pingpong programs=132",
     ]
 
 
 def test_two_accumulators_have_half_the_columns_each() -> None:
-    assert list(map(text, with_roles(H200_MACHINE, 8192, 14336, 4096, count=2))) == [
+    assert list(map(text, with_roles(HOPPER_MACHINE, 8192, 14336, 4096, count=2))) == [
         "m=grid*128 n=grid*128 k=loop*64 warps=8 stages=4 descriptors cooperative programs=132",
         "m=grid*64 n=grid*128 k=loop*64 warps=4 stages=2 descriptors pingpong programs=132",
     ]
@@ -41,7 +41,7 @@ def test_two_accumulators_have_half_the_columns_each() -> None:
 
 def test_an_attentions_forward_has_one_group_and_as_many_slots_as_fit() -> None:
     narrow, wide = (
-        gpu_plans(attention(32, 8192, 8192, depth), H200_MACHINE) for depth in (64, 128)
+        gpu_plans(attention(32, 8192, 8192, depth), HOPPER_MACHINE) for depth in (64, 128)
     )
     assert [(p.roles, p.stages) for p in narrow if p.roles] == [("cooperative", 6)]
     assert [(p.roles, p.stages) for p in wide if p.roles] == [("cooperative", 2)]
@@ -49,18 +49,18 @@ def test_an_attentions_forward_has_one_group_and_as_many_slots_as_fit() -> None:
 
 def test_an_attention_of_fewer_keys_than_a_tile_has_has_none() -> None:
     """Its weights of 0 would be constants, which LLVM puts behind a fence."""
-    few, enough = (gpu_plans(attention(32, 8192, n, 128), H200_MACHINE) for n in (24, 48))
+    few, enough = (gpu_plans(attention(32, 8192, n, 128), HOPPER_MACHINE) for n in (24, 48))
     assert [p.roles for p in few if p.roles] == []
     assert [p.roles for p in enough if p.roles] == ["cooperative"]
 
 
 def test_fewer_tiles_are_smaller_ones() -> None:
-    tiles = [[b.tile for b in p.bindings] for p in with_roles(H200_MACHINE, 1024, 2048, 1024)]
+    tiles = [[b.tile for b in p.bindings] for p in with_roles(HOPPER_MACHINE, 1024, 2048, 1024)]
     assert tiles == [[128, 128, 64], [64, 128, 64]]
 
 
 def roles(kernel: Kernel) -> list[str]:
-    return [p.roles for p in gpu_plans(kernel, H200_MACHINE)]
+    return [p.roles for p in gpu_plans(kernel, HOPPER_MACHINE)]
 
 
 ALONE, FOURTH = ["cooperative", "", "", ""], ["", "", "", "cooperative"]
@@ -69,13 +69,13 @@ ALONE, FOURTH = ["cooperative", "", "", ""], ["", "", "", "cooperative"]
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ((8192, 16384, 4096), ALONE),  # 31 turns of tiles of 128 x 256
-        ((64 * 197, 4096, 1024), ALONE),  # 12 turns, all full
-        ((8192, 1600, 6400), ALONE),  # 3.4 turns, 0.76 of the lanes; others fill 0.87
-        ((4096, 2816, 1024), ALONE),  # 2.7 turns, 0.89 of the lanes, as others
-        ((4096, 2080, 1024), FOURTH),  # 2.2 turns, 0.66 of the lanes; others fill 0.79
-        ((2048, 4096, 1024), FOURTH),  # 1.9 turns: most programs would have one tile, then one
-        ((1024, 2048, 1024), FOURTH),  # one turn
+        ((8192, 16384, 4096), ALONE),  # 31 waves of tiles of 128 x 256
+        ((64 * 197, 4096, 1024), ALONE),  # 12 waves, all full
+        ((8192, 1600, 6400), ALONE),  # 3.4 waves, 0.76 of the lanes; others fill 0.87
+        ((4096, 2816, 1024), ALONE),  # 2.7 waves, 0.89 of the lanes, as others
+        ((4096, 2080, 1024), FOURTH),  # 2.2 waves, 0.66 of the lanes; others fill 0.79
+        ((2048, 4096, 1024), FOURTH),  # 1.9 waves: most programs would have one tile, then one
+        ((1024, 2048, 1024), FOURTH),  # one wave
     ],
     ids=str,
 )
@@ -100,11 +100,11 @@ def test_two_groups_are_tried_last() -> None:
 @pytest.mark.parametrize("count", (1, 2))
 def test_a_kernel_with_roles_by_rule_is_priced_by_its_turns(count: int) -> None:
     kernel = products(8192, 1600, 6400, count=count)
-    share = spread(kernel, H200_MACHINE)
+    share = spread(kernel, HOPPER_MACHINE)
     assert share is not None and share.roles
-    tile = math.prod(b.tile for b in gpu_plans(kernel, H200_MACHINE)[0].bindings[:2])
-    turns = math.ceil(share.programs / 132)
-    assert share.busy(132) == pytest.approx(8192 * 1600 / (turns * 132 * tile))
+    tile = math.prod(b.tile for b in gpu_plans(kernel, HOPPER_MACHINE)[0].bindings[:2])
+    waves = math.ceil(share.programs / 132)
+    assert share.busy(132) == pytest.approx(8192 * 1600 / (waves * 132 * tile))
     assert not replace(share, roles=False).busy(132) < 1
 
 
@@ -114,11 +114,11 @@ def test_machines_without_asynchronous_products_of_groups_have_none(machine: Mac
 
 
 def test_few_rows_and_odd_rows_have_none() -> None:
-    assert with_roles(H200_MACHINE, 32, 16384, 4096) == []
-    assert with_roles(H200_MACHINE, 8192, 16384, 4095) == []
+    assert with_roles(HOPPER_MACHINE, 32, 16384, 4096) == []
+    assert with_roles(HOPPER_MACHINE, 8192, 16384, 4095) == []
 
 
 def test_operands_of_f32_have_none() -> None:
-    wide = replace(H200_MACHINE, sm=replace(H200_MACHINE.sm, tf32=True))
+    wide = replace(HOPPER_MACHINE, sm=replace(HOPPER_MACHINE.sm, tf32=True))
     kernel = products(8192, 16384, 4096, dtype=F32)
     assert not any(p.roles for p in gpu_plans(kernel, wide))
