@@ -35,6 +35,15 @@ def test_unknown_names_and_devices_too_old_are_usage_errors():
         find_target("sm_91")
 
 
+@pytest.mark.parametrize(
+    ("name", "gigahertz"), [("sm_80", 1.41), ("sm_90", 1.755), ("sm_100", 1.85), ("sm_120", 2.4)]
+)
+def test_the_issue_budget_follows_from_the_row_that_it_is_in(name: str, gigahertz: float) -> None:
+    machine = find_target(name).machine
+    issued = 128 * machine.units * gigahertz * 1e3
+    assert machine.sm.issue_budget == pytest.approx(issued / machine.bytes_per_us, rel=0.02)
+
+
 def test_another_gpu_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the multiprocessors, a third of the shared memory: the plan has fewer stages."""
     row = TARGETS["sm_80"]
