@@ -237,6 +237,11 @@ def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     return gm
 
 
+def _channel_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
+    multiply_channels(gm, context.machine.fusion.channel_product)
+    return gm
+
+
 _FORMATS = _on_fx(
     "memory_formats",
     "run sets of convolutions channels-last where they gain by it (CPU)",
@@ -247,8 +252,8 @@ _FORMATS = _on_fx(
 )
 _PRODUCTS = _on_fx(
     "channel_products",
-    "turn 1 x 1 convolutions of one-pixel images, and gradients of others, into products (CPU)",
-    _changing(multiply_channels),
+    "turn 1 x 1 convolutions of channels-last images, and their gradients, into products (CPU)",
+    _channel_products,
     only=_changes_convolutions,
     needs=("memory_formats",),
 )

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusec.codegen.targets import find_target
+from fusec.codegen.targets import CPU_MACHINE, find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.frontend.fx_passes.channel_products import multiply_channels
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
 from tests.support import TRAINED, check
@@ -249,9 +251,8 @@ def test_gradients_of_channels_last_images_may_be_dynamic_or_empty() -> None:
 def test_gradients_of_channels_last_images_are_products() -> None:
     net = nn.Conv2d(8, 6, 1).to(memory_format=torch.channels_last)
     graphs = rewritten(lambda x: net(x).tanh(), last(3, 8, 5, 7).requires_grad_(), train=True)
-    assert count(graphs, aten.convolution.default) == 1
-    assert count(graphs, aten.convolution_backward.default) == 0
-    assert count(graphs, aten.mm.default) == 2
+    assert count(graphs, *CONVOLUTIONS) == 0
+    assert count(graphs, aten.mm.default) == 3
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -265,6 +266,34 @@ def test_a_gradient_alone_is_a_product_where_it_is_no_slower(
     graphs = rewritten(lambda x: net(x).tanh(), x, train=True)
     gains = wanted == "both" or (wanted == "image" and dtype is torch.float32)
     assert count(graphs, aten.convolution_backward.default) == (0 if gains else 1)
+
+
+@pytest.mark.parametrize(("images", "products"), [(3, 1), (3 << 17, 0)])
+def test_a_short_convolution_of_channels_last_images_is_a_product(
+    images: int, products: int
+) -> None:
+    graph = fx.Graph()
+    read, weight = graph.placeholder("x"), graph.placeholder("w")
+    settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    made = graph.call_function(aten.convolution.default, (read, weight, *settings))
+    with FakeTensorMode():
+        read.meta["val"] = last(images, 8, 5, 7)
+        weight.meta["val"] = weights(6, 8, 1, 1)
+        made.meta["val"] = aten.convolution(read.meta["val"], weight.meta["val"], *settings)
+        graph.output(made)
+        gm = fx.GraphModule({}, graph)
+        multiply_channels(gm, CPU_MACHINE.fusion.channel_product)
+    assert count([gm], aten.mm.default) == products
+
+
+@pytest.mark.parametrize("kind", ("bf16", "one channel", "made one channel"))
+def test_other_short_convolutions_stay(kind: str) -> None:
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    channels, made = 1 if kind == "one channel" else 8, 1 if kind == "made one channel" else 6
+    (gm,) = rewritten(
+        F.conv2d, last(3, channels, 5, 7, dtype=dtype), weights(made, channels, 1, 1, dtype=dtype)
+    )
+    assert count([gm], aten.convolution.default) == 1
 
 
 UNLIKE: dict[str, tuple[nn.Module, Tensor]] = {

@@ -48,7 +48,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Conv2d(8, 6, 3, bias=False),
     "strided": lambda: nn.Conv2d(8, 6, (3, 1), stride=2, padding=(1, 0), dilation=(2, 1)),
     "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
-    "folded": lambda: nn.Sequential(nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6)),
+    "folded": lambda: nn.Sequential(nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6)),
 }
 
 
