@@ -707,7 +707,7 @@ heavy = ("torch._dynamo", "torch._functorch", "torch._inductor", "sympy", "trito
 print(sorted(name for name in added if name.startswith(heavy)))
 assert not any(name.startswith(heavy) for name in added)
 own = {name for name in added if name.startswith("fusec.")}
-allowed = ("fusec.runtime", "fusec.errors", "fusec.options", "fusec.processors")
+allowed = ("fusec.archive", "fusec.runtime", "fusec.errors", "fusec.options", "fusec.processors")
 assert all(name.startswith(allowed) for name in own), own
 """
 
