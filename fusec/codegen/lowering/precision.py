@@ -20,9 +20,9 @@ The GPU printer uses the marks of all such values, the CPU printer those of expo
 with products (``Program.exponentials``): other CPU programs are bound by memory.
 
 The CPU printer has a second cheaper form. The terms ``exp(s - m)`` of an online sum are relative to
-the largest, which is 1, so one below 2^-126 counts as 0, as on a GPU. A product with such a
-subnormal number takes a microcode assist: masks of -100, as Swin has them, made an attention seven
-times as slow (Xeon, 2026-11-26).
+the largest, which is 1, so one below 2^-126 counts as 0. A product with such a subnormal number
+takes a microcode assist: masks of -100, as Swin has them, made an attention seven times as slow
+(Xeon, 2026-11-26).
 
 Worked example: in ``t = exp(x); s = sum(c: t); y = bf16(t / s)`` t, s and t / s are marked; with s
 also stored as f32, s and t are not.

@@ -15,9 +15,9 @@ library prepares a call for longer than it multiplies (2026-11).
 Of channels-last images gradients become products (``_gains``): where both are required, 0.48 to
 0.92 of the time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and
 ResNet, batch 4); and in ``f32`` short convolutions (``_is_short``). oneDNN's call, found again by
-its arguments each time, takes 36 us around the convolution, a product 3 us: MobileNetV3 takes 0.92
-to 0.95 of the time, DenseNet-121 0.92, EfficientNet 0.96 (one thread, Xeon with AVX-512,
-2026-11-26), though a kernel behind the product adds the bias and applies the activation.
+its arguments each time, takes 36 us around the convolution, a product 3 us: MobileNetV3 takes 0.94
+of the time, DenseNet-121 0.95, EfficientNet 0.92 (one thread, Xeon with AVX-512, 2026-11-26),
+though a kernel behind the product adds the bias and applies the activation.
 """
 
 from __future__ import annotations
