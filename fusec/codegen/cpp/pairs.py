@@ -37,10 +37,15 @@ def half_of_pair(buffer: Buffer, offset: Index, lane: Axis | None) -> int | None
     return which.const if which.is_constant and odd is index(0) else None
 
 
-def paired_puts(body: Sequence[Statement], lane: Axis | None) -> Mapping[int, int]:
-    """Return position of a store -> position of the earlier one that is stored with it."""
-    found: dict[int, int] = {}
-    waiting: dict[Buffer, int] = {}
+def paired_puts(
+    body: Sequence[Statement], lane: Axis | None
+) -> Mapping[int, tuple[Put, Put] | None]:
+    """Return position -> the two stores that are one there, the lower first.
+
+    They are printed in the place of the later one; the earlier one has None.
+    """
+    found: dict[int, tuple[Put, Put] | None] = {}
+    waiting: dict[Buffer, tuple[int, Put]] = {}
     for position, statement in enumerate(body):
         match statement:
             case Put(buffer=buffer, offset=offset):
@@ -48,9 +53,9 @@ def paired_puts(body: Sequence[Statement], lane: Axis | None) -> Mapping[int, in
                 if half_of_pair(buffer, offset, lane) is None:
                     continue
                 if earlier is None:
-                    waiting[buffer] = position
-                elif _beside(body[earlier], statement):
-                    found[position] = earlier
+                    waiting[buffer] = position, statement
+                elif (pair := _pair(earlier[1], statement)) is not None:
+                    found[earlier[0]], found[position] = None, pair
             case Let(value=Load(buffer=buffer)):
                 waiting.pop(buffer, None)
             case Let():
@@ -60,8 +65,7 @@ def paired_puts(body: Sequence[Statement], lane: Axis | None) -> Mapping[int, in
     return found
 
 
-def _beside(first: Statement, second: Put) -> bool:
-    assert isinstance(first, Put)
-    low, high = sorted((first.offset, second.offset), key=lambda offset: offset.const)
-    together = high is low + 1 and low % 2 is index(0)
-    return together and first.guard is second.guard
+def _pair(first: Put, second: Put) -> tuple[Put, Put] | None:
+    low, high = sorted((first, second), key=lambda put: put.offset.const)
+    beside = high.offset is low.offset + 1 and low.offset % 2 is index(0)
+    return (low, high) if beside and low.guard is high.guard else None

@@ -204,12 +204,12 @@ class CppPrinter:
     def block(self, body: tuple[Statement, ...]) -> None:
         """Print statements, then the frees of the arrays that they allocate."""
         around, self.frees = self.frees, []
-        later = paired_puts(body, self.lane)
+        pairs = paired_puts(body, self.lane)
         for position, statement in enumerate(body):
-            if position in later:
-                self.put_pair(body[later[position]], statement)
-            elif position not in later.values():
+            if position not in pairs:
                 self.statement(statement)
+            elif (pair := pairs[position]) is not None:
+                self.put_pair(*pair)
         for line in self.frees:
             self.emit(line)
         self.frees = around
@@ -438,12 +438,11 @@ class CppPrinter:
         value = self.operand(statement.value, True)
         self.emit(f"{self.lanes('st', buffer, offset, value, mask=mask)};")
 
-    def put_pair(self, *puts: Statement) -> None:
+    def put_pair(self, low: Put, high: Put) -> None:
         """Print two vector stores, each of every other element, as one."""
-        ordered = sorted((p for p in puts if isinstance(p, Put)), key=lambda put: put.offset.const)
-        buffer, guard = ordered[0].buffer, ordered[0].guard
-        base = self.scalar_index(self.along_lane(ordered[0].offset)[0])
-        values = ", ".join(self.operand(put.value, True) for put in ordered)
+        buffer, guard = low.buffer, low.guard
+        base = self.scalar_index(self.along_lane(low.offset)[0])
+        values = ", ".join(self.operand(put.value, True) for put in (low, high))
         m = "" if guard is None else "m"
         mask = "" if guard is None else f", {self.operand(guard, True)}"
         self.emit(f"stp{m}_{buffer.dtype}({self.name(buffer)} + {base}, {values}{mask});")

@@ -25,14 +25,17 @@ def read(buffer: Buffer) -> Let:
     return Let(V, Load(buffer, (index(LANE),)))
 
 
-def found(*body: Statement) -> dict[int, int]:
-    return dict(paired_puts(body, LANE))
+def found(*body: Statement) -> dict[int, list[int] | None]:
+    """Return position -> the positions of the stores that are one there, the lower first."""
+    pairs = paired_puts(body, LANE)
+    return {at: None if pair is None else [*map(body.index, pair)] for at, pair in pairs.items()}
 
 
 def test_neighbours_are_stored_together() -> None:
-    assert found(put(0), put(1)) == {1: 0}
-    assert found(put(1), read(Y), put(0)) == {2: 0}
-    assert found(put(0), put(0, Y), put(1, Y), put(1)) == {2: 1, 3: 0}
+    assert found(put(0), put(1)) == {0: None, 1: [0, 1]}
+    assert found(put(1), read(Y), put(0)) == {0: None, 2: [2, 0]}
+    several = found(put(0), put(0, Y), put(1, Y), put(1))
+    assert several == {0: None, 1: None, 2: [1, 2], 3: [0, 3]}
 
 
 def test_others_are_stored_one_by_one() -> None:
