@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from bench.workload import backend_of
-from tests.support import HALF, check, compile_with, values
+from tests.gpu.products import linear_and_gelu, on_device, operands
+from tests.support import HALF, check, compile_with
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9:
     pytest.skip("needs a device that copies tiles: sm_90 or later", allow_module_level=True)
@@ -22,19 +23,6 @@ MODES = pytest.mark.parametrize("train", (False, True), ids=("forward", "trainin
 def always(monkeypatch):
     monkeypatch.setenv("FUSEC_RACE", "fused")
     monkeypatch.setenv("FUSEC_DESCRIPTORS", "always")
-
-
-def on_device(*shape, dtype=torch.bfloat16, seed=0, scale=1.0):
-    return (values(*shape, seed=seed) * scale).to(dtype).cuda()
-
-
-def linear_and_gelu(x, w, b):
-    return F.gelu(F.linear(x, w, b))
-
-
-def operands(m, k, n, dtype=torch.bfloat16):
-    x, w = on_device(m, k, dtype=dtype), on_device(n, k, dtype=dtype, seed=1, scale=k**-0.5)
-    return x, w, on_device(n, dtype=dtype, seed=2)
 
 
 @DTYPES

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fusec.driver.build import triton_source
 from tests.calls import calls_of
-from tests.support import HALF, check, compile_with, values
+from tests.gpu.products import linear_and_gelu, on_device, operands
+from tests.support import HALF, check, compile_with
 
 if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a device whose plans by rule have roles: sm_90", allow_module_level=True)
@@ -19,19 +19,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def by_rule(monkeypatch):
     monkeypatch.setenv("FUSEC_RACE", "fused")
-
-
-def on_device(*shape, dtype=torch.bfloat16, seed=0, scale=1.0):
-    return (values(*shape, seed=seed) * scale).to(dtype).cuda()
-
-
-def linear_and_gelu(x, w, b):
-    return F.gelu(F.linear(x, w, b))
-
-
-def operands(m, k, n, dtype=torch.bfloat16):
-    x, w = on_device(m, k, dtype=dtype), on_device(n, k, dtype=dtype, seed=1, scale=k**-0.5)
-    return x, w, on_device(n, dtype=dtype, seed=2)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

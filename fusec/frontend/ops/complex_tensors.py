@@ -289,12 +289,10 @@ def product(call: AtenCall, a: ComplexValue, b: ComplexValue) -> Value:
     """Emit the product of two matrices, or of each pair in a batch, as a sum.
 
     It has at most ``small_product`` terms, which cost less than reading the operands, or few steps
-    in all; others, and one of no terms, are the library's.
+    in all; others are the library's.
     """
     terms, kind, (_, few) = a.shape[-1], call.out.dtype, call.lines.fusion.small_product
-    if not call.lines.alone and not (terms.is_constant and 0 < terms.const <= few):
-        if terms == index(0):
-            raise Unsupported(CONTRACTION)
+    if not call.lines.alone and not (terms.is_constant and terms.const <= few):
         call.check_steps((terms,), CONTRACTION)
     left, right = map(call.lines.stand_ins.of, (a, b))
 
