@@ -123,7 +123,8 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
         inputs = values(2, 6, 37), values(6, 1, 7, seed=2)
         own = [one.requires_grad_(k != frozen) for k, one in enumerate(inputs)]
         torch._dynamo.reset()
-        result = torch.compile(fn, backend="fusec", fullgraph=True)(*own)
+        strict = {"strict": True}
+        result = torch.compile(fn, backend="fusec", fullgraph=True, options=strict)(*own)
         wanted = fn(*own)
         (found,) = torch.autograd.grad(result, own[1 - frozen], torch.ones_like(result))
         (expected,) = torch.autograd.grad(wanted, own[1 - frozen], torch.ones_like(wanted))
