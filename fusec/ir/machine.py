@@ -54,6 +54,13 @@ class FusionTuning:
     channel_product: int = 1 << 28
     """Multiply-adds up to which a 1 x 1 convolution of a channels-last image is a matrix product:
     MobileNetV3 takes 0.94 of the time, DenseNet-121 0.95; 2^24 gained it a third (2026-11-26)."""
+    filtered_side: int = 4
+    """Least height and width of an image that is convolved by minimal filtering."""
+    filtered_places: int = 48
+    """Least places of such images, together: fewer share a transformed weight, which is 16/9 as
+    large."""
+    filtered_places_each: int = 4096
+    """The same, if a call transforms the weight, too."""
     part_ratio: int = 8
     """Least ratio of a tensor's elements to those of a part that is written by itself."""
     constant_growth: int = 4
@@ -336,6 +343,23 @@ class CachedTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class TransformedTuning:
+    """Blocks of a CPU's transformed products, such as a convolution's by Winograd."""
+
+    tiles: int = 48
+    """Tiles of a block: of 24 to 96, some 5 % more or less (64 to 512 channels); with fewer than 48
+    of 512 channels reading the weights takes as long as multiplying (2026-11-26)."""
+    least: int = 24
+    """Least tiles of a block where there are few."""
+    step: int = 12
+    """Tiles are a multiple of it: rows of products that are kept in registers."""
+    blocks: int = 4
+    """Least number of blocks, for cores to share."""
+    columns: int = 64
+    """Least columns of a block, where several share its tiles."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoopTuning:
     """Loops of a CPU's kernels."""
 
@@ -540,6 +564,7 @@ class Machine:
     rows: RowTuning = RowTuning()
     tiles: TileTuning = TileTuning()
     cached: CachedTuning = CachedTuning()
+    transformed: TransformedTuning = TransformedTuning()
     loops: LoopTuning = LoopTuning()
     code: CodeTuning = CodeTuning()
 

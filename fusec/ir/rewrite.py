@@ -146,7 +146,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
         kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
-        expr = _fresh_bound_axes(expr, kept)
+        (expr,) = with_own_axes((expr,), kept)
 
     # The condition itself is computed everywhere, so that its nodes stay as they are.
     checks = any(map(is_checked, postorder((expr,))))
@@ -219,8 +219,10 @@ def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
     return frozenset(a for n in varying for a in n.over)
 
 
-def _fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
-    """Return the expression with every reduction but those in ``kept`` over fresh axes."""
+def with_own_axes(
+    roots: tuple[Expr, ...], kept: Mapping[Expr, Expr] | None = None
+) -> tuple[Expr, ...]:
+    """Return expressions with every reduction but those in ``kept`` over fresh axes."""
 
     def renamed(node: Expr) -> Expr:
         if not isinstance(node, Reduce):
@@ -230,7 +232,7 @@ def _fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
         bodies = substitute_all(node.bodies, mapping, kept)
         return Reduce(node.monoid, tuple(fresh.values()), *bodies)
 
-    return rewrite((expr,), renamed, dict(kept))[0]
+    return rewrite(roots, renamed, dict(kept or {}))
 
 
 def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Normalizer) -> Def:

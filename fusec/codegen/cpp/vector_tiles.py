@@ -65,9 +65,10 @@ from fusec.passes.stage import Stage
 def vector_tiles(program: Program, width: int) -> Program:
     """Return a program of tiles over vectors of ``width`` lanes; other programs unchanged.
 
-    A product with an empty sum has tiles but no ``Dot``.
+    A product with an empty sum has tiles but no ``Dot``. A transformed product has none, either.
     """
-    if len(program.lanes) < 2 and not program.multiplies:
+    in_memory = any(isinstance(s, Multiply) for s in statements(program.body))
+    if in_memory or (len(program.lanes) < 2 and not program.multiplies):
         return program
     program = drop_operand_masks(program)
     rewrite = _Rewrite(program, width)

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
+from fusec.codegen.lowering.transformed import lower_transformed
 from fusec.codegen.lowering.values import Scope, Values
 from fusec.errors import InternalError
 from fusec.ir.combine import State, combine, identities
@@ -63,6 +64,7 @@ from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
 
@@ -505,6 +507,8 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
     Raises:
         InternalError: if the plan binds the axes in a way the kernel cannot run.
     """
+    if has_transformed(kernel):
+        return lower_transformed(kernel, plan, code or CodeTuning())
     lowering = _Lowering(kernel, plan)
     lowering.region(list(lowering.stores))
     return Program(

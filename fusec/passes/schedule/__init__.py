@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from fusec.errors import InternalError
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.machine import Machine
+from fusec.ir.transformed import has_transformed
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import computes_rows, unrolls_rows
-from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise
+from fusec.passes.schedule import columnwise, contraction, pointwise, rowwise, transformed
 from fusec.passes.schedule.access import fastest_axis
 from fusec.passes.schedule.nest import nest_order
 from fusec.passes.schedule.plan import Plan
@@ -80,6 +81,8 @@ def accepts_gpu(kernel: Kernel, machine: Machine) -> bool:
 
 def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel for a CPU: the one chosen by rule comes first."""
+    if has_transformed(kernel):
+        return transformed.plans(kernel, machine)
     if contraction.accepts(kernel, machine):
         return contraction.plans(kernel, machine)
     return loop_plans(kernel, machine)
@@ -87,6 +90,10 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def accepts_cpu(kernel: Kernel, machine: Machine) -> bool:
     """Return True if a CPU schedule can run the kernel: by loops, or tiles for matrix products."""
+    if has_transformed(kernel):
+        return transformed.accepts(kernel, machine) and transformed.accepts(
+            coalesce(kernel), machine
+        )
     if unrolls_rows(kernel, machine):
         return not computes_rows(kernel, machine) and accepts_loops(kernel, machine)
     if machine.multiplies and contraction.contractions(kernel, machine):

@@ -1,0 +1,227 @@
+"""Products of matrices between constant transforms, such as a convolution's by Winograd.
+
+A *transformed* product is one of several, each of which multiplies other linear combinations of its
+operand's elements; sums over all of them, with constant factors, give the results. It is recognised
+by its sums: over the products' axes, which have few elements, around a product in which both
+operands vary along them.
+
+Worked example, of two results from three products (F(2, 3) along one axis)::
+
+    y[o, w] = sum(a: A[w%2, a] * sum(c: u[a, c, o] * sum(k: B[a, k] * x[c, 2*(w//2) + k])))
+
+Its product is the sum over c, its terms are ``(a,)``. Along w tiles of two are cut: w is
+``2*wo + wi``; wo is a row of the product, and wi, which the product lacks, is a place in the tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusec.ir.contraction import factors
+from fusec.ir.expr import (
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    both,
+    children,
+    loads,
+    postorder,
+    reductions,
+    substitute,
+    substitute_all,
+)
+from fusec.ir.graph import Kernel, Store, kernel_nodes
+from fusec.ir.index import Axis, FloorDiv, Index, index
+from fusec.ir.monoid import SUM
+from fusec.ir.rewrite import with_own_axes
+
+MOST_TERMS = 8
+"""Most elements of an axis of terms, and of one that a transform sums over: both are unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformedProduct:
+    """The transformed product of a kernel, whose axes are cut into tiles where necessary.
+
+    Attributes:
+        stores: the kernel's stores, over the axes below.
+        guard: which points exist, if the tiles do not divide the axes they are cut from.
+        product: the sum over channels.
+        operand: what it multiplies with the weights: transforms of elements in memory.
+        weights: contiguous along ``lane``.
+        terms: the axes of the products.
+        channels: the axis that the product sums over.
+        rows: the grid axes of the operand, slowest first: their points are tiles.
+        groups: the grid axis of panels of columns; None for a single panel.
+        lane: the grid axis of the columns in a panel.
+        places: the grid axes of the results of one tile.
+    """
+
+    stores: tuple[Store, ...]
+    guard: Expr | None
+    product: Reduce
+    operand: Expr
+    weights: Load
+    terms: tuple[Axis, ...]
+    channels: Axis
+    rows: tuple[Axis, ...]
+    groups: Axis | None
+    lane: Axis
+    places: tuple[Axis, ...]
+
+
+def has_transformed(kernel: Kernel) -> bool:
+    """Return True if a kernel has a product whose operands vary along a sum around it."""
+    return bool(_products(kernel_nodes(kernel), kernel.grid))
+
+
+def match_transformed(kernel: Kernel) -> TransformedProduct | None:
+    """Return the transformed product of a kernel; None if it has none, or computes other sums."""
+    found = _products(kernel_nodes(kernel), kernel.grid)
+    if len(found) != 1:
+        return None
+    cut = _tiles(found[0], kernel.grid)
+    mapping = {axis: outer for axis, (outer, _) in cut.items()}
+    # Two sums may bind one axis, one inside the other: unrolling needs to tell them apart.
+    exprs = with_own_axes(substitute_all(tuple(s.expr for s in kernel.stores), mapping))
+    stores = tuple(
+        Store(s.buffer, tuple(substitute(i, mapping) for i in s.indices), expr)
+        for s, expr in zip(kernel.stores, exprs, strict=True)
+    )
+    guard: Expr | None = None
+    for _, partial in cut.values():
+        guard = both(guard, partial)
+    grid = tuple(a for axis in kernel.grid for a in _parts(mapping.get(axis, index(axis))))
+    return _roles(stores, guard, grid)
+
+
+def channel_loads(root: Expr, grid: Iterable[Axis]) -> list[tuple[Load, Axis]]:
+    """Return the loads below the operands of transformed products, with the axis of channels."""
+    found: list[tuple[Load, Axis]] = []
+    for node in _products(reductions(root), grid):
+        sides = [side for side in children(node.body) if reductions(side)]
+        found += [(n, a) for n in loads(sides) for a in node.over if a in n.axes]
+    return found
+
+
+def is_contiguous(root: Expr, axis: Axis) -> bool:
+    """Return True if an expression's loads that vary along an axis have stride 1 along it."""
+    steps = (
+        load.buffer.offset(load.indices).coefficient(axis)
+        for load in loads((root,))
+        if axis in load.axes
+    )
+    return all(step is index(1) for step in steps)
+
+
+def _products(nodes: Iterable[Expr], grid: Iterable[Axis]) -> list[Reduce]:
+    """Return the products whose operands both vary along axes that other sums bind."""
+    known = frozenset(grid)
+    return [
+        node
+        for node in nodes
+        if isinstance(node, Reduce)
+        and (parts := factors(node)) is not None
+        and parts.shared - known
+        and all(_is_short(axis) for axis in parts.shared - known)
+    ]
+
+
+def _is_short(axis: Axis) -> bool:
+    return axis.limit is None and axis.extent.is_constant and axis.extent.const <= MOST_TERMS
+
+
+def _parts(where: Index) -> tuple[Axis, ...]:
+    return tuple(sorted(where.axes, key=lambda a: a.serial))
+
+
+def _tiles(product: Reduce, grid: Iterable[Axis]) -> dict[Axis, tuple[Index, Expr | None]]:
+    """Return axis -> what replaces it, and where that exists, for axes that a product divides.
+
+    An axis of 5 that is read at ``w//2`` becomes ``2*wo + wi``, which exists below 5.
+    """
+    found: dict[Axis, tuple[Index, Expr | None]] = {}
+    for atom in _divisions(product):
+        axis = atom.dividend.as_axis()
+        if axis is None or axis not in grid or axis in found or not atom.divisor.is_constant:
+            continue
+        outer = Axis(f"{axis.name}o", (axis.extent + atom.divisor - 1) // atom.divisor)
+        inner = Axis(f"{axis.name}i", atom.divisor)
+        whole = index(outer) * atom.divisor + index(inner)
+        exact = outer.extent * atom.divisor is axis.extent
+        below = Op("lt", (IndexValue(whole), IndexValue(axis.extent)))
+        found[axis] = (whole, None if exact else below)
+    return found
+
+
+def _divisions(product: Reduce) -> list[FloorDiv]:
+    indices: list[Index] = []
+    for node in postorder((product,)):
+        if isinstance(node, Load):
+            indices += node.indices
+        elif isinstance(node, IndexValue):
+            indices.append(node.index)
+    return [atom for i in indices for atom in i.atoms() if isinstance(atom, FloorDiv)]
+
+
+def _roles(
+    stores: tuple[Store, ...], guard: Expr | None, grid: tuple[Axis, ...]
+) -> TransformedProduct | None:
+    """Return which role each axis has, or None if these are not the sums of one product."""
+    nodes = postorder(s.expr for s in stores)
+    found = _products(nodes, grid)
+    if len(found) != 1 or len(found[0].over) != 1:
+        return None
+    (product,) = found
+    parts = factors(product)
+    assert parts is not None
+    pairs = (
+        (parts.left, parts.right, parts.left_axes, parts.right_axes),
+        (parts.right, parts.left, parts.right_axes, parts.left_axes),
+    )
+    terms = parts.shared - frozenset(grid)
+    for operand, weights, rows, columns in pairs:
+        if not isinstance(weights, Load) or weights.guard is not None or not reductions(operand):
+            continue
+        offset = weights.buffer.offset(weights.indices)
+        lanes = [a for a in columns if offset.coefficient(a) is index(1)]
+        groups = [a for a in columns if a not in lanes]
+        if len(lanes) != 1 or len(groups) > 1 or not (rows | columns) <= frozenset(grid):
+            continue
+        if parts.shared & frozenset(grid) or not _sums_are_transforms(nodes, product, operand):
+            return None
+        known = rows | columns
+        return TransformedProduct(
+            stores,
+            guard,
+            product,
+            operand,
+            weights,
+            tuple(sorted(terms, key=lambda a: a.serial)),
+            product.over[0],
+            tuple(a for a in grid if a in rows),
+            groups[0] if groups else None,
+            lanes[0],
+            tuple(a for a in grid if a not in known),
+        )
+    return None
+
+
+def _sums_are_transforms(nodes: Iterable[Expr], product: Reduce, operand: Expr) -> bool:
+    """Return True if all sums of a kernel are its product, or run over few elements.
+
+    Those around the product have its terms alone.
+    """
+    inner = frozenset(reductions(operand))
+    outer = frozenset(product.axes)
+    for node in nodes:
+        if not isinstance(node, Reduce) or node is product:
+            continue
+        if node.monoid is not SUM or not all(map(_is_short, node.over)):
+            return False
+        if node not in inner and not frozenset(node.over) <= outer:
+            return False
+    return True
