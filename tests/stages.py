@@ -134,6 +134,17 @@ def turned(x: Tensor, t: Tensor) -> Tensor:
     return torch.stack((a * c - b * d, a * d + b * c), -1)
 
 
+class Filter(nn.Module):
+    """A convolution of channels-last images whose channels fill vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 32, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x.contiguous(memory_format=torch.channels_last)))
+
+
 class Scaled(torch.nn.Module):
     """A convolution whose channels are scaled and shifted."""
 
@@ -200,6 +211,7 @@ EXAMPLES = {
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
+    "filter": Example(Filter(), ((4, 16, 32, 32),), "cpu:avx512"),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),

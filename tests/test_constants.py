@@ -34,6 +34,7 @@ DEFINITIONS = {
     },
     "a value of arithmetic: beyond it, results would be wrong": {
         "codegen/triton/base_two": {"HUGE"},
+        "frontend/ops/winograd": {"OF_PIXELS", "OF_SUMS", "OF_WEIGHTS"},
         "frontend/ops/activations": {"_TANH_CUBE"},
         "ir/online": {"LEAST", "ONE"},
         "passes/graph/simplify": {"_NEUTRAL"},
@@ -58,6 +59,7 @@ DEFINITIONS = {
     "the effort of a proof, a trial or a comparison, on the host": {
         "frontend/aot/trials": {"FEW", "LARGEST", "MANY", "SMALL"},
         "ir/disjoint": {"CHOICES"},
+        "ir/transformed": {"MOST_TERMS"},
         "ir/index": {"_LONGEST_DIVISION"},
         "ir/points": {"POINTS_TRIED"},
         "passes/graph/simplify": {"NEAR"},

@@ -443,6 +443,7 @@ FAULTS = (
         "memory_formats", "images", "another stride", in_fx(argument("convolution", 3, [2, 2]))
     ),
     Fault("memory_formats", "images", "read before it is converted", in_fx(read_before)),
+    Fault("winograd", "filter", "the bias left out", in_fx(argument("winograd.default", 2, None))),
     Fault("draws", "dropout", "numbers read before they are drawn", in_fx(read_before)),
     Fault("softmax_gradients", "weights", "the other sign", in_fx(exchanged("sub", 0, 1))),
     Fault(

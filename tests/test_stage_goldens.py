@@ -25,6 +25,7 @@ EXAMPLES = {
     "fold_channels": "scaled",
     "memory_formats": "images",
     "channel_products": "mixed",
+    "winograd": "filter",
     "draws": "dropout",
     "freeze": "scaled",
     "softmax_gradients": "weights",

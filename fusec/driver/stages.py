@@ -42,6 +42,7 @@ from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
+from fusec.frontend.fx_passes.winograd import filter_by_tiles
 from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
@@ -237,11 +238,6 @@ def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     return gm
 
 
-def _channel_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-    multiply_channels(gm, context.machine.fusion.channel_product)
-    return gm
-
-
 _FORMATS = _on_fx(
     "memory_formats",
     "run sets of convolutions channels-last where they gain by it (CPU)",
@@ -253,7 +249,14 @@ _FORMATS = _on_fx(
 _PRODUCTS = _on_fx(
     "channel_products",
     "turn 1 x 1 convolutions of channels-last images, and their gradients, into products (CPU)",
-    _channel_products,
+    lambda gm, context: multiply_channels(gm, context.machine.fusion.channel_product),
+    only=_changes_convolutions,
+    needs=("memory_formats",),
+)
+_FILTERS = _on_fx(
+    "winograd",
+    "compute 3 x 3 convolutions of channels-last images with 4/9 of the multiplications (CPU)",
+    lambda gm, context: filter_by_tiles(gm, context.machine, freezes=_freezes(context)),
     only=_changes_convolutions,
     needs=("memory_formats",),
 )
@@ -273,13 +276,14 @@ INFERENCE = (
     ),
     _FORMATS,
     _PRODUCTS,
+    _FILTERS,
     _DRAWS,
     _on_fx(
         "freeze",
         "compute what follows from weights alone once, and pack weights for the library (CPU)",
         _freeze,
         only=_freezes,
-        needs=("fold_channels", "channel_products", "draws"),
+        needs=("fold_channels", "channel_products", "winograd", "draws"),
     ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
@@ -287,6 +291,7 @@ INFERENCE = (
 JOINT = (
     _FORMATS,
     _PRODUCTS,
+    _FILTERS,
     _DRAWS,
     _on_fx(
         "softmax_gradients",

@@ -39,7 +39,7 @@ from fusec.frontend.fx_passes.fx_nodes import (
 aten = torch.ops.aten
 
 
-def multiply_channels(gm: fx.GraphModule, most: int) -> None:
+def multiply_channels(gm: fx.GraphModule, most: int) -> fx.GraphModule:
     """Replace convolutions of one-pixel images, short ones, and gradients, by products, in place.
 
     Args:
@@ -57,6 +57,7 @@ def multiply_channels(gm: fx.GraphModule, most: int) -> None:
         _multiply_gradients(node)
     if found or gradients:
         gm.recompile()
+    return gm
 
 
 def _is_short(node: fx.Node, most: int) -> bool:

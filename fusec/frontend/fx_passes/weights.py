@@ -36,7 +36,7 @@ def fixed_values(gm: fx.GraphModule) -> dict[fx.Node, int]:
     known = {node: bytes_of(node) for node in weights}
     for node in gm.graph.nodes:
         sources, target = node.all_input_nodes, node.target
-        plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+        plain = isinstance(target, OpOverload) and target.namespace in ("aten", "prims", "fusec")
         traced = isinstance(node.meta.get("val"), FakeTensor)
         if plain and traced and not is_impure(node) and all(s in known for s in sources):
             known[node] = sum(map(known.__getitem__, sources))

@@ -32,6 +32,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.streamed import match_skinny
+from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
@@ -70,7 +71,7 @@ class _Inliner:
         expr = line.expr.substitute({axis: index(target) for axis, target in there.items()})
         own = replace(line, axes=tuple(there.get(a, a) for a in line.axes), expr=expr)
         found = inline_loads(own, self.definitions, self.simplify)
-        if self._is_inlined(line, found.expr):
+        if self._is_inlined(line, found):
             self.definitions[line.buffer] = found
             if line.buffer not in self.uses.live_out:
                 return ()
@@ -88,11 +89,12 @@ class _Inliner:
             for k, axis in enumerate(line.axes)
         }
 
-    def _is_inlined(self, line: Def, expr: Expr) -> bool:
+    def _is_inlined(self, line: Def, found: Def) -> bool:
+        """Return whether to inline a definition, given as captured and over common axes."""
         readers = self.uses.readers.get(line.buffer, ())
         if not readers:
             return False
-        nodes = postorder((expr,))
+        nodes = postorder((found.expr,))
         if len(nodes) > self.tuning.inlined_nodes or any(isinstance(n, Reduce) for n in nodes):
             return False
         sources = [n for n in nodes if isinstance(n, Load)]
@@ -105,6 +107,8 @@ class _Inliner:
         if line.buffer in self.uses.live_out:
             return False
         if any(self._is_streamed_by(r, line.buffer, computed=cost > 0) for r in readers):
+            return False
+        if any(self._scatters_channels(r, found) for r in readers):
             return False
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
@@ -123,6 +127,19 @@ class _Inliner:
                 products = (match_skinny(n, self.skinny_rows) for n in reductions(expr))
                 found = [p.few for p in products if p and (computed or p.panel)]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
+            case _:
+                return False
+
+    def _scatters_channels(self, reader: int, found: Def) -> bool:
+        """Return True if a consumer's transformed product would load channels that lie apart."""
+        match self.graph.nodes[reader]:
+            case Def(axes=axes, expr=expr):
+                return any(
+                    channels in at.axes and not is_contiguous(found.expr, axis)
+                    for read, channels in channel_loads(expr, axes)
+                    if read.buffer is found.buffer
+                    for at, axis in zip(read.indices, found.axes, strict=True)
+                )
             case _:
                 return False
 
