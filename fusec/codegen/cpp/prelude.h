@@ -1323,6 +1323,16 @@ template <int which> FUSEC_INLINE vi32 f_random_run4(long long seed, long long f
 // -- indices and errors ----------------------------------------------------------------------------
 
 FUSEC_INLINE long long fusec_least(long long a, long long b) { return a < b ? a : b; }
+
+// Memory of a program's own, aligned to a cache line: malloc's blocks start 16 bytes into one, and
+// each second vector of theirs lies in two. The block's address is in front.
+FUSEC_INLINE void *fusec_allocate(unsigned long long bytes) {
+  char *block = (char *)__builtin_malloc(bytes + 64);
+  char *start = block + 64 - (unsigned long long)block % 64;
+  ((void **)start)[-1] = block;
+  return start;
+}
+FUSEC_INLINE void fusec_free(void *start) { __builtin_free(((void **)start)[-1]); }
 FUSEC_INLINE long long fusec_floordiv(long long a, long long b) {
   long long q = a / b;
   return q - (a % b != 0 && (a < 0) != (b < 0));

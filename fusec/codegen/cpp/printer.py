@@ -300,8 +300,8 @@ class CppPrinter:
             self.emit(f"alignas(64) {kind} {name}[{length}];")
             return
         size = f"sizeof({kind}) * ({self.scalar_index(statement.length)})"
-        self.emit(f"{kind} *{name} = ({kind} *)__builtin_malloc({size});")
-        self.frees.append(f"__builtin_free({name});")
+        self.emit(f"{kind} *{name} = ({kind} *)fusec_allocate({size});")
+        self.frees.append(f"fusec_free({name});")
 
     def prefetch(self, load: Load) -> None:
         """Print a prefetch of a later iteration's load, unless all grid iterations share it."""
