@@ -211,7 +211,10 @@ EXAMPLES = {
     "dropout": Example(lambda x: F.dropout(x, 0.5) * 2, ((8, 32),)),
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
-    "filter": Example(Filter(), ((4, 16, 32, 32),), "cpu:avx512"),
+    "terms": Example(
+        lambda w: torch.ops.fusec.winograd_weight(w, 16), ((16, 2, 3, 3),), "cpu:avx512"
+    ),
+    "filter": Example(Filter(), ((4, 16, 16, 16),), "cpu:avx512"),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),

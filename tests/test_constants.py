@@ -59,7 +59,6 @@ DEFINITIONS = {
     "the effort of a proof, a trial or a comparison, on the host": {
         "frontend/aot/trials": {"FEW", "LARGEST", "MANY", "SMALL"},
         "ir/disjoint": {"CHOICES"},
-        "ir/transformed": {"MOST_TERMS"},
         "ir/index": {"_LONGEST_DIVISION"},
         "ir/points": {"POINTS_TRIED"},
         "passes/graph/simplify": {"NEAR"},
@@ -68,6 +67,8 @@ DEFINITIONS = {
         "driver/splitting": {"MOST"},
         "frontend/ops/literals": {"LONGEST"},
         "ir/streamed": {"WIDEST_PANEL"},
+        "ir/transformed": {"MOST_TERMS"},
+        "passes/kernel/short_sums": {"MOST_POINTS"},
     },
 }
 """Why a number is none that tunes -> module -> its names."""

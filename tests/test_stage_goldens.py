@@ -55,6 +55,7 @@ EXAMPLES = {
     "unroll_rows": "rows",
     "coalesce": "parts",
     "unroll_pairs": "pairs",
+    "unroll_terms": "terms",
     "plan": "norm",
     "lower": "norm",
     "vector_tiles": "tiles",

@@ -126,11 +126,12 @@ def _products(nodes: Iterable[Expr], grid: Iterable[Axis]) -> list[Reduce]:
         if isinstance(node, Reduce)
         and (parts := factors(node)) is not None
         and parts.shared - known
-        and all(_is_short(axis) for axis in parts.shared - known)
+        and all(is_short(axis) for axis in parts.shared - known)
     ]
 
 
-def _is_short(axis: Axis) -> bool:
+def is_short(axis: Axis) -> bool:
+    """Return True for an axis of few elements, whose sums are written out."""
     return axis.limit is None and axis.extent.is_constant and axis.extent.const <= MOST_TERMS
 
 
@@ -220,7 +221,7 @@ def _sums_are_transforms(nodes: Iterable[Expr], product: Reduce, operand: Expr) 
     for node in nodes:
         if not isinstance(node, Reduce) or node is product:
             continue
-        if node.monoid is not SUM or not all(map(_is_short, node.over)):
+        if node.monoid is not SUM or not all(map(is_short, node.over)):
             return False
         if node not in inner and not frozenset(node.over) <= outer:
             return False

@@ -12,7 +12,6 @@ of 0, and what several of them share is computed once.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ from fusec.ir.expr import (
     Const,
     Expr,
     Load,
-    Op,
-    Reduce,
     Var,
     children,
     reach,
@@ -40,6 +37,7 @@ from fusec.ir.program import For, Let, Matrix, Multiply, Program, Put, Scratch, 
 from fusec.ir.rewrite import replace_nodes
 from fusec.ir.transformed import TransformedProduct, match_transformed
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.short_sums import points, written_out
 from fusec.passes.schedule.plan import Plan
 
 
@@ -136,8 +134,8 @@ class _TileLowering:
         channel = index(vectors) * self.width + index(found.lane)
         with self._loop(self.tile, *self.count), self._loop(vectors, vectors.extent):
             where = {**self.where, found.channels: channel}
-            for terms in self._points(found.terms):
-                value = self._unrolled(found.operand.substitute({**where, **terms}))
+            for terms in points(found.terms):
+                value = self._written_out(found.operand.substitute({**where, **terms}))
                 slot = self.operand.offset((*terms.values(), index(self.tile), channel))
                 put = Put(self.operand.flat(), slot, self.value(value), None)
                 self.scopes[-1].body.append(put)
@@ -179,24 +177,20 @@ class _TileLowering:
         slot = (*(index(a) for a in found.terms), index(self.tile), column)
         product_ = Load(self.products.flat(), (self.products.offset(slot),))
         with self._loop(self.tile, *self.count), self._loop(self.group, *self.groups):
-            for places in self._points(found.places):
+            for places in points(found.places):
                 where = {**self.where, **places}
                 guard = None
                 if found.guard is not None:
-                    there = self.value(self._unrolled(found.guard.substitute(where)))
+                    there = self.value(self._written_out(found.guard.substitute(where)))
                     guard = there if isinstance(there, Var) else None
                 for store in found.stores:
                     (expr,) = replace_nodes((store.expr,), {found.product: product_})
-                    value = self.value(self._unrolled(expr.substitute(where)))
+                    value = self.value(self._written_out(expr.substitute(where)))
                     (offset,) = store.indices
                     at = substitute(offset, where, self.value)
                     self.scopes[-1].body.append(Put(store.buffer, at, value, guard))
 
     # -- values ------------------------------------------------------------------------------------
-
-    def _points(self, axes: tuple[Axis, ...]) -> Iterator[dict[Axis, Index]]:
-        for point in itertools.product(*(range(a.extent.const) for a in axes)):
-            yield dict(zip(axes, map(index, point), strict=True))
 
     @contextmanager
     def _loop(self, axis: Axis, *stops: Index) -> Iterator[None]:
@@ -227,46 +221,5 @@ class _TileLowering:
         assert known is not None
         return known
 
-    def _unrolled(self, root: Expr) -> Expr:
-        """Return an expression with each sum over few elements written out, without terms of 0."""
-        (root,) = self.simplify((root,))
-        sums = [n for n in reach((root,), _but_sums) if isinstance(n, Reduce)]
-        return replace_nodes((root,), {n: self._written_out(n) for n in sums})[0]
-
-    def _written_out(self, node: Reduce) -> Expr:
-        added: list[tuple[float, Expr]] = []
-        for point in self._points(node.over):
-            (term,) = self.simplify((node.body.substitute(point),))
-            factor, rest = _scaled(term)
-            if factor:
-                added.append((factor, self._unrolled(rest)))
-        if not added:
-            return Const(0, node.dtype)
-        added.sort(
-            key=lambda pair: pair[0] < 0
-        )  # the first one is not negated, if that is possible
-        (factor, total), *others = added
-        if factor != 1:
-            total = Op("mul", (Const(factor, node.dtype), total))
-        for factor, rest in others:
-            if abs(factor) != 1:
-                rest = Op("mul", (Const(abs(factor), node.dtype), rest))
-            total = Op("add" if factor > 0 else "sub", (total, rest))
-        return total
-
-
-def _but_sums(node: Expr) -> tuple[Expr, ...]:
-    return () if isinstance(node, Reduce) else children(node)
-
-
-def _scaled(term: Expr) -> tuple[float, Expr]:
-    """Return a term of a sum as a number times the rest."""
-    match term:
-        case Const(value=value):
-            return (float(value), Const(1, term.dtype))
-        case (
-            Op(name="mul", args=(Const(value=value), rest))
-            | Op(name="mul", args=(rest, Const(value=value)))
-        ):
-            return float(value), rest
-    return 1.0, term
+    def _written_out(self, root: Expr) -> Expr:
+        return written_out(root, self.simplify)
