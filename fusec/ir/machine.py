@@ -60,8 +60,8 @@ class FusionTuning:
     """Least places of such images, together: fewer share a transformed weight, which is 16/9 as
     large."""
     filtered_places_each: int = 1024
-    """The same, if a call transforms the weight, too: with 200 to 400 places that takes the time that
-    is saved (256 and 512 channels, 2026-11-26)."""
+    """The same, if a call transforms the weight, too: with 200 to 400 places that takes as long as
+    it saves (256 and 512 channels, 2026-11-26)."""
     part_ratio: int = 8
     """Least ratio of a tensor's elements to those of a part that is written by itself."""
     constant_growth: int = 4
