@@ -148,6 +148,18 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
         (expr,) = with_own_axes((expr,), kept)
 
+    body = guarded_loads(expr, condition, kept)
+    if body.dtype is BOOL:
+        return Op("and", (condition, body))
+    return Select(condition, body, Const(0, body.dtype))
+
+
+def guarded_loads(expr: Expr, condition: Expr, kept: Mapping[Expr, Expr]) -> Expr:
+    """Return an expression that neither loads nor raises where a condition does not hold.
+
+    Args:
+        kept: node -> its result, for nodes that stay as they are.
+    """
     # The condition itself is computed everywhere, so that its nodes stay as they are.
     checks = any(map(is_checked, postorder((expr,))))
     asked = frozenset(postorder((condition,))) if checks else frozenset[Expr]()
@@ -159,10 +171,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
             return Load(node.buffer, node.indices, both(node.guard, condition))
         return checked_where(condition, node) if is_checked(node) else node
 
-    (body,) = rewrite((expr,), guarded, kept)
-    if body.dtype is BOOL:
-        return Op("and", (condition, body))
-    return Select(condition, body, Const(0, body.dtype))
+    return rewrite((expr,), guarded, dict(kept))[0]
 
 
 def is_checked(node: Expr) -> TypeGuard[Op]:

@@ -22,7 +22,7 @@ def extents(axes: tuple[Axis, ...]) -> list[int]:
 
 
 def test_each_axis_has_a_role() -> None:
-    kernel, (_, u, _) = filtered(3, 8, 32, 48)
+    kernel, (_, u, *_) = filtered(3, 8, 32, 48)
     found = match_transformed(kernel)
     assert found is not None
     assert (extents(found.rows), extents(found.places), extents(found.terms)) == ([3, 4], [2], [4])
@@ -66,7 +66,7 @@ def test_a_kernel_that_computes_other_sums_is_none(monoid) -> None:
 
 
 def test_a_guarded_weight_is_none() -> None:
-    kernel, (_, u, _) = filtered(1, 8, 16, 16)
+    kernel, (_, u, *_) = filtered(1, 8, 16, 16)
     node = next(n for n in match_transformed(kernel).product.body.args if n.buffer.base is u)
     guarded = kernel.map(lambda exprs: tuple(_guard(e, node.buffer) for e in exprs))
     assert match_transformed(guarded) is None

@@ -34,7 +34,7 @@ from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.machine import CodeTuning
 from fusec.ir.names import Names
 from fusec.ir.program import For, Let, Matrix, Multiply, Program, Put, Scratch, Statement
-from fusec.ir.rewrite import replace_nodes
+from fusec.ir.rewrite import guarded_loads, replace_nodes
 from fusec.ir.transformed import TransformedProduct, match_transformed
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.short_sums import points, written_out
@@ -176,6 +176,11 @@ class _TileLowering:
         column = index(self.group) * self.width + index(found.lane)
         slot = (*(index(a) for a in found.terms), index(self.tile), column)
         product_ = Load(self.products.flat(), (self.products.offset(slot),))
+        exprs = tuple(store.expr for store in found.stores)
+        if found.guard is not None:  # what stands around the product is loaded where results are
+            same: dict[Expr, Expr] = {found.product: found.product}
+            exprs = tuple(guarded_loads(expr, found.guard, same) for expr in exprs)
+        exprs = replace_nodes(exprs, {found.product: product_})
         with self._loop(self.tile, *self.count), self._loop(self.group, *self.groups):
             for places in points(found.places):
                 where = {**self.where, **places}
@@ -183,8 +188,7 @@ class _TileLowering:
                 if found.guard is not None:
                     there = self.value(self._written_out(found.guard.substitute(where)))
                     guard = there if isinstance(there, Var) else None
-                for store in found.stores:
-                    (expr,) = replace_nodes((store.expr,), {found.product: product_})
+                for store, expr in zip(found.stores, exprs, strict=True):
                     value = self.value(self._written_out(expr.substitute(where)))
                     (offset,) = store.indices
                     at = substitute(offset, where, self.value)

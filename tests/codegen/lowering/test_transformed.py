@@ -35,18 +35,20 @@ def program_of(*sizes: int) -> tuple[Program, tuple]:
 )
 def test_the_interpreter_finds_the_convolution(sizes: tuple[int, int, int, int]) -> None:
     lines, places, channels, outputs = sizes
-    program, (x, u, y) = program_of(*sizes)
+    program, (x, u, r, y) = program_of(*sizes)
     numbers = np.random.default_rng(1)
     image = numbers.integers(-4, 5, (lines, places, channels)).astype(np.float32)
     weight = numbers.integers(-4, 5, (outputs, channels, 3)).astype(np.float32)
+    more = numbers.integers(-4, 5, (lines, places, outputs)).astype(np.float32)
     storage = {
+        r: more.reshape(-1),
         x: image.reshape(-1),
         u: np.ascontiguousarray(transformed(weight), np.float32).reshape(-1),
         y: np.full(lines * places * outputs, np.nan, np.float32),
     }
     run_program(program, storage, {})
     found = storage[y].reshape(lines, places, outputs)
-    assert np.array_equal(found, np.maximum(convolved(image, weight), 0))
+    assert np.array_equal(found, np.maximum(convolved(image, weight) + more, 0))
 
 
 def loops(program: Program) -> list[For]:
@@ -63,7 +65,7 @@ def test_transforms_are_written_out_without_zeros_and_ones() -> None:
     first, products, last = loops(program)
     # Four terms of two pixels each; two results of three terms each, which share a sum of two.
     assert sorted(operations(first)) == ["add", "sub", "sub", "sub"]
-    assert sorted(operations(last)) == ["add", "add", "maximum", "maximum", "sub", "sub"]
+    assert sorted(operations(last)) == [*["add"] * 4, "maximum", "maximum", "sub", "sub"]
     assert [type(s) for s in statements((products,))] == [For, Multiply]
 
 

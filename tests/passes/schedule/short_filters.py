@@ -34,10 +34,13 @@ def weighted(table: Sequence[Sequence[float]], row: Index, axis: Axis, term: Exp
 
 
 def filtered(
-    lines: int, places: int, channels: int, outputs: int, panel: int = 16, *, relu: bool = True
-) -> tuple[FlatKernel, tuple[Buffer, Buffer, Buffer]]:
-    """y[n, w, o] = relu(sum(c, k: x[n, w + k - 1, c] * weight[o, c, k])), and x, u and y."""
+    lines: int, places: int, channels: int, outputs: int, panel: int = 16
+) -> tuple[FlatKernel, tuple[Buffer, Buffer, Buffer, Buffer]]:
+    """y[n, w, o] = relu(sum(c, k: x[n, w + k - 1, c] * weight[o, c, k]) + r[n, w, o]), and x, u,
+    r and y.
+    """
     x, y = buffer("x", lines, places, channels), buffer("y", lines, places, outputs)
+    r = buffer("r", lines, places, outputs)
     u = buffer("u", 4, outputs // panel, channels, panel)
     n, w, o = axes("n w o", lines, places, outputs)
     a, k, c = axes("a k c", 4, 4, channels)
@@ -47,10 +50,9 @@ def filtered(
     )
     weights = load(u, a, index(o) // panel, c, index(o) % panel)
     product = Reduce(SUM, (c,), Op("mul", (weights, pixels)))
-    value = weighted(OF_SUMS, index(w) % 2, a, product)
-    if relu:
-        value = Op("maximum", (value, Const(0.0, F32)))
-    return coalesce(kernel_of(graph((x, u), (Def(y, (n, w, o), value),), y))), (x, u, y)
+    value = Op("add", (weighted(OF_SUMS, index(w) % 2, a, product), load(r, n, w, o)))
+    value = Op("maximum", (value, Const(0.0, F32)))
+    return coalesce(kernel_of(graph((x, u, r), (Def(y, (n, w, o), value),), y))), (x, u, r, y)
 
 
 def transformed(weight: np.ndarray, panel: int = 16) -> np.ndarray:

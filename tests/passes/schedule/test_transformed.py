@@ -57,7 +57,7 @@ def test_lanes_are_a_panel() -> None:
 
 def test_channels_are_whole_vectors_side_by_side() -> None:
     assert not accepts(filtered(2, 8, 24, 32)[0], MACHINE)
-    kernel, (x, _, _) = filtered(2, 8, 32, 32)
+    kernel, (x, *_) = filtered(2, 8, 32, 32)
     assert accepts(kernel, MACHINE)
 
     def turned(node):
