@@ -25,6 +25,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    axes_in,
     both,
     children,
     loads,
@@ -36,7 +37,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, FloorDiv, Index, index
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import with_own_axes
+from fusec.ir.rewrite import is_index_only, with_own_axes
 
 MOST_TERMS = 8
 """Most elements of an axis of terms, and of one that a transform sums over: both are unrolled."""
@@ -192,9 +193,11 @@ def _roles(
         groups = [a for a in columns if a not in lanes]
         if len(lanes) != 1 or len(groups) > 1 or not (rows | columns) <= frozenset(grid):
             continue
+        places = tuple(a for a in grid if a not in rows | columns)
         if parts.shared & frozenset(grid) or not _sums_are_transforms(nodes, product, operand):
             return None
-        known = rows | columns
+        if not all(is_short(a) and a in _factors_around(nodes, product) for a in places):
+            return None
         return TransformedProduct(
             stores,
             guard,
@@ -206,9 +209,16 @@ def _roles(
             tuple(a for a in grid if a in rows),
             groups[0] if groups else None,
             lanes[0],
-            tuple(a for a in grid if a not in known),
+            places,
         )
     return None
+
+
+def _factors_around(nodes: Iterable[Expr], product: Reduce) -> frozenset[Axis]:
+    """Return the axes of the constant factors of the sums around a product."""
+    around = [n for n in nodes if isinstance(n, Reduce) and product in postorder(n.bodies)]
+    factors = [side for n in around for side in children(n.body) if is_index_only(side)]
+    return axes_in(factors)
 
 
 def _sums_are_transforms(nodes: Iterable[Expr], product: Reduce, operand: Expr) -> bool:

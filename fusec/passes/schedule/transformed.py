@@ -24,8 +24,9 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
         return False
     whole = found.channels.extent.is_constant and found.channels.extent.const % machine.vector == 0
     grid = {*found.rows, found.groups, found.lane, *found.places}
-    covered = all({a for i in s.indices for a in i.axes} >= grid - {None} for s in found.stores)
-    return whole and bool(found.rows) and covered and is_contiguous(found.operand, found.channels)
+    offsets = [s.buffer.offset(s.indices) for s in found.stores]
+    stored = all(o.axes >= grid - {None} and o.steps_by_one(found.lane) for o in offsets)
+    return whole and bool(found.rows) and stored and is_contiguous(found.operand, found.channels)
 
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:

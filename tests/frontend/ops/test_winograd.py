@@ -123,6 +123,31 @@ def test_a_part_of_a_cat_and_a_result_that_is_also_read_elsewhere() -> None:
     check(Dense(), last(2, 16, 8, 8))
 
 
+BEHIND = {
+    "contiguous": lambda y, r: y.contiguous(),
+    "turned": lambda y, r: (y * 2).permute(2, 0, 3, 1).contiguous(),
+    "flat": lambda y, r: torch.relu(y).flatten(1).topk(3).values,
+    "a larger batch": lambda y, r: y[:1] + r,
+    "one more axis": lambda y, r: y[:1] + r[:, None],
+    "a part": lambda y, r: torch.relu(y[:, 8:24, 1:, ::2]) * r[:, :, 1:, ::2],
+    "a sum of channels": lambda y, r: y.softmax(1).sum((2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_stands_behind_it(name: str) -> None:
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filters = nn.Conv2d(16, 32 if name == "a part" else 16, 3, padding=1)
+
+        def forward(self, x: Tensor, r: Tensor) -> Tensor:
+            return BEHIND[name](self.filters(x), r)
+
+    for size in (8, 7):
+        check(Behind(), last(3, 16, size, 10), values(3, 16, size, 10, seed=2))
+
+
 def test_images_are_converted_by_a_kernel_of_their_own() -> None:
     """Each tile would gather its channels, and each pixel is in four tiles."""
     filters = Filters(16, 32)
