@@ -146,7 +146,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
         kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
-        (expr,) = with_own_axes((expr,), kept)
+        expr = _fresh_bound_axes(expr, kept)
 
     body = guarded_loads(expr, condition, kept)
     if body.dtype is BOOL:
@@ -228,10 +228,8 @@ def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
     return frozenset(a for n in varying for a in n.over)
 
 
-def with_own_axes(
-    roots: tuple[Expr, ...], kept: Mapping[Expr, Expr] | None = None
-) -> tuple[Expr, ...]:
-    """Return expressions with every reduction but those in ``kept`` over fresh axes."""
+def _fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
+    """Return the expression with every reduction but those in ``kept`` over fresh axes."""
 
     def renamed(node: Expr) -> Expr:
         if not isinstance(node, Reduce):
@@ -241,7 +239,7 @@ def with_own_axes(
         bodies = substitute_all(node.bodies, mapping, kept)
         return Reduce(node.monoid, tuple(fresh.values()), *bodies)
 
-    return rewrite(roots, renamed, dict(kept or {}))
+    return rewrite((expr,), renamed, dict(kept))[0]
 
 
 def inline_loads(line: Def, definitions: Mapping[Buffer, Def], simplify: Normalizer) -> Def:

@@ -37,7 +37,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, FloorDiv, Index, index
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import is_index_only, with_own_axes
+from fusec.ir.rewrite import is_index_only
 
 MOST_TERMS = 8
 """Most elements of an axis of terms, and of one that a transform sums over: both are unrolled."""
@@ -75,7 +75,7 @@ class TransformedProduct:
 
 
 def has_transformed(kernel: Kernel) -> bool:
-    """Return True if a kernel has a product whose operands vary along a sum around it."""
+    """Return True if a kernel has a transformed product, which one schedule alone may run."""
     return bool(_products(kernel_nodes(kernel), kernel.grid))
 
 
@@ -86,8 +86,7 @@ def match_transformed(kernel: Kernel) -> TransformedProduct | None:
         return None
     cut = _tiles(found[0], kernel.grid)
     mapping = {axis: outer for axis, (outer, _) in cut.items()}
-    # Two sums may bind one axis, one inside the other: unrolling needs to tell them apart.
-    exprs = with_own_axes(substitute_all(tuple(s.expr for s in kernel.stores), mapping))
+    exprs = substitute_all(tuple(s.expr for s in kernel.stores), mapping)
     stores = tuple(
         Store(s.buffer, tuple(substitute(i, mapping) for i in s.indices), expr)
         for s, expr in zip(kernel.stores, exprs, strict=True)
@@ -119,16 +118,24 @@ def is_contiguous(root: Expr, axis: Axis) -> bool:
 
 
 def _products(nodes: Iterable[Expr], grid: Iterable[Axis]) -> list[Reduce]:
-    """Return the products whose operands both vary along axes that other sums bind."""
+    """Return the products whose operands both vary along axes of sums with constant factors."""
+    sums = [n for n in nodes if isinstance(n, Reduce)]
+    weighted = frozenset(a for n in sums if _is_weighted(n) for a in n.over)
     known = frozenset(grid)
     return [
         node
-        for node in nodes
-        if isinstance(node, Reduce)
-        and (parts := factors(node)) is not None
-        and parts.shared - known
-        and all(is_short(axis) for axis in parts.shared - known)
+        for node in sums
+        if weighted and (parts := factors(node)) is not None and parts.shared - known
+        if parts.shared - known <= weighted
     ]
+
+
+def _is_weighted(node: Reduce) -> bool:
+    """Return True for a sum over few elements with a factor that reads no memory."""
+    if node.monoid is not SUM or not all(map(is_short, node.over)):
+        return False
+    body = node.body
+    return isinstance(body, Op) and body.name == "mul" and any(map(is_index_only, body.args))
 
 
 def is_short(axis: Axis) -> bool:
@@ -175,7 +182,8 @@ def _roles(
     """Return which role each axis has, or None if these are not the sums of one product."""
     nodes = postorder(s.expr for s in stores)
     found = _products(nodes, grid)
-    if len(found) != 1 or len(found[0].over) != 1:
+    free = axes_in((*(s.expr for s in stores), *(i for s in stores for i in s.indices)))
+    if len(found) != 1 or len(found[0].over) != 1 or not free <= frozenset(grid):
         return None
     (product,) = found
     parts = factors(product)
@@ -194,7 +202,9 @@ def _roles(
         if len(lanes) != 1 or len(groups) > 1 or not (rows | columns) <= frozenset(grid):
             continue
         places = tuple(a for a in grid if a not in rows | columns)
-        if parts.shared & frozenset(grid) or not _sums_are_transforms(nodes, product, operand):
+        if parts.shared & frozenset(grid) or not _sums_are_transforms(
+            nodes, product, operand, terms
+        ):
             return None
         if not all(is_short(a) and a in _factors_around(nodes, product) for a in places):
             return None
@@ -221,18 +231,18 @@ def _factors_around(nodes: Iterable[Expr], product: Reduce) -> frozenset[Axis]:
     return axes_in(factors)
 
 
-def _sums_are_transforms(nodes: Iterable[Expr], product: Reduce, operand: Expr) -> bool:
-    """Return True if all sums of a kernel are its product, or run over few elements.
-
-    Those around the product have its terms alone.
+def _sums_are_transforms(
+    nodes: Iterable[Expr], product: Reduce, operand: Expr, terms: frozenset[Axis]
+) -> bool:
+    """Return True if a kernel's sums are its product, those around it over its terms, and those
+    of its operand over few elements.
     """
     inner = frozenset(reductions(operand))
-    outer = frozenset(product.axes)
     for node in nodes:
         if not isinstance(node, Reduce) or node is product:
             continue
         if node.monoid is not SUM or not all(map(is_short, node.over)):
             return False
-        if node not in inner and not frozenset(node.over) <= outer:
+        if node not in inner and not terms.issuperset(node.over):
             return False
     return True

@@ -8,11 +8,12 @@ import pytest
 
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Op, Reduce
-from fusec.ir.graph import Kernel, Store
+from fusec.ir.graph import Def, Kernel, Store
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.transformed import has_transformed, match_transformed
-from tests.ir.graphs import buffer, load
+from tests.ir.graphs import axes, buffer, graph, load
+from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import products
 from tests.passes.schedule.short_filters import filtered
 
@@ -47,6 +48,15 @@ def test_a_plain_product_is_none() -> None:
     kernel = products(32, 32, 32, dtype=F32)
     assert not has_transformed(kernel)
     assert match_transformed(kernel) is None
+
+
+def test_a_product_inside_of_another_sum_is_none() -> None:
+    """Relative positions of an attention: a short product, summed over short axes around it."""
+    x, w, v, y = buffer("x", 8, 4), buffer("w", 8, 4, 16), buffer("v", 8), buffer("y", 8, 16)
+    m, n, a, k = axes("m n a k", 8, 16, 8, 4)
+    inner = Reduce(SUM, (k,), Op("mul", (load(x, a, k), load(w, a, k, n))))
+    line = Def(y, (m, n), Reduce(SUM, (a,), Op("mul", (load(v, a), inner))))
+    assert not has_transformed(kernel_of(graph((x, w, v), (line,), y)))
 
 
 def with_sum(kernel: Kernel, more: Reduce) -> Kernel:

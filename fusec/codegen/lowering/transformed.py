@@ -12,7 +12,7 @@ of 0, and what several of them share is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -135,7 +135,7 @@ class _TileLowering:
         with self._loop(self.tile, *self.count), self._loop(vectors, vectors.extent):
             where = {**self.where, found.channels: channel}
             for terms in points(found.terms):
-                value = self._written_out(found.operand.substitute({**where, **terms}))
+                value = self._written_out(found.operand, {**where, **terms})
                 slot = self.operand.offset((*terms.values(), index(self.tile), channel))
                 put = Put(self.operand.flat(), slot, self.value(value), None)
                 self.scopes[-1].body.append(put)
@@ -186,10 +186,10 @@ class _TileLowering:
                 where = {**self.where, **places}
                 guard = None
                 if found.guard is not None:
-                    there = self.value(self._written_out(found.guard.substitute(where)))
+                    there = self.value(self._written_out(found.guard, where))
                     guard = there if isinstance(there, Var) else None
                 for store, expr in zip(found.stores, exprs, strict=True):
-                    value = self.value(self._written_out(expr.substitute(where)))
+                    value = self.value(self._written_out(expr, where))
                     (offset,) = store.indices
                     at = substitute(offset, where, self.value)
                     self.scopes[-1].body.append(Put(store.buffer, at, value, guard))
@@ -225,5 +225,5 @@ class _TileLowering:
         assert known is not None
         return known
 
-    def _written_out(self, root: Expr) -> Expr:
-        return written_out(root, self.simplify)
+    def _written_out(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:
+        return written_out(root, where, self.simplify, zeros=False)

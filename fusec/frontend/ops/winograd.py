@@ -17,6 +17,7 @@ multiplies and transforms back, in a core's cache (``ir/transformed.py``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -54,10 +55,12 @@ for _signature in (
 
 def winograd_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
     """Return a weight [o, c, 3, 3], transformed, as [a, b, o // panel, c, o % panel]."""
-    table = torch.tensor(OF_WEIGHTS, dtype=torch.float64)
-    made = torch.einsum("ak,bl,ockl->aboc", table, table, weight.double()).to(weight.dtype)
-    outputs, inputs = weight.shape[:2]
-    return made.view(TERMS, TERMS, outputs // panel, panel, inputs).transpose(3, 4).contiguous()
+    outputs, inputs, *kernel = weight.shape
+    line = torch.tensor(OF_WEIGHTS, dtype=torch.float64)
+    table = torch.kron(line, line)  # [a and b, k and l]
+    made = weight.double().reshape(-1, math.prod(kernel)) @ table.t()
+    cut = made.to(weight.dtype).view(outputs // panel, panel, inputs, TERMS, TERMS)
+    return cut.permute(3, 4, 0, 2, 1).contiguous()
 
 
 def winograd(

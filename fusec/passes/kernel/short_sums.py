@@ -1,38 +1,42 @@
-"""Write out sums over few elements with constant factors, as the transforms of Winograd are.
+"""Write out sums over few elements, as the transforms of Winograd's minimal filtering are.
 
-``written_out`` does so in an expression: terms whose factor is 0 are left out, and equal parts of
-sums stay one node. ``unroll_terms`` does so in a kernel of such sums alone, together with the grid
-axes that only the factors vary along: all results of the same elements are then computed at once.
+``written_out`` does so in an expression. ``unroll_terms`` does so in a kernel of such sums alone,
+together with the grid axes that only constant factors vary along: all results of the same elements
+are then computed at once.
 
 Spec: ``flat kernel -> flat kernel``, the same values.
 
 Worked example, a filter's four terms::
 
     u[a, n] = sum(k: G[a, k] * w[3*n + k])       grid a:4 n:N  inside k:3
-    u[n] = w[3*n];  u[n + N] = 0.5*w[3*n] + 0.5*w[3*n + 1] + 0.5*w[3*n + 2];  ...      grid n:N
+    u[n] = 0 + w[3*n] + 0*w[3*n + 1] + 0*w[3*n + 2];  u[n + N] = ...      grid n:N
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from fusec.ir.dtype import DType
 from fusec.ir.expr import (
     Const,
     Expr,
+    IndexValue,
     Load,
     Op,
     Reduce,
+    Select,
     axes_in,
     children,
     reach,
+    rebuild,
     substitute,
 )
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import Normalizer, is_index_only, replace_nodes, with_own_axes
+from fusec.ir.rewrite import Normalizer, is_index_only
 from fusec.ir.transformed import is_short
 from fusec.passes.graph.simplify import simplifier
 
@@ -46,52 +50,91 @@ def points(axes: tuple[Axis, ...]) -> Iterator[dict[Axis, Index]]:
         yield dict(zip(axes, map(index, point), strict=True))
 
 
-def written_out(root: Expr, simplify: Normalizer) -> Expr:
-    """Return an expression with each sum over few elements written out.
+def written_out(
+    root: Expr, at: Mapping[Axis, Index], simplify: Normalizer, *, zeros: bool = True
+) -> Expr:
+    """Return an expression at some indices, with each sum over few elements written out.
 
     Args:
-        simplify: decides comparisons of constants.
+        zeros: keep terms whose factor is 0, for which infinity and NaN count, and the order of all.
     """
-    (root,) = simplify((root,))
-    sums = [n for n in reach((root,), _but_sums) if isinstance(n, Reduce)]
-    return replace_nodes((root,), {n: _added(n, simplify) for n in sums})[0]
+    return simplify((_Writer(zeros).at(root, at),))[0]
 
 
-def _but_sums(node: Expr) -> tuple[Expr, ...]:
-    return () if isinstance(node, Reduce) else children(node)
+class _Writer:
+    """Writes out sums; what is equal at the same indices is one node."""
+
+    def __init__(self, zeros: bool) -> None:
+        self.zeros = zeros
+        self.known: dict[tuple[Expr, tuple[tuple[Axis, Index], ...]], Expr] = {}
+
+    def at(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:
+        """Return an expression at some indices."""
+        new: dict[Expr, Expr] = {}
+        for node in reach((root,), lambda n: () if isinstance(n, Reduce) else children(n)):
+            if isinstance(node, Reduce):
+                new[node] = self.sum(node, where)
+            else:
+                new[node] = rebuild(node, new, where)
+        return new[root]
+
+    def sum(self, node: Reduce, where: Mapping[Axis, Index]) -> Expr:
+        """Return the terms of a sum at some indices, added up."""
+        key = (node, tuple((a, i) for a, i in where.items() if a in node.axes))
+        if key not in self.known:
+            terms = [self.term(node.body, {**where, **point}) for point in points(node.over)]
+            self.known[key] = (
+                _total(terms, node.dtype) if self.zeros else _shortest(terms, node.dtype)
+            )
+        return self.known[key]
+
+    def term(self, body: Expr, where: Mapping[Axis, Index]) -> tuple[float, Expr]:
+        """Return a term as a number times the rest; without a constant factor the number is 1."""
+        if isinstance(body, Op) and body.name == "mul":
+            for factor, rest in (body.args, body.args[::-1]):
+                number = _number(factor, where)
+                if number is not None:
+                    dropped = number == 0 and not self.zeros
+                    return number, Const(0, body.dtype) if dropped else self.at(rest, where)
+        return 1.0, self.at(body, where)
 
 
-def _added(node: Reduce, simplify: Normalizer) -> Expr:
-    added: list[tuple[float, Expr]] = []
-    for point in points(node.over):
-        (term,) = simplify((node.body.substitute(point),))
-        factor, rest = _scaled(term)
-        if factor:
-            added.append((factor, written_out(rest, simplify)))
-    if not added:
-        return Const(0, node.dtype)
-    added.sort(key=lambda pair: pair[0] < 0)  # if possible, the first is not negated
-    (factor, total), *others = added
-    if factor != 1:
-        total = Op("mul", (Const(factor, node.dtype), total))
-    for factor, rest in others:
-        if abs(factor) != 1:
-            rest = Op("mul", (Const(abs(factor), node.dtype), rest))
-        total = Op("add" if factor > 0 else "sub", (total, rest))
+def _number(node: Expr, where: Mapping[Axis, Index]) -> float | None:
+    """Return the value of an expression of floats that reads no memory, at some indices."""
+    match node:
+        case Const():
+            return float(node.value) if node.dtype.is_float else None
+        case Select(condition=Op(name="lt", args=(IndexValue() as a, IndexValue() as b))):
+            difference = substitute(a.index - b.index, where)
+            if not difference.is_constant:
+                return None
+            return _number(node.then if difference.const < 0 else node.other, where)
+        case _:
+            return None
+
+
+def _scaled(number: float, rest: Expr) -> Expr:
+    return rest if number == 1 else Op("mul", (Const(number, rest.dtype), rest))
+
+
+def _total(terms: list[tuple[float, Expr]], dtype: DType) -> Expr:
+    """Return a sum as a loop computes it, from 0 on."""
+    total: Expr = Const(0, dtype)
+    for number, rest in terms:
+        total = Op("add", (total, _scaled(number, rest)))
     return total
 
 
-def _scaled(term: Expr) -> tuple[float, Expr]:
-    """Return a term of a sum as a number times the rest."""
-    match term:
-        case Const(value=value):
-            return (float(value), Const(1, term.dtype))
-        case (
-            Op(name="mul", args=(Const(value=value), rest))
-            | Op(name="mul", args=(rest, Const(value=value)))
-        ):
-            return float(value), rest
-    return 1.0, term
+def _shortest(terms: list[tuple[float, Expr]], dtype: DType) -> Expr:
+    """Return a sum in the fewest operations: terms of 0 left out, negative ones subtracted."""
+    added = sorted((term for term in terms if term[0]), key=lambda term: term[0] < 0)
+    if not added:
+        return Const(0, dtype)
+    (number, rest), *others = added
+    total = _scaled(number, rest)
+    for number, rest in others:
+        total = Op("add" if number > 0 else "sub", (total, _scaled(abs(number), rest)))
+    return total
 
 
 def unroll_terms(kernel: FlatKernel) -> FlatKernel:
@@ -99,16 +142,15 @@ def unroll_terms(kernel: FlatKernel) -> FlatKernel:
     terms = _terms(kernel)
     if not terms:
         return kernel
-    exprs = with_own_axes(tuple(store.expr for store in kernel.stores))
     simplify = simplifier()
     stores = [
         Store(
             store.buffer,
             (substitute(store.indices[0], point),),
-            written_out(expr.substitute(point), simplify),
+            written_out(store.expr, point, simplify),
         )
         for point in points(terms)
-        for store, expr in zip(kernel.stores, exprs, strict=True)
+        for store in kernel.stores
     ]
     grid = tuple(a for a in kernel.grid if a not in terms)
     return FlatKernel(replace(kernel, grid=grid, inside=(), stores=tuple(stores), labels=()))
@@ -129,7 +171,8 @@ def _terms(kernel: FlatKernel) -> tuple[Axis, ...]:
     along = axes_in(factors) - axes_in(n for n in nodes if isinstance(n, Load))
     found = tuple(a for a in kernel.grid if a in along and is_short(a))
     stored = all(set(found) <= s.indices[0].axes for s in kernel.stores)
-    return found if stored and len(list(points(found))) <= MOST_POINTS else ()
+    few = product(a.extent for a in found).const <= MOST_POINTS
+    return found if stored and few else ()
 
 
 def _is_product(node: Expr) -> bool:

@@ -10,6 +10,7 @@ Worked example, 64 to 64 channels: 48 tiles of 4 * 4 terms are 192 KB, their pro
 
 from __future__ import annotations
 
+from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
 from fusec.ir.index import index, product
 from fusec.ir.machine import Machine
@@ -32,7 +33,8 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     """Return the plan of a kernel, as a tuple."""
     found = match_transformed(kernel)
-    assert found is not None
+    if found is None:
+        raise InternalError(f"{kernel.name} was not accepted", stage="passes.schedule")
     tiles, groups = _block(found, machine)
     known = {a for store in found.stores for i in store.indices for a in i.axes}
     bindings: list[Binding] = []

@@ -128,13 +128,15 @@ BEHIND = {
     "turned": lambda y, r: (y * 2).permute(2, 0, 3, 1).contiguous(),
     "flat": lambda y, r: torch.relu(y).flatten(1).topk(3).values,
     "a larger batch": lambda y, r: y[:1] + r,
-    "one more axis": lambda y, r: y[:1] + r[:, None],
+    "one more axis": lambda y, r: y + r[:, None],
+    "an axis that images lack": lambda y, r: y[:1].expand(4, -1, -1, -1) * 2 - r[:1],
     "a part": lambda y, r: torch.relu(y[:, 8:24, 1:, ::2]) * r[:, :, 1:, ::2],
     "a sum of channels": lambda y, r: y.softmax(1).sum((2, 3)),
 }
 
 
 @pytest.mark.parametrize("name", BEHIND)
+@torch.no_grad()
 def test_what_stands_behind_it(name: str) -> None:
     class Behind(nn.Module):
         def __init__(self) -> None:
@@ -144,8 +146,8 @@ def test_what_stands_behind_it(name: str) -> None:
         def forward(self, x: Tensor, r: Tensor) -> Tensor:
             return BEHIND[name](self.filters(x), r)
 
-    for size in (8, 7):
-        check(Behind(), last(3, 16, size, 10), values(3, 16, size, 10, seed=2))
+    for images, size in ((3, 8), (1, 7)):
+        check(Behind(), last(images, 16, size, 10), values(3, 16, size, 10, seed=2))
 
 
 def test_images_are_converted_by_a_kernel_of_their_own() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, FlatKernel
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM, Monoid
@@ -49,12 +48,22 @@ def test_each_term_is_a_store_of_shared_elements() -> None:
     assert [a.extent.const for a in found.axes] == [20]
     exprs = [store.expr for store in found.stores]
     assert len(loads(exprs)) == 3
-    assert isinstance(exprs[0], Load) and isinstance(exprs[3], Load)
     assert not any(isinstance(node, Reduce) for node in postorder(exprs))
     numbers = np.random.default_rng(1).integers(-4, 5, (20, 3)).astype(np.float32)
     wanted = np.asarray(OF_WEIGHTS, np.float32) @ numbers.T
     assert np.array_equal(run(found, w, u, numbers), wanted.reshape(-1))
     assert np.array_equal(run(kernel, w, u, numbers), wanted.reshape(-1))
+
+
+def test_terms_of_zero_count_where_elements_are_not_finite() -> None:
+    kernel, w, u = weights()
+    numbers = np.ones((20, 3), np.float32)
+    numbers[:4] = [[1, np.nan, 1], [np.inf, 1, 1], [-0.0, -0.0, -0.0], [1, 1, -np.inf]]
+    with np.errstate(invalid="ignore"):
+        found, wanted = run(unroll_terms(kernel), w, u, numbers), run(kernel, w, u, numbers)
+    assert np.array_equal(found, wanted, equal_nan=True)
+    assert np.array_equal(np.signbit(found), np.signbit(wanted))
+    assert np.isnan(found.reshape(4, 20)[0, 0]), "0 * NaN"
 
 
 @pytest.mark.parametrize(
@@ -73,14 +82,25 @@ def test_a_sum_without_constant_factors_stays() -> None:
     assert unroll_terms(kernel) is kernel
 
 
-def written(row: int) -> Expr:
-    (k,) = axes("k", 3)
+def written(row: int, *, zeros: bool) -> str:
+    k, r = axes("k r", 3, 3)
     table = ((0, 0, 0), (-1, 0, -2), (1, -1, 0))
-    body = Op("mul", (entry(table, index(row), index(k)), load(buffer("x", 3), k)))
-    return written_out(Reduce(SUM, (k,), body), simplifier())
+    body = Op("mul", (entry(table, index(r), index(k)), load(buffer("x", 3), k)))
+    total = Reduce(SUM, (k,), body)
+    return repr(written_out(total, {r: index(row)}, simplifier(), zeros=zeros))
 
 
-def test_terms_of_zero_are_left_out_and_signs_become_operations() -> None:
-    assert written(0) is Const(0.0, F32)
-    assert repr(written(1)) == "(-1.0 * x[0]) - (2.0 * x[2])"
-    assert repr(written(2)) == "x[0] - x[1]"
+def test_of_tables_of_our_own_terms_of_zero_are_left_out_and_signs_are_operations() -> None:
+    assert written(0, zeros=False) == "0.0"
+    assert written(1, zeros=False) == "(-1.0 * x[0]) - (2.0 * x[2])"
+    assert written(2, zeros=False) == "x[0] - x[1]"
+    assert written(2, zeros=True) == "((0.0 + x[0]) + (-1.0 * x[1])) + (0.0 * x[2])"
+
+
+def test_one_axis_may_be_bound_twice() -> None:
+    """Fusion unites axes of equal extents, one inside the other."""
+    k, c = axes("k c", 2, 2)
+    inner = Reduce(SUM, (k,), load(buffer("x", 2), k))
+    total = Reduce(SUM, (k,), Op("mul", (load(buffer("y", 2), k), inner)))
+    shown = repr(written_out(total, {c: index(0)}, simplifier(), zeros=False))
+    assert shown == "(y[0] * (x[0] + x[1])) + (y[1] * (x[0] + x[1]))"
