@@ -12,7 +12,7 @@ of 0, and what several of them share is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -36,8 +36,7 @@ from fusec.ir.names import Names
 from fusec.ir.program import For, Let, Matrix, Multiply, Program, Put, Scratch, Statement
 from fusec.ir.rewrite import guarded_loads, replace_nodes
 from fusec.ir.transformed import TransformedProduct, match_transformed
-from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.short_sums import points, written_out
+from fusec.passes.kernel.short_sums import SumWriter, points
 from fusec.passes.schedule.plan import Plan
 
 
@@ -89,7 +88,7 @@ class _TileLowering:
         self.grid = [a for a in (self.part, self.block) if a.extent is not index(1)]
         self.count = (self.tile.extent, count - self._at(self.block) * self.tiles)
         self.groups = (self.group.extent, index(groups) - self._at(self.part) * self.columns)
-        self.simplify = simplifier()
+        self.written_out = SumWriter(zeros=False)
         self.names = Names()
         self.scopes = [_LoopScope(frozenset(self.grid))]
         self.operand = self._array("operand", found.channels.extent.const)
@@ -135,7 +134,7 @@ class _TileLowering:
         with self._loop(self.tile, *self.count), self._loop(vectors, vectors.extent):
             where = {**self.where, found.channels: channel}
             for terms in points(found.terms):
-                value = self._written_out(found.operand, {**where, **terms})
+                value = self.written_out(found.operand, {**where, **terms})
                 slot = self.operand.offset((*terms.values(), index(self.tile), channel))
                 put = Put(self.operand.flat(), slot, self.value(value), None)
                 self.scopes[-1].body.append(put)
@@ -186,10 +185,10 @@ class _TileLowering:
                 where = {**self.where, **places}
                 guard = None
                 if found.guard is not None:
-                    there = self.value(self._written_out(found.guard, where))
+                    there = self.value(self.written_out(found.guard, where))
                     guard = there if isinstance(there, Var) else None
                 for store, expr in zip(found.stores, exprs, strict=True):
-                    value = self.value(self._written_out(expr, where))
+                    value = self.value(self.written_out(expr, where))
                     (offset,) = store.indices
                     at = substitute(offset, where, self.value)
                     self.scopes[-1].body.append(Put(store.buffer, at, value, guard))
@@ -224,6 +223,3 @@ class _TileLowering:
         known = self._known(node)
         assert known is not None
         return known
-
-    def _written_out(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:
-        return written_out(root, where, self.simplify, zeros=False)

@@ -1,6 +1,6 @@
 """Write out sums over few elements, as the transforms of Winograd's minimal filtering are.
 
-``written_out`` does so in an expression. ``unroll_terms`` does so in a kernel of such sums alone,
+``SumWriter`` does so in an expression. ``unroll_terms`` does so in a kernel of such sums alone,
 together with the grid axes that only constant factors vary along: all results of the same elements
 are then computed at once.
 
@@ -36,7 +36,7 @@ from fusec.ir.expr import (
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import Normalizer, is_index_only
+from fusec.ir.rewrite import is_index_only
 from fusec.ir.transformed import is_short
 from fusec.passes.graph.simplify import simplifier
 
@@ -50,23 +50,21 @@ def points(axes: tuple[Axis, ...]) -> Iterator[dict[Axis, Index]]:
         yield dict(zip(axes, map(index, point), strict=True))
 
 
-def written_out(
-    root: Expr, at: Mapping[Axis, Index], simplify: Normalizer, *, zeros: bool = True
-) -> Expr:
-    """Return an expression at some indices, with each sum over few elements written out.
+class SumWriter:
+    """Writes expressions with each sum over few elements written out, memoised across calls.
 
     Args:
         zeros: keep terms whose factor is 0, for which infinity and NaN count, and the order of all.
     """
-    return simplify((_Writer(zeros).at(root, at),))[0]
 
-
-class _Writer:
-    """Writes out sums; what is equal at the same indices is one node."""
-
-    def __init__(self, zeros: bool) -> None:
+    def __init__(self, *, zeros: bool) -> None:
         self.zeros = zeros
+        self.simplify = simplifier()
         self.known: dict[tuple[Expr, tuple[tuple[Axis, Index], ...]], Expr] = {}
+
+    def __call__(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:
+        """Return an expression at some indices, simplified."""
+        return self.simplify((self.at(root, where),))[0]
 
     def at(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:
         """Return an expression at some indices."""
@@ -142,12 +140,12 @@ def unroll_terms(kernel: FlatKernel) -> FlatKernel:
     terms = _terms(kernel)
     if not terms:
         return kernel
-    simplify = simplifier()
+    written_out = SumWriter(zeros=True)
     stores = [
         Store(
             store.buffer,
             (substitute(store.indices[0], point),),
-            written_out(store.expr, point, simplify),
+            written_out(store.expr, point),
         )
         for point in points(terms)
         for store in kernel.stores

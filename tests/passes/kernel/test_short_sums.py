@@ -9,9 +9,8 @@ from fusec.ir.expr import Buffer, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, FlatKernel
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM, Monoid
-from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.short_sums import unroll_terms, written_out
+from fusec.passes.kernel.short_sums import SumWriter, unroll_terms
 from fusec.tools.interpreter.expression import Env
 from fusec.tools.interpreter.graph import run_kernel, to_storage
 from tests.ir.graphs import axes, buffer, graph, load
@@ -87,7 +86,7 @@ def written(row: int, *, zeros: bool) -> str:
     table = ((0, 0, 0), (-1, 0, -2), (1, -1, 0))
     body = Op("mul", (entry(table, index(r), index(k)), load(buffer("x", 3), k)))
     total = Reduce(SUM, (k,), body)
-    return repr(written_out(total, {r: index(row)}, simplifier(), zeros=zeros))
+    return repr(SumWriter(zeros=zeros)(total, {r: index(row)}))
 
 
 def test_of_tables_of_our_own_terms_of_zero_are_left_out_and_signs_are_operations() -> None:
@@ -102,5 +101,5 @@ def test_one_axis_may_be_bound_twice() -> None:
     k, c = axes("k c", 2, 2)
     inner = Reduce(SUM, (k,), load(buffer("x", 2), k))
     total = Reduce(SUM, (k,), Op("mul", (load(buffer("y", 2), k), inner)))
-    shown = repr(written_out(total, {c: index(0)}, simplifier(), zeros=False))
+    shown = repr(SumWriter(zeros=False)(total, {c: index(0)}))
     assert shown == "(y[0] * (x[0] + x[1])) + (y[1] * (x[0] + x[1]))"
