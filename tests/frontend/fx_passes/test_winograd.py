@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.frontend.fx_passes.memory_formats import DECISION
+from fusec.frontend.fx_passes.winograd import FILTERED
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
 from tests.support import values
@@ -96,6 +98,17 @@ def test_the_gradient_of_images_is_filtered_too_and_that_of_weights_is_not() -> 
         op="call_function", target=aten.convolution_backward.default
     )
     assert rest.args[10] == [False, True, True]
+
+
+def test_it_is_still_called_a_convolution_and_knows_why_its_format_was_chosen() -> None:
+    fn = nn.Sequential(*(nn.Conv2d(32, 32, 3, padding=1) for _ in range(6))).eval()
+    with torch.no_grad():
+        (graph,) = graphs_of(fn, values(4, 32, 32, 32))
+    node, *others = graph.graph.find_nodes(op="call_function", target=ops.winograd.default)
+    assert len(others) == 5
+    assert node.meta["original_aten"] is aten.convolution.default
+    assert node.meta[DECISION].b == "channels-last" and node.meta[DECISION].taken
+    assert (node.meta[FILTERED].a, node.meta[FILTERED].b) == (node.name, "winograd")
 
 
 def test_a_gradient_of_weights_alone_stays() -> None:

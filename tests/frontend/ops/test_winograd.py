@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fusec.codegen.targets import find_target
 from fusec.frontend.ops.winograd import winograd, winograd_weight
 from fusec.options import Options
+from fusec.processors import PROCESSORS
+from fusec.runtime.kernels.cpp_kernel import vector_width
 from fusec.tools.report import explain
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
@@ -99,10 +101,12 @@ def test_the_library_convolves_nothing_else_than_the_gradient_of_weights() -> No
     }
 
 
-@pytest.mark.parametrize("features", ["avx2", "sse4"])
-def test_on_narrower_vectors(features: str) -> None:
-    with on_processor(features):
-        check(Filters(16, 32), last(2, 16, 7, 10))
+@pytest.mark.parametrize("name", ["cpu:avx2", "cpu:sse4"])
+def test_on_narrower_vectors(name: str) -> None:
+    processor = PROCESSORS[name]
+    with on_processor(processor.features):
+        assert vector_width() == processor.lanes
+        check(Filters(processor.lanes, 3 * processor.lanes), last(2, processor.lanes, 7, 10))
 
 
 def test_a_batch_of_any_size() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.ir.expr import Buffer, Op, Reduce, loads, postorder
+from fusec.ir.expr import Buffer, Expr, Op, Reduce, loads, postorder
 from fusec.ir.graph import Def, FlatKernel
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM, Monoid
+from fusec.ir.rewrite import rewrite
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.short_sums import SumWriter, unroll_terms
 from fusec.tools.interpreter.expression import Env
@@ -70,6 +71,26 @@ def test_terms_of_zero_count_where_elements_are_not_finite() -> None:
 )
 def test_long_axes_and_other_reductions_stay(how) -> None:
     kernel, *_ = weights(**how)
+    assert unroll_terms(kernel) is kernel
+
+
+def test_a_factor_that_is_added_stays() -> None:
+    kernel, *_ = weights()
+
+    def added(node: Expr) -> Expr:
+        return Op("add", node.args) if isinstance(node, Op) and node.name == "mul" else node
+
+    changed = FlatKernel(kernel.map(lambda exprs: rewrite(exprs, added)))
+    assert unroll_terms(changed) is changed
+
+
+def test_more_results_of_the_same_elements_than_registers_stay() -> None:
+    w, u = buffer("w", 20, 3), buffer("u", 8, 4, 20)
+    a, b, n, k = axes("a b n k", 8, 4, 20, 3)
+    table = entry(OF_WEIGHTS, index(b), index(k))
+    factor = Op("mul", (entry(OF_WEIGHTS * 2, index(a), index(k)), table))
+    line = Def(u, (a, b, n), Reduce(SUM, (k,), Op("mul", (factor, load(w, n, k)))))
+    kernel = coalesce(kernel_of(graph((w,), (line,), u)))
     assert unroll_terms(kernel) is kernel
 
 
