@@ -15,7 +15,7 @@ Its product is the sum over c, its terms are ``(a,)``. Along w tiles of two are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.contraction import factors
@@ -59,6 +59,7 @@ class TransformedProduct:
         groups: the grid axis of panels of columns; None for a single panel.
         lane: the grid axis of the columns in a panel.
         places: the grid axes of the results of one tile.
+        sides: axis of the kernel that was cut into a row and a place -> the extent of the place.
     """
 
     stores: tuple[Store, ...]
@@ -72,6 +73,7 @@ class TransformedProduct:
     groups: Axis | None
     lane: Axis
     places: tuple[Axis, ...]
+    sides: Mapping[Axis, Index]
 
 
 def has_transformed(kernel: Kernel) -> bool:
@@ -85,17 +87,20 @@ def match_transformed(kernel: Kernel) -> TransformedProduct | None:
     if len(found) != 1:
         return None
     cut = _tiles(found[0], kernel.grid)
-    mapping = {axis: outer for axis, (outer, _) in cut.items()}
+    mapping = {axis: whole for axis, (whole, _, _) in cut.items()}
     exprs = substitute_all(tuple(s.expr for s in kernel.stores), mapping)
     stores = tuple(
         Store(s.buffer, tuple(substitute(i, mapping) for i in s.indices), expr)
         for s, expr in zip(kernel.stores, exprs, strict=True)
     )
     guard: Expr | None = None
-    for _, partial in cut.values():
+    for _, partial, _ in cut.values():
         guard = both(guard, partial)
     grid = tuple(a for axis in kernel.grid for a in _parts(mapping.get(axis, index(axis))))
-    return _roles(stores, guard, grid)
+    sides = {
+        axis: outer.coefficient(_parts(outer)[0]) or index(1) for axis, outer in mapping.items()
+    }
+    return _roles(stores, guard, grid, sides)
 
 
 def channel_loads(root: Expr, grid: Iterable[Axis]) -> list[tuple[Load, Axis]]:
@@ -147,12 +152,12 @@ def _parts(where: Index) -> tuple[Axis, ...]:
     return tuple(sorted(where.axes, key=lambda a: a.serial))
 
 
-def _tiles(product: Reduce, grid: Iterable[Axis]) -> dict[Axis, tuple[Index, Expr | None]]:
-    """Return axis -> what replaces it, and where that exists, for axes that a product divides.
+def _tiles(product: Reduce, grid: Iterable[Axis]) -> dict[Axis, tuple[Index, Expr | None, Index]]:
+    """Return axis -> what replaces it, where that exists, and the divisor, if a product divides it.
 
     An axis of 5 that is read at ``w//2`` becomes ``2*wo + wi``, which exists below 5.
     """
-    found: dict[Axis, tuple[Index, Expr | None]] = {}
+    found: dict[Axis, tuple[Index, Expr | None, Index]] = {}
     for atom in _divisions(product):
         axis = atom.dividend.as_axis()
         if axis is None or axis not in grid or axis in found or not atom.divisor.is_constant:
@@ -162,7 +167,7 @@ def _tiles(product: Reduce, grid: Iterable[Axis]) -> dict[Axis, tuple[Index, Exp
         whole = index(outer) * atom.divisor + index(inner)
         exact = outer.extent * atom.divisor is axis.extent
         below = Op("lt", (IndexValue(whole), IndexValue(axis.extent)))
-        found[axis] = (whole, None if exact else below)
+        found[axis] = (whole, None if exact else below, atom.divisor)
     return found
 
 
@@ -177,7 +182,10 @@ def _divisions(product: Reduce) -> list[FloorDiv]:
 
 
 def _roles(
-    stores: tuple[Store, ...], guard: Expr | None, grid: tuple[Axis, ...]
+    stores: tuple[Store, ...],
+    guard: Expr | None,
+    grid: tuple[Axis, ...],
+    sides: Mapping[Axis, Index],
 ) -> TransformedProduct | None:
     """Return which role each axis has, or None if these are not the sums of one product."""
     nodes = postorder(s.expr for s in stores)
@@ -209,17 +217,18 @@ def _roles(
         if not all(is_short(a) and a in _factors_around(nodes, product) for a in places):
             return None
         return TransformedProduct(
-            stores,
-            guard,
-            product,
-            operand,
-            weights,
-            tuple(sorted(terms, key=lambda a: a.serial)),
-            product.over[0],
-            tuple(a for a in grid if a in rows),
-            groups[0] if groups else None,
-            lanes[0],
-            places,
+            stores=stores,
+            guard=guard,
+            product=product,
+            operand=operand,
+            weights=weights,
+            terms=tuple(sorted(terms, key=lambda a: a.serial)),
+            channels=product.over[0],
+            rows=tuple(a for a in grid if a in rows),
+            groups=groups[0] if groups else None,
+            lane=lanes[0],
+            places=places,
+            sides=sides,
         )
     return None
 

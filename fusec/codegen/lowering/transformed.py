@@ -77,17 +77,17 @@ class _TileLowering:
     def __init__(self, found: TransformedProduct, plan: Plan) -> None:
         self.found = found
         chunks = {b.axis: b.chunk for b in plan.bindings if b.chunk}
+        self.columns = chunks.pop(found.groups, 1) if found.groups is not None else 1
+        (self.tiles,) = set(chunks.values())  # of all rows together
         groups = found.groups.extent.const if found.groups is not None else 1
         count = product(a.extent for a in found.rows)
-        self.tiles = next(chunks[a] for a in chunks if a is not found.groups)
-        self.columns = chunks.get(found.groups, groups) if found.groups is not None else 1
         self.width = found.lane.extent.const
         self.block = Axis("block", (count + self.tiles - 1) // self.tiles)
         self.part = Axis("part", index(-(-groups // self.columns)))
         self.tile, self.group = Axis("t", index(self.tiles)), Axis("g", index(self.columns))
         self.grid = [a for a in (self.part, self.block) if a.extent is not index(1)]
-        self.count = (self.tile.extent, count - self._at(self.block) * self.tiles)
-        self.groups = (self.group.extent, index(groups) - self._at(self.part) * self.columns)
+        self.tile_stops = (self.tile.extent, count - self._at(self.block) * self.tiles)
+        self.group_stops = (self.group.extent, index(groups) - self._at(self.part) * self.columns)
         self.written_out = SumWriter(zeros=False)
         self.names = Names()
         self.scopes = [_LoopScope(frozenset(self.grid))]
@@ -131,7 +131,7 @@ class _TileLowering:
         found = self.found
         vectors = Axis("c", index(found.channels.extent.const // self.width))
         channel = index(vectors) * self.width + index(found.lane)
-        with self._loop(self.tile, *self.count), self._loop(vectors, vectors.extent):
+        with self._loop(self.tile, *self.tile_stops), self._loop(vectors, vectors.extent):
             where = {**self.where, found.channels: channel}
             for terms in points(found.terms):
                 value = self.written_out(found.operand, {**where, **terms})
@@ -143,27 +143,24 @@ class _TileLowering:
         found = self.found
         offset = found.weights.buffer.offset(found.weights.indices)
         row = offset.coefficient(found.channels)
-        panel = index(0) if found.groups is None else offset.coefficient(found.groups)
-        assert row is not None and panel is not None
+        step = index(0) if found.groups is None else offset.coefficient(found.groups)
+        assert row is not None and step is not None
         first = dict.fromkeys((found.channels, found.lane), index(0))
         if found.groups is not None:
             first[found.groups] = self._at(self.part) * self.columns
-        zero = index(0)
         terms = tuple(index(a) for a in found.terms)
-        one = index(1)
-        product_ = Multiply(
+        body: Statement = Multiply(
             self._matrix(self.products, terms),
             self._matrix(self.operand, terms),
-            Matrix(found.weights.buffer.base, substitute(offset, first), row, one, panel),
-            self.count,
-            self.groups,
+            Matrix(found.weights.buffer.base, substitute(offset, first), row, index(1), step),
+            self.tile_stops,
+            self.group_stops,
             (found.channels.extent,),
             self.width,
             adds=False,
         )
-        body: Statement = product_
         for axis in reversed(found.terms):
-            body = For(axis, zero, (axis.extent,), (body,))
+            body = For(axis, index(0), (axis.extent,), (body,))
         self.scopes[0].body.append(body)
 
     def _matrix(self, array: Buffer, terms: tuple[Index, ...]) -> Matrix:
@@ -174,13 +171,13 @@ class _TileLowering:
         found = self.found
         column = index(self.group) * self.width + index(found.lane)
         slot = (*(index(a) for a in found.terms), index(self.tile), column)
-        product_ = Load(self.products.flat(), (self.products.offset(slot),))
+        loaded = Load(self.products.flat(), (self.products.offset(slot),))
         exprs = tuple(store.expr for store in found.stores)
         if found.guard is not None:  # what stands around the product is loaded where results are
             same: dict[Expr, Expr] = {found.product: found.product}
             exprs = tuple(guarded_loads(expr, found.guard, same) for expr in exprs)
-        exprs = replace_nodes(exprs, {found.product: product_})
-        with self._loop(self.tile, *self.count), self._loop(self.group, *self.groups):
+        exprs = replace_nodes(exprs, {found.product: loaded})
+        with self._loop(self.tile, *self.tile_stops), self._loop(self.group, *self.group_stops):
             for places in points(found.places):
                 where = {**self.where, **places}
                 guard = None

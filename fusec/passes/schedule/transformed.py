@@ -36,7 +36,6 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     if found is None:
         raise InternalError(f"{kernel.name} was not accepted", stage="passes.schedule")
     tiles, groups = _block(found, machine)
-    known = {a for store in found.stores for i in store.indices for a in i.axes}
     bindings: list[Binding] = []
     for axis in kernel.axes:
         if axis in kernel.inside:
@@ -45,10 +44,11 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
             bindings.append(Binding(axis, LoopKind.LANES, machine.vector))
         elif axis is found.groups:
             bindings.append(Binding(axis, LoopKind.GRID, chunk=groups))
-        else:  # a row or a place; an axis that is both is cut by the lowering
-            tile = 1 if axis in known else 2
-            chunk = 0 if axis in found.places else tiles
-            bindings.append(Binding(axis, LoopKind.GRID, tile, chunk))
+        elif axis in found.places:
+            bindings.append(Binding(axis, LoopKind.GRID))
+        else:  # a row, or what the lowering cuts into a row and a place
+            side = found.sides.get(axis, index(1)).const
+            bindings.append(Binding(axis, LoopKind.GRID, side, chunk=tiles))
     return (Plan(tuple(bindings), dots=True),)
 
 
