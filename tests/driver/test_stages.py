@@ -64,6 +64,7 @@ ELSEWHERE = {
     ("fusec/passes/memory/in_place.py", "in_reading_order"): "what two stages have in common",
     ("fusec/passes/memory/in_place.py", "redirected"): "the same",
     ("fusec/passes/fusion/store_parts.py", "redirected"): "the same",
+    ("fusec/codegen/lowering/lower.py", "lower_transformed"): "the part of it for one schedule",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",
     ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its cost",
     (
