@@ -141,6 +141,17 @@ def _torch_s_trace_has_no_listener() -> None:
             trace_log.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def _torch_has_the_threads_it_had() -> Iterator[None]:
+    """Undo what a benchmark sets: a program that is saved later would ask for as many threads."""
+    import torch  # local: as above
+
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _observers_are_there_and_say_nothing_at_the_end() -> Iterator[None]:
     """Import the observers that programs have; leave out what ``verify`` reports at exit."""
