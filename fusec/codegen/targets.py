@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusec.codegen.cpp.pairs import CPP_FLAT
-from fusec.codegen.cpp.vector_tiles import CPP_FORM
+from fusec.codegen.cpp.stages import CPP_FLAT, CPP_FORM
 from fusec.codegen.parametrize import Functions, print_entries
 from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form

@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import fx
 
-from fusec.codegen.cpp.pairs import CPP_FLAT
-from fusec.codegen.cpp.vector_tiles import CPP_FORM
+from fusec.codegen.cpp.stages import CPP_FLAT, CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target

@@ -97,10 +97,7 @@ def match_transformed(kernel: Kernel) -> TransformedProduct | None:
     for _, partial, _ in cut.values():
         guard = both(guard, partial)
     grid = tuple(a for axis in kernel.grid for a in _parts(mapping.get(axis, index(axis))))
-    sides = {
-        axis: outer.coefficient(_parts(outer)[0]) or index(1) for axis, outer in mapping.items()
-    }
-    return _roles(stores, guard, grid, sides)
+    return _roles(stores, guard, grid, {axis: side for axis, (_, _, side) in cut.items()})
 
 
 def channel_loads(root: Expr, grid: Iterable[Axis]) -> list[tuple[Load, Axis]]:

@@ -50,7 +50,7 @@ STRUCTURES = {
 }  # fmt: skip
 HOMES = {
     "fusec/driver/stages.py",
-    "fusec/codegen/cpp/pairs.py",
+    "fusec/codegen/cpp/stages.py",
     "fusec/codegen/cpp/vector_tiles.py",
     "fusec/codegen/triton/form.py",
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.codegen.cpp.vector_tiles import CPP_FORM
+from fusec.codegen.cpp.stages import CPP_FORM
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Const, Op, Select, postorder
 from fusec.ir.program import Let, Program, Statement, Update, map_statements, reads, statements

@@ -14,28 +14,6 @@ from collections.abc import Mapping, Sequence
 from fusec.ir.expr import Buffer, Load
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import Let, Put, Statement
-from fusec.passes.kernel.short_sums import unroll_terms
-from fusec.passes.kernel.unroll_pairs import unroll_pairs
-from fusec.passes.stage import Stage
-
-CPP_FLAT = (
-    Stage(
-        "unroll_pairs",
-        "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
-        lambda flat, context: unroll_pairs(flat),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
-    ),
-    Stage(
-        "unroll_terms",
-        "write out short sums with constant factors, with the axes of these factors (CPU)",
-        lambda flat, context: unroll_terms(flat),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
-    ),
-)
 
 
 def half_of_pair(buffer: Buffer, offset: Index, lane: Axis | None) -> int | None:

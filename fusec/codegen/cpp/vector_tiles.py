@@ -59,7 +59,6 @@ from fusec.ir.program import (
     map_statements,
     statements,
 )
-from fusec.passes.stage import Stage
 
 
 def vector_tiles(program: Program, width: int) -> Program:
@@ -75,19 +74,6 @@ def vector_tiles(program: Program, width: int) -> Program:
     body = _without_unread(rewrite.block(program.body))
     exponentials = tuple(rewrite.writer.exponentials)
     return replace(program, lanes=(rewrite.writer.lane,), body=body, exponentials=exponentials)
-
-
-CPP_FORM = (
-    Stage(
-        "vector_tiles",
-        "turn tiles into arrays, lanes into vector loops, a `Dot` into a product in memory (CPU)",
-        lambda program, context: vector_tiles(program, context.target.machine.vector),
-        "Program",
-        "Program",
-        needs=("parametrize",),
-    ),
-)
-"""The stages from a program to the program that ``codegen/cpp/printer.py`` prints."""
 
 
 class _Rewrite:

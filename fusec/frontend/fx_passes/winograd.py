@@ -59,7 +59,9 @@ def filter_by_tiles(gm: fx.GraphModule, machine: Machine, *, freezes: bool) -> f
 def _filter_gradient(node: fx.Node, machine: Machine) -> bool:
     """Compute the gradient of a convolution's images by filtering, if it gains; tell whether."""
     gradient, x, weight, sizes, *settings = node.args[:10]
-    like, padding, wanted = node.meta["val"], *map(list[Any], (settings[1], node.args[10]))  # type: ignore[arg-type]
+    padding: Any = settings[1]
+    wanted: Any = node.args[10]
+    like = node.meta["val"]
     if not wanted[0] or not _gains(gradient, weight, like[0], settings, machine, fixed=False):
         return False
     with node.graph.inserting_before(node):

@@ -5,7 +5,8 @@ array, multiplies one pair of matrices for each term, and transforms the product
 (``codegen/lowering/transformed.py``). In the plan the rows, together, are ``grid by`` the tiles of
 a block, the groups of columns ``grid by`` those of a block.
 
-Worked example, 64 to 64 channels: 48 tiles of 4 * 4 terms are 192 KB, their products as many.
+Worked example, 64 to 64 channels: 48 tiles of 4 * 4 terms are 192 KB, their products as many. Of
+512 channels both are 1.5 MB, more than a second-level cache of 2 MB.
 """
 
 from __future__ import annotations

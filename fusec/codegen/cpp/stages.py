@@ -1,0 +1,40 @@
+"""The stages that the C++ target has beside those of every target."""
+
+from __future__ import annotations
+
+from fusec.codegen.cpp.vector_tiles import vector_tiles
+from fusec.passes.kernel.short_sums import unroll_terms
+from fusec.passes.kernel.unroll_pairs import unroll_pairs
+from fusec.passes.stage import Stage
+
+CPP_FLAT = (
+    Stage(
+        "unroll_pairs",
+        "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
+        lambda flat, context: unroll_pairs(flat),
+        "FlatKernel",
+        "FlatKernel",
+        needs=("coalesce",),
+    ),
+    Stage(
+        "unroll_terms",
+        "write out short sums with constant factors, with the axes of these factors (CPU)",
+        lambda flat, context: unroll_terms(flat),
+        "FlatKernel",
+        "FlatKernel",
+        needs=("coalesce",),
+    ),
+)
+"""The stages on a flat kernel before it is planned."""
+
+CPP_FORM = (
+    Stage(
+        "vector_tiles",
+        "turn tiles into arrays, lanes into vector loops, a `Dot` into a product in memory (CPU)",
+        lambda program, context: vector_tiles(program, context.target.machine.vector),
+        "Program",
+        "Program",
+        needs=("parametrize",),
+    ),
+)
+"""The stages from a program to the program that ``codegen/cpp/printer.py`` prints."""
