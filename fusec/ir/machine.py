@@ -396,8 +396,11 @@ class LoopTuning:
 
     One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
     not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous
-    along the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6: no panels (2026-11).
+    along the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6 (2026-11).
     """
+    cached_bytes: int = 1 << 21
+    """Bytes of the largest f32 weight in panels, which several products read: a core's second-level
+    cache (``docs/decisions/weight-panels.md``)."""
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10

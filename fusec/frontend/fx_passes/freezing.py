@@ -79,7 +79,7 @@ def freeze(gm: fx.GraphModule, machine: Machine, *, packs: bool, panels: bool) -
         return
     if packs:
         pack_convolutions(gm, known)
-        pack_products(gm, known, machine.skinny_rows if panels else 0, machine.loops.panel)
+        pack_products(gm, known, machine if panels else None)
     offering = [node for node in gm.graph.nodes if PACKED in node.meta]
     wanted = dict.fromkeys(
         node for node in known if _is_worth(node, known, machine.fusion.constant_growth)

@@ -11,10 +11,11 @@ for channels-last images, and the result is channels-last. A product of two matr
 its packed weights make further candidates (``Linear.packed``): oneDNN's, and MKL's, which is packed
 for one number of rows.
 
-A skinny product, which streams its weights once, can read a weight of 16 bits in panels of
-some columns, ``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads
-contiguous memory. That is no library's layout: fusec's own kernel of the product reads it
-(``ir/streamed.py``).
+A skinny product, which streams its weights once, can read a weight in panels of some columns,
+``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads contiguous memory.
+That is no library's layout: fusec's own kernel of the product reads it (``ir/streamed.py``).
+Weights of 16 bits have panels; those in f32 where the graph reads them again from a core's cache,
+as the steps of a recurrence do.
 
 A library's packed weight is opaque. Its traced value has the plain weight's shape and type; only
 the call that it was packed for reads it.
@@ -23,6 +24,7 @@ the call that it was packed for reads it.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,6 +34,7 @@ from torch import fx
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
 from fusec.frontend.fx_passes.weights import fixed_values
+from fusec.ir.machine import LoopTuning, Machine
 
 aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
@@ -121,23 +124,23 @@ def _order(
     return padding, stride, dilation, groups
 
 
-def pack_products(
-    gm: fx.GraphModule, known: dict[fx.Node, int], skinny_rows: int, panel: int
-) -> None:
+def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], machine: Machine | None) -> None:
     """Pack the known weights of products, as operands of candidates: ``meta[PACKED]``.
 
     Args:
-        skinny_rows: the most rows of a product whose weight is packed in panels, too.
-        panel: columns of a panel.
+        machine: whose skinny products read panels, too; None: no product does.
     """
     made: dict[tuple[fx.Node, bool, bool, int], dict[str, fx.Node]] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
+    products = gm.graph.find_nodes(op="call_function", target=aten.mm.default)
+    reads = Counter(_transposed(node.args[1]) or node.args[1] for node in products)
+    for node in products:
         a, b = node.args
         extent = a.meta["val"].shape[0]
         packs = linear_packs(b.meta["val"], sized=isinstance(extent, int)) if b in known else {}
         if not packs:
             continue
         rows, weight = hint_of(extent), _transposed(b)
+        again = reads[weight or b] > 1
         # One weight may be used plain and transposed: each use has its own packed weight.
         key = (weight or b, weight is None, isinstance(extent, int), rows)
         if key not in made:
@@ -150,17 +153,24 @@ def pack_products(
                     library: call_of_value(node, value, pack, weight, rows)
                     for library, pack in packs.items()
                 }
-                if isinstance(extent, int) and extent <= skinny_rows and has_panels(value, panel):
-                    made[key][PANELS] = _panels(node, weight, panel)
+                is_few = machine and isinstance(extent, int) and extent <= machine.skinny_rows
+                tuning = machine.loops if machine and is_few else None
+                if tuning is not None and has_panels(value, tuning, again=again):
+                    made[key][PANELS] = _panels(node, weight, tuning.panel)
             known.update(dict.fromkeys(made[key].values(), known[b]))
         node.meta[PACKED] = made[key]
 
 
-def has_panels(weight: torch.Tensor, panel: int) -> bool:
-    """Return True for a weight [outputs, inputs] of 16 bits that fills two or more panels."""
-    outputs = weight.shape[0]
+def has_panels(weight: torch.Tensor, tuning: LoopTuning, *, again: bool) -> bool:
+    """Return True for a weight [outputs, inputs] that fills two or more panels and gains by them.
+
+    Args:
+        again: several products of the graph read the weight.
+    """
+    outputs, panel = weight.shape[0], tuning.panel
     fits = isinstance(outputs, int) and outputs > panel and outputs % panel == 0
-    return fits and weight.dtype.itemsize == 2
+    is_cached = again and weight.nbytes <= tuning.cached_bytes
+    return fits and (weight.dtype.itemsize == 2 or is_cached)
 
 
 def panels_of(weight: torch.Tensor, panel: int) -> torch.Tensor:

@@ -310,6 +310,17 @@ class Gated(nn.Module):
         return y + x.repeat(1, 2)[:, : y.shape[1]]
 
 
+class Steps(nn.Module):
+    def __init__(self, width: int, steps: int) -> None:
+        super().__init__()
+        self.layer, self.steps = nn.Linear(width, width, bias=False), steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.steps):
+            x = self.layer(x).tanh()
+        return x
+
+
 def fused(module: nn.Module, **more: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     options = {"strict": True, "freeze": True, "race": "fused", "verify": True, **more}
@@ -393,6 +404,21 @@ def test_panels_are_of_sixteen_bits_without_gaps_where_rows_are_few(
     gm, *_ = call.arguments.values()
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
     assert (PANELS in node.meta[PACKED]) is offered
+
+
+@pytest.mark.parametrize(
+    ("width", "steps", "offered"), [(96, 1, False), (96, 3, True), (1024, 3, False)]
+)
+def test_a_weight_in_f32_has_panels_where_steps_read_it_again_from_a_cache(
+    width: int, steps: int, offered: bool
+) -> None:
+    module, x = Steps(width, steps), torch.randn(14, width)
+    with torch.no_grad(), calls_of(freezing.pack_products) as packed:
+        torch.testing.assert_close(fused(module)(x), module(x))
+    (call,) = packed
+    gm, *_ = call.arguments.values()
+    nodes = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert [PANELS in node.meta[PACKED] for node in nodes] == [offered] * steps
 
 
 def test_the_race_gives_kernels_the_panels_of_the_weights_that_the_library_reads(
