@@ -433,7 +433,7 @@ class CodeTuning:
     ordered: int = 6
     """Most lane axes of which all orders are tried."""
     trips: int = 8
-    """Assumed trip count of a loop."""
+    """Assumed trips of a loop, unless they are known and fewer."""
     unrolled: int = 8
     """Greatest trip count of an unrolled loop."""
     instructions: int = 256

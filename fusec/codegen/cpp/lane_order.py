@@ -3,8 +3,8 @@
 One global order gives each tile its rows and columns, and makes tiles that are used together agree.
 The order minimizes the number of elements copied: loads and stores should be contiguous along the
 columns; a product's right operand needs the summed axis as rows, in memory or copied to panels;
-random numbers for four adjacent elements are drawn at once. A statement in a loop is weighted by a
-guess of the trip count (``CodeTuning.trips``).
+random numbers for four adjacent elements are drawn at once. A statement in a loop is weighted by
+the loop's trips, or by a guess where they are more or not known (``CodeTuning.trips``).
 
 Worked example, an attention: keys, queries, then the head's dimension. So the scores have a vector
 of queries for each key; the queries are copied to panels once, keys and values are read in place,
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fusec.codegen.cpp.tile_uses import Place, TileUses, placed
 from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, index
-from fusec.ir.program import Let, Program, Put, Statement, Update
+from fusec.ir.program import For, Let, Program, Put, Statement, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,38 @@ def lane_order(program: Program, uses: TileUses) -> LaneOrder:
     if len(program.lanes) > uses.code.ordered:
         return LaneOrder(program.lanes)
     body = list(placed(program.body))
+    runs = _runs(body, uses.code.trips)
     orders = map(LaneOrder, itertools.permutations(program.lanes))
-    return min(orders, key=lambda order: sum(_costs(body, uses, order)))
+    return min(orders, key=lambda order: sum(_costs(body, runs, uses, order)))
+
+
+def _runs(body: list[tuple[Place, Statement]], guess: int) -> dict[Place, int]:
+    """Return path -> how often the statement runs.
+
+    Args:
+        guess: the trips of a loop, unless they are known and fewer.
+    """
+    inside: dict[Place, int] = {(): 1}
+    runs: dict[Place, int] = {}
+    for place, statement in body:
+        runs[place] = inside[place[:-1]]
+        if isinstance(statement, For):
+            known = (s.const for s in statement.stops if s.is_constant)
+            inside[place] = runs[place] * max(1, min((guess, *known)))
+    return runs
 
 
 def _costs(
-    body: list[tuple[Place, Statement]], uses: TileUses, order: LaneOrder
+    body: list[tuple[Place, Statement]], runs: dict[Place, int], uses: TileUses, order: LaneOrder
 ) -> Iterator[float]:
     for place, statement in body:
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
-                yield _right(dot, uses, order)
+                yield _right(dot, runs, uses, order)
                 yield _slot(dot, uses, order)
             case _:
                 points = math.prod(lane.extent.const for lane in uses.domain(statement))
-                yield uses.code.trips ** len(place) * points * _cost(statement, uses, order)
+                yield runs[place] * points * _cost(statement, uses, order)
 
 
 def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
@@ -98,10 +115,10 @@ def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
     return 0.0 if load.indices[0].steps_by_one(column) else math.inf
 
 
-def _right(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
+def _right(dot: Dot, runs: dict[Place, int], uses: TileUses, order: LaneOrder) -> float:
     """Return the cost of copying the right operand to panels: 0 if it can be read in place.
 
-    A copy counts at the loop depth of the load: one hoisted out of loops is made once.
+    A copy counts where the load stands: one hoisted out of loops is made once.
     """
     _, right = order.sides(dot)
     (terms,) = dot.over
@@ -113,6 +130,5 @@ def _right(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
         good = uses.direct(right, terms, column, right=True) is not None
     if good:
         return 0.0
-    depth = len(uses.defined[right]) if isinstance(right, Var) else 1
-    elements = terms.extent.const * column.extent.const
-    return uses.code.copied * elements * math.pow(uses.code.trips, depth)
+    times = runs[uses.defined[right]] if isinstance(right, Var) else 1
+    return uses.code.copied * terms.extent.const * column.extent.const * times
