@@ -145,7 +145,8 @@ class Multiply:
         rows, panels, terms: i, j // width and k are less than each of these; there are none where
             one is not positive.
         width: columns of a panel.
-        adds: adds to ``into``; else overwrites it, with 0 where there are no terms.
+        adds: adds to ``into`` where this is not 0; else overwrites it, with 0 where there are no
+            terms.
     """
 
     into: Matrix
@@ -155,7 +156,7 @@ class Multiply:
     panels: tuple[Index, ...]
     terms: tuple[Index, ...]
     width: int
-    adds: bool
+    adds: Index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -411,7 +412,9 @@ def _product(product: Multiply) -> str:
     )
     columns = tuple(panels * product.width for panels in product.panels)
     count = f"{_least(product.rows)} x {_least(columns)} x {_least(product.terms)}"
-    return f"{sides[0]} {'+=' if product.adds else '='} {sides[1]} @ {sides[2]} for {count}"
+    sign = "=" if product.adds is index(0) else "+="
+    first = "" if product.adds.is_constant else f", = where {product.adds} is 0"
+    return f"{sides[0]} {sign} {sides[1]} @ {sides[2]} for {count}{first}"
 
 
 def _named(values: tuple[Var, ...]) -> str:

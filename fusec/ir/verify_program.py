@@ -240,6 +240,7 @@ def _verify_product(product: Multiply, scope: _Scope) -> None:
     kind = right.buffer.dtype
     check(kind is BF16 or right.column is index(1), line, "columns are no neighbours")
     panels = product.panels
+    _verify_index(product.adds, frozenset(), scope, line)
     check(product.width > 0 and bool(panels), line, f"panels of {product.width} columns")
     for matrix, rows, columns, outer, types in (
         (into, product.rows, (index(product.width),), panels, (F32,)),

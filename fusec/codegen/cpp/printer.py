@@ -247,7 +247,10 @@ class CppPrinter:
             self.matrix(right, right.row, right.column if narrow else right.panel),
         )
         function = "f_multiply_bf16" if narrow else "f_multiply"
-        self.emit(f"{function}({', '.join(sides)}, {counts}, {str(product.adds).lower()});")
+        adds = f"{self.scalar_index(product.adds)} != 0"
+        if product.adds.is_constant:
+            adds = "true" if product.adds.const else "false"
+        self.emit(f"{function}({', '.join(sides)}, {counts}, {adds});")
 
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
         """Return the arguments for a matrix: a pointer to its start, and the given strides."""

@@ -39,6 +39,7 @@ class TileUses:
         defined: name -> path of its definition.
         readers: value -> statements that use it, and their paths.
         updates: carry -> paths of its updates.
+        at: path -> the statement there.
         written: buffers that the program stores to.
         code: how the program is printed.
     """
@@ -50,6 +51,7 @@ class TileUses:
     defined: dict[Var, Place] = field(default_factory=dict)
     readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
     updates: dict[Var, list[Place]] = field(default_factory=dict)
+    at: dict[Place, Statement] = field(default_factory=dict)
 
     @staticmethod
     def of(program: Program) -> TileUses:
@@ -57,6 +59,7 @@ class TileUses:
         written = frozenset(b.base for b in program.writes)
         uses = TileUses(frozenset(program.lanes), written, program.code)
         for place, statement in placed(program.body):
+            uses.at[place] = statement
             if isinstance(statement, Let | Carry):
                 uses.defined[statement.var] = place
             if isinstance(statement, Let):
@@ -87,6 +90,24 @@ class TileUses:
                 case Let(value=Dot() as dot) | Update(value=Dot() as dot):
                     if var in (dot.left, dot.right):
                         yield statement, dot
+
+    def opening(self, carry: Carry) -> tuple[For, Dot] | None:
+        """Return the loop whose first trip may overwrite a carry of 0 with its product, or None.
+
+        The loop runs, adds one product to the carry in each trip, and nothing else uses it before
+        the end of the loop.
+        """
+        uses = [*self.updates.get(carry.var, ()), *(p for _, p in self.readers.get(carry.var, ()))]
+        place = min(uses, default=())
+        around = place[:-1]
+        match self.at.get(around), self.at.get(place):
+            case For() as loop, Update(value=Dot() as dot):
+                follows = around[:-1] == self.defined[carry.var][:-1]
+                runs = all(stop.is_constant and stop.const > 0 for stop in loop.stops)
+                later = all(where[: len(around)] > around for where in uses if where != place)
+                opens = carry.initial.value == 0 and loop.start is index(0)
+                return (loop, dot) if opens and runs and follows and later else None
+        return None
 
     def elementwise(self, var: Var) -> bool:
         """Return True if a value has a use other than as an operand of a product."""

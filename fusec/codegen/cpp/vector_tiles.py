@@ -82,6 +82,7 @@ class _Rewrite:
     Attributes:
         panels: operand of a product and the axis of its rows -> a copy in panels.
         slots: product accumulated in place -> its tile of a larger array.
+        opened: carry that the first trip of a loop overwrites -> the axis of the loop.
     """
 
     def __init__(self, program: Program, width: int) -> None:
@@ -95,6 +96,7 @@ class _Rewrite:
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], TileArray] = {}
         self.slots: dict[Var, TileArray] = {}
+        self.opened: dict[Var, Axis] = {}
 
     # -- blocks ------------------------------------------------------------------------------------
 
@@ -125,19 +127,22 @@ class _Rewrite:
             case Let(var=var, value=Dot(into=Var() as slot) as dot):
                 self.flush()
                 self.writer.arrays[var] = self.slots[var] = self.slot(slot)
-                self.multiply(dot, self.slots[var], adds=True)
+                self.multiply(dot, self.slots[var], adds=index(1))
             case Put(value=Var() as var) if var in self.slots:
                 pass  # the product has been accumulated in place
             case Let(var=var, value=Dot() as dot):
                 self.flush()
-                self.multiply(dot, self.array(var), adds=False)
+                self.multiply(dot, self.array(var), adds=index(0))
                 self.pack(var)
             case Update(var=var, value=Dot() as dot):
                 self.flush()
-                self.multiply(dot, self.writer.arrays[var], adds=True)
+                first = self.bounds.loops[-1].axis if self.bounds.loops else None
+                adds = index(first) if first and self.opened.get(var) is first else index(1)
+                self.multiply(dot, self.writer.arrays[var], adds=adds)
             case Carry(var=var) if self.uses.domain(statement):
                 self.array(var)
-                self.add(statement)
+                if not self.opens(statement):
+                    self.add(statement)
             case Let(var=var) if self.uses.domain(statement):
                 if var in self.storage.stored:
                     if var.axes & self.uses.lanes:
@@ -188,7 +193,7 @@ class _Rewrite:
 
     # -- products ----------------------------------------------------------------------------------
 
-    def multiply(self, dot: Dot, into: TileArray, *, adds: bool) -> None:
+    def multiply(self, dot: Dot, into: TileArray, *, adds: Index) -> None:
         """Append the ``Multiply`` for a ``Dot`` of tiles."""
         left, right = self.order.sides(dot)
         (terms,), rows, columns = dot.over, into.row, into.column
@@ -197,7 +202,7 @@ class _Rewrite:
         known = len(counts[rows])
         first = self.operand(left, rows, terms, counts, right=False)
         second = self.operand(right, terms, columns, counts, right=True)
-        if len(counts[rows]) > known and not adds:
+        if len(counts[rows]) > known and adds is index(0):
             self.fill(into, counts[rows][known:])
         self.out.append(
             Multiply(
@@ -211,6 +216,24 @@ class _Rewrite:
                 adds,
             )
         )
+
+    def opens(self, carry: Carry) -> bool:
+        """Return True if a product overwrites all of a carry before it is read: no fill is needed.
+
+        A load's own mask may leave out rows of a product.
+        """
+        opening = self.uses.opening(carry)
+        if opening is None:
+            return False
+        loop, dot = opening
+        for operand in (dot.left, dot.right):
+            load = self.uses.load(operand)
+            counts = {} if load is None else self.uses.counts(load.guard) or {}
+            for axis in counts.keys() & dot.axes:
+                if self.bounds.here(counts[axis]) not in self.bounds.elements(axis):
+                    return False
+        self.opened[carry.var] = loop.axis
+        return True
 
     def operand(
         self, var: Expr, rows: Axis, columns: Axis, counts: dict[Axis, list[Index]], *, right: bool

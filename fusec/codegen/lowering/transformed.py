@@ -157,7 +157,7 @@ class _TileLowering:
             self.group_stops,
             (found.channels.extent,),
             self.width,
-            adds=False,
+            adds=index(0),
         )
         for axis in reversed(found.terms):
             body = For(axis, index(0), (axis.extent,), (body,))

@@ -139,7 +139,7 @@ def _multiply(product: Multiply, run: _ProgramRun) -> None:
         _elements(product.right, terms, columns, product.width, run)
     ]
     storage = env.storage[product.into.buffer.base]
-    storage[into] = (storage[into] if product.adds else 0) + left @ right
+    storage[into] = (storage[into] if eval_scalar(product.adds, env) else 0) + left @ right
 
 
 def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _ProgramRun) -> Array:

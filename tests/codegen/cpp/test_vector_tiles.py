@@ -72,7 +72,7 @@ def kernel(
     return graph, form
 
 
-def products(program: Program) -> list[Multiply]:
+def products(program: Program | For) -> list[Multiply]:
     return [s for s in statements(program.body) if isinstance(s, Multiply)]
 
 
@@ -236,6 +236,50 @@ def test_rows_of_a_tile_that_a_product_does_not_reach_are_zero() -> None:
     wanted = np.zeros((16, 16), np.float32)
     wanted[:11] = given[:11] @ given[11:]
     np.testing.assert_allclose(storage["y"].reshape(16, 16), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_terms_of_a_sum_overwrite_its_tile() -> None:
+    """A tile that is filled with 0 before is a pass over it, as long as a product of 16 terms."""
+    _, program = kernel(lambda x, w: F.relu(x @ w), tensor(96, 600), tensor(600, 64))
+    whole, rest = (s for s in program.body if isinstance(s, For) and products(s))
+    assert (whole.start, rest.start) == (index(0), index(2))
+    assert [p.adds for p in products(program)] == [index(whole.axis), index(rest.axis)]
+    zero = Const(0.0, F32)
+    assert not [s for s in statements(program.body) if isinstance(s, Put) and s.value is zero]
+
+
+def test_rows_that_a_load_leaves_out_of_a_sum_are_zero() -> None:
+    r, c, k, step = (Axis(name, index(16)) for name in "rckn")
+    b = Builder("k", (), (r, c, k))
+    inside = b.op("lt", b.position(r), b.position(11))
+    total = b.carry(Const(0.0, F32), r, c)
+    with b.loop(step, 2):
+        left = b.load(buffer("a", F32, 11, 32), index(r) * 32 + index(step) * 16 + index(k), inside)
+        right = b.load(buffer("b", F32, 32, 16), index(step) * 256 + index(k) * 16 + index(c))
+        b.update(total, Dot(left, right, (k,), None, False))
+    b.put(buffer("y", F32, 16, 16), index(r) * 16 + index(c), total)
+    program = vector_tiles(b.program(), 16)
+    a, right = RNG.standard_normal((11, 32)), RNG.standard_normal((32, 16))
+    storage = {"a": a.ravel(), "b": right.ravel(), "y": np.full(256, np.nan)}
+    given = {x.base: storage[x.name].astype(np.float32) for x in program.buffers}
+    run_program(program, given, {})
+    (made,) = (given[x.base] for x in program.buffers if x.name == "y")
+    wanted = np.zeros((16, 16))
+    wanted[:11] = a @ right
+    np.testing.assert_allclose(made.reshape(16, 16), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_lanes_are_channels_where_weights_are_copied_once() -> None:
+    """Else the results of a 1 x 1 convolution of channels-last images were stored one by one."""
+    x = tensor(2, 16, 24, 24).to(memory_format=torch.channels_last)
+    weights = tensor(24, 16, 1, 1), tensor(72, 24, 1, 1)
+    _, made = compiled(lambda x, a, b: F.conv2d(F.conv2d(x, a) + 1, b), x, *weights)
+    forms = [form for form in made.forms.values() if products(form)]
+    assert max(len(products(form)) for form in forms) == 2
+    for form in forms:
+        puts = [s for s in statements(form.body) if isinstance(s, Put)]
+        stores = [s for s in puts if s.buffer.base in {b.base for b in form.writes}]
+        assert stores and all(put.offset.steps_by_one(form.lanes[0]) for put in stores)
 
 
 def test_the_gradient_of_attention_is_one_kernel_of_five_products() -> None:
