@@ -70,6 +70,11 @@ def is_product(node: Expr) -> bool:
     return factors(node) is not None or vector_factors(node) is not None
 
 
+def is_window(node: Reduce) -> bool:
+    """Return True for a sum along several axes, as over a window: no product of matrices."""
+    return len(node.over) > 1
+
+
 def sides(node: Expr) -> Factors | None:
     """Return the two factors of a sum in f32, unchanged; None for anything else."""
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:

@@ -240,8 +240,8 @@ def _factors_around(nodes: Iterable[Expr], product: Reduce) -> frozenset[Axis]:
 def _sums_are_transforms(
     nodes: Iterable[Expr], product: Reduce, operand: Expr, terms: frozenset[Axis]
 ) -> bool:
-    """Return True if a kernel's sums are its product, those around it over its terms, and those
-    of its operand over few elements.
+    """Return True if a kernel's sums are its product, those around it over its terms, and those of
+    its operand with constant factors: others would be computed for each tile that reads them.
     """
     inner = frozenset(reductions(operand))
     for node in nodes:
@@ -249,6 +249,6 @@ def _sums_are_transforms(
             continue
         if node.monoid is not SUM or not all(map(is_short, node.over)):
             return False
-        if node not in inner and not terms.issuperset(node.over):
+        if not (_is_weighted(node) if node in inner else terms.issuperset(node.over)):
             return False
     return True

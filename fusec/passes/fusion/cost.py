@@ -11,9 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from fusec.ir.contraction import factors
+from fusec.ir.contraction import factors, is_window
 from fusec.ir.dtype import F32, DType
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, axes_in, postorder
+from fusec.ir.expr import (
+    Buffer,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    axes_in,
+    loads,
+    postorder,
+)
 from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
@@ -98,6 +109,25 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
     return total
 
 
+def gathered_operations(kernel: Kernel, machine: Machine) -> int:
+    """Return the multiply-adds that loads of sums over windows take where they gather, on a CPU.
+
+    A window's loops read all of its operands at each point. One that lies apart along the lanes is
+    gathered element by element, which takes half as long as a vector's multiply-add for each.
+    """
+    windows = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and is_window(n)]
+    wide = tuple(a for a in kernel.axes if a.extent.hint() >= machine.vector // 2)
+    lane = fastest_axis(kernel, wide) if windows and machine.vector > 1 else None
+    if lane is None:
+        return 0
+    total = 0
+    for node in windows:
+        steps = (x.buffer.offset(x.indices).coefficient(lane) for x in loads(node.bodies))
+        apart = sum(step not in (index(0), index(1)) for step in steps)
+        total += apart * count(node.axes | frozenset(node.over)) * machine.vector // 2
+    return total
+
+
 def multiplied(nodes: Iterable[Expr]) -> Counter[DType]:
     """Return the multiply-adds of the matrix products among nodes, by the operands' type."""
     found: Counter[DType] = Counter()
@@ -127,6 +157,7 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
     streams = unrolls_rows(kernel, machine)
     found = spread(kernel, machine) if machine.multiplies and not streams else None
     operations = kernel_operations(kernel, found.along if found else ONE_TILE)
+    operations += gathered_operations(kernel, machine)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     if streams:
         sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]

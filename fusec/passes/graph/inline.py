@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusec.ir.contraction import is_window
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -110,10 +111,12 @@ class _Inliner:
             return False
         if any(self._scatters_channels(r, found) for r in readers):
             return False
+        if any(self._is_turned_for_windows(r, line, found) for r in readers):
+            return False
         if len(readers) == 1:
             sites = self._sites(readers[0]).get(line.buffer, [])
-            repeated = bool(sites) and count(sites[0]) > points
-            return len(sites) <= 2 and (not repeated or cost <= cheap)
+            again = count(sites[0]) / points if sites else 1
+            return len(sites) <= 2 and (again <= 1 or cost * again <= 2 * cheap)
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= cheap and full_size <= 1
 
@@ -140,6 +143,21 @@ class _Inliner:
                     if read.buffer is found.buffer
                     for at, axis in zip(read.indices, found.axes, strict=True)
                 )
+            case _:
+                return False
+
+    def _is_turned_for_windows(self, reader: int, line: Def, found: Def) -> bool:
+        """Return True for a copy that lies side by side where its source does not, and that sums
+        over windows read: each of them would gather it from the source.
+        """
+        match self.graph.nodes[reader]:
+            case Def(expr=expr) if any(
+                is_window(n) and any(x.buffer is line.buffer for x in loads(n.bodies))
+                for n in reductions(expr)
+            ):
+                sides = zip(found.axes, line.buffer.strides, strict=True)
+                lanes = [axis for axis, stride in sides if stride is index(1)]
+                return any(not is_contiguous(found.expr, axis) for axis in lanes)
             case _:
                 return False
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.contraction import factors
+from fusec.ir.contraction import factors, is_window
 from fusec.ir.expr import Buffer, loads, reductions
 from fusec.ir.graph import Def, Graph
-from fusec.ir.index import product
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.passes.dag import find_uses
@@ -51,11 +50,14 @@ def _substituted(line: Def, wide: dict[Buffer, Def]) -> Def:
 
 
 def is_wide_product(line: Def, machine: Machine) -> bool:
-    """Return True for one product of matrices with far more elements than its operands."""
+    """Return True for one product of matrices with far more elements than its operands.
+
+    It sums along one axis, a row of each operand: a convolution sums a window and channels.
+    """
     products = reductions(line.expr)
-    if len(products) != 1 or factors(products[0]) is None:
+    if len(products) != 1 or factors(products[0]) is None or is_window(products[0]):
         return False
-    terms = product(axis.extent for axis in products[0].over)
+    terms = products[0].over[0].extent
     operands = sum(numel(buffer) for buffer in line.reads)
     # A whole row of an operand has to fit the lanes.
     short = terms.is_constant and terms.const <= machine.lanes

@@ -96,7 +96,9 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
         or reduction.axes - set(line.axes)
     ):
         return False
-    if kept * 4 > rows * kept:  # the partial buffer would rival the input
+    # Windows read an element several times.
+    read = min(rows * kept, max((numel(x.buffer) for x in loads(reduction.bodies)), default=0))
+    if kept * 4 > read:  # the partial buffer would rival the input
         return False
     if _contiguous_axis_is_kept(reduction):
         # Short columns (pooling windows, say) stay whole if there are enough to fill the machine.
