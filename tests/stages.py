@@ -106,6 +106,10 @@ def step(p: Tensor, g: Tensor, q: Tensor, h: Tensor, r: Tensor, i: Tensor) -> No
         parameter.sub_(gradient, alpha=0.5)
 
 
+def windows(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1, groups=16).relu()
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     y = x * 2
     y[mask] = 1.0
@@ -218,6 +222,9 @@ EXAMPLES = {
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "terms": Example(weighted, ((2, 256),)),
     "filter": Example(Filter(), ((4, 16, 16, 16),), "cpu:avx512"),
+    "windows": Example(
+        windows, (torch.ones(4, 16, 16, 16).movedim(3, 1), (16, 1, 3, 3)), "cpu:avx512"
+    ),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),

@@ -40,6 +40,7 @@ from fusec.frontend.fx_passes.freezing import freeze
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
+from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
 from fusec.frontend.ops.interpolation import keep_gradients_whole
@@ -237,34 +238,38 @@ def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     return gm
 
 
-_FORMATS = _on_fx(
-    "memory_formats",
-    "run sets of convolutions channels-last where they gain by it (CPU)",
-    _formats,
-    only=lambda context: (
-        context.options.channels_last and context.target.formats and not context.options.native
+_on_convolutions = partial(_on_fx, only=_changes_convolutions, needs=("memory_formats",))
+_IMAGES = (
+    _on_fx(
+        "memory_formats",
+        "run sets of convolutions channels-last where they gain by it (CPU)",
+        _formats,
+        only=lambda context: (
+            context.options.channels_last and context.target.formats and not context.options.native
+        ),
     ),
-)
-_PRODUCTS = _on_fx(
-    "channel_products",
-    "turn 1 x 1 convolutions of channels-last images, and their gradients, into products (CPU)",
-    lambda gm, context: multiply_channels(gm, context.machine.fusion.channel_product),
-    only=_changes_convolutions,
-    needs=("memory_formats",),
-)
-_FILTERS = _on_fx(
-    "winograd",
-    "compute 3 x 3 convolutions of channels-last images with 4/9 of the multiplications (CPU)",
-    lambda gm, context: filter_by_tiles(gm, context.machine, freezes=_freezes(context)),
-    only=_changes_convolutions,
-    needs=("memory_formats",),
-)
-_DRAWS = _on_fx(
-    "draws",
-    "replace random draws by functions of a seed and a position",
-    _changing(replace_draws),
-    only=lambda context: not context.options.fallback_random,
-    needs=("memory_formats",),
+    _on_convolutions(
+        "channel_products",
+        "turn 1 x 1 convolutions of channels-last images, and their gradients, into products (CPU)",
+        lambda gm, context: multiply_channels(gm, context.machine.fusion.channel_product),
+    ),
+    _on_convolutions(
+        "winograd",
+        "compute 3 x 3 convolutions of channels-last images with 4/9 of the multiplications (CPU)",
+        lambda gm, context: filter_by_tiles(gm, context.machine, freezes=_freezes(context)),
+    ),
+    _on_convolutions(
+        "short_convolutions",
+        "lay out the weights of convolutions that sum few channels for fusec's own kernels (CPU)",
+        lambda gm, context: lay_out_short(gm, context.machine),
+    ),
+    _on_fx(
+        "draws",
+        "replace random draws by functions of a seed and a position",
+        _changing(replace_draws),
+        only=lambda context: not context.options.fallback_random,
+        needs=("memory_formats",),
+    ),
 )
 INFERENCE = (
     _on_fx(
@@ -273,25 +278,19 @@ INFERENCE = (
         _changing(fold_channels),
         only=_freezes,
     ),
-    _FORMATS,
-    _PRODUCTS,
-    _FILTERS,
-    _DRAWS,
+    *_IMAGES,
     _on_fx(
         "freeze",
         "compute what follows from weights alone once, and pack weights for the library (CPU)",
         _freeze,
         only=_freezes,
-        needs=("fold_channels", "channel_products", "winograd", "draws"),
+        needs=("fold_channels", "winograd", "short_convolutions", "draws"),
     ),
 )
 """Rewrites of AOTAutograd's graph where there is no backward."""
 
 JOINT = (
-    _FORMATS,
-    _PRODUCTS,
-    _FILTERS,
-    _DRAWS,
+    *_IMAGES,
     _on_fx(
         "softmax_gradients",
         "take the row sums of a softmax's gradient from the attention's output",

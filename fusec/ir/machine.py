@@ -378,6 +378,12 @@ class LoopTuning:
     holds. On a GPU, of the longest row that a reduction over other axes keeps in lanes."""
     window: int = 16
     """Most iterations of a reduction that run innermost, with the accumulator in a register."""
+    places: int = 7
+    """Places of the widest window whose neighbours are computed together."""
+    neighbours: tuple[int, ...] = (5, 4, 7, 6, 3, 2)
+    """Neighbouring windows of a grid point, best first."""
+    picture_vectors: int = 2
+    """Vectors of results of a picture's convolution; with more, the library is as fast."""
     ahead: int = 128
     """Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits, where a core's own
     prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
@@ -392,15 +398,9 @@ class LoopTuning:
     panel_sums: float = 1.75
     """The same for panels, where the rows' elements take no registers."""
     panel: int = 32
-    """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers.
-
-    One thread with AVX-512, 2048 to 8192 in bf16, relative to the best of MKL and oneDNN, packed or
-    not: 8 rows take 0.7 of the time, 12 take 0.65, 4 are as fast. Relative to weights contiguous
-    along the reduced axis, 4096 to 4096, 4 rows take 0.72; in f32 1.44 to 1.6 (2026-11).
-    """
+    """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers."""
     cached_bytes: int = 1 << 21
-    """Bytes of the largest f32 weight in panels, which several products read: a core's second-level
-    cache (``docs/decisions/weight-panels.md``)."""
+    """Bytes of the largest f32 weight in panels: a core's second-level cache."""
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10

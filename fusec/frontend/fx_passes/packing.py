@@ -33,6 +33,7 @@ from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
+from fusec.frontend.fx_passes.short_convolutions import is_laid_out
 from fusec.frontend.fx_passes.weights import fixed_values
 from fusec.ir.machine import LoopTuning, Machine
 
@@ -68,6 +69,8 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
         images = x.meta["val"], node.meta["val"]
         if weight not in known or not (_may_pack(node) and all(map(is_last, images))):
             continue
+        if is_laid_out(weight.meta["val"]):
+            continue  # computed by a kernel of fusec's own
         with gm.graph.inserting_before(node):
             sizes = [hint_of(extent) for extent in images[0].shape]
             order = _order(*settings)

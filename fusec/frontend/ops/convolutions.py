@@ -54,6 +54,8 @@ def convolution(
 
 
 LIBRARY = "convolution: runs in the library"
+MOST_CHANNELS = 3
+"""Channels that a result of a short convolution sums at most: those of a picture."""
 
 
 def _is_own(call: AtenCall, x: Value, weight: Value, stride: Sequence[int], groups: int) -> bool:
@@ -61,19 +63,25 @@ def _is_own(call: AtenCall, x: Value, weight: Value, stride: Sequence[int], grou
 
     For channels of their own along one axis a kernel takes 0.2 to 0.7 of oneDNN's time, gradients
     0.1 to 0.85 (f32, 3 to 31 places, one thread, AVX-512, alternated, 2026-11-26), unless elements
-    that are summed lie apart in memory.
+    that are summed lie apart in memory. Along two, the weight has its channels side by side, which
+    ``frontend/fx_passes/short_convolutions.py`` sees to where a kernel is faster.
     """
-    single = x.shape[1] == weight.shape[0] == index(groups) and weight.shape[1] == index(1)
-    return call.is_cpu and len(weight.shape) == 3 and single and [*stride] == [1] and _is_dense(x)
+    read = weight.shape[1]
+    if len(weight.shape) == 4:
+        short = call.is_cpu and read.is_constant and read.const <= MOST_CHANNELS
+        return short and _is_dense(weight, 0) and call.out.strides[1] is index(1)
+    single = x.shape[1] == weight.shape[0] == index(groups) and read == index(1)
+    return call.is_cpu and single and [*stride] == [1] and _is_dense(x, -1)
 
 
-def _is_dense(x: Value) -> bool:
-    """Return True if neighbours along the last axis are neighbours in all memory that is read."""
+def _is_dense(x: Value, dimension: int) -> bool:
+    """Return True if neighbours along a dimension are neighbours in all memory that is read."""
+    axis = x.axes[dimension]
     steps = (
-        index(at * stride).coefficient(x.axes[-1])
+        index(at * stride).coefficient(axis)
         for load in loads(x.exprs)
         for at, stride in zip(load.indices, load.buffer.strides, strict=True)
-        if x.axes[-1] in at.axes
+        if axis in at.axes
     )
     return all(step is index(1) for step in steps)
 
@@ -166,6 +174,7 @@ def convolution_backward(
     That of the image is the transposed convolution; that of the weight sums over images and places.
     """
     own = not transposed and all(_is_own(call, v, weight, stride, groups) for v in (x, grad))
+    own = own and len(weight.shape) == 3
     if not own:
         raise Unsupported(LIBRARY)
     numbers = (stride, padding, dilation)
