@@ -20,9 +20,14 @@ from torch import fx
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, tensor_of
 from fusec.frontend.ops.convolutions import MOST_CHANNELS
+from fusec.ir.decision import Decision
 from fusec.ir.machine import Machine
 
 aten = torch.ops.aten
+
+LAID_OUT = "laid_out"
+"""Key of a node's ``meta`` with the decision that a kernel of fusec's own computes it."""
+_REASON = "by rule: a call takes longer than to sum few channels"
 
 
 def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
@@ -37,6 +42,7 @@ def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
                 node, aten.clone.default, turned, memory_format=torch.contiguous_format
             )
             node.update_arg(1, call_like(node, aten.permute.default, copied, [3, 0, 1, 2]))
+        node.meta[LAID_OUT] = Decision(node.name, "kernel", True, _REASON, None, "the library")
         if not _is_depthwise(node) and x.target is aten.clone.default:
             node.update_arg(0, x.args[0])
     if found:

@@ -59,6 +59,7 @@ class _Inliner:
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
+        self.vector = machine.vector
         self.uses = find_uses(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
@@ -148,10 +149,10 @@ class _Inliner:
 
     def _is_turned_for_windows(self, reader: int, line: Def, found: Def) -> bool:
         """Return True for a copy that lies side by side where its source does not, and that sums
-        over windows read: each of them would gather it from the source.
+        over windows read: on a CPU each of them would gather it from the source.
         """
         match self.graph.nodes[reader]:
-            case Def(expr=expr) if any(
+            case Def(expr=expr) if self.vector > 1 and any(
                 is_window(n) and any(x.buffer is line.buffer for x in loads(n.bodies))
                 for n in reductions(expr)
             ):

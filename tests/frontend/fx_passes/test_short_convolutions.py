@@ -140,6 +140,8 @@ def test_they_have_what_stands_behind_them_and_a_picture_is_read_as_it_lies() ->
     fn = Inverted(16, 3, 1, padding=1).eval()
     (graph,) = explain(fn, last(1, 3, 20, 20)).graphs
     assert not graph.externs
+    found = [d.a for d in graph.decisions if d.b == "kernel"]
+    assert found == ["convolution", "convolution_1"]
     (plain,) = explain(nn.Sequential(*(fn.first, fn.deep)).eval(), values(4, 3, 64, 64)).graphs
     assert not plain.externs
     assert not [k for k in plain.kernels if "clone" in k.name and "convolution" not in k.name]
