@@ -106,6 +106,13 @@ def step(p: Tensor, g: Tensor, q: Tensor, h: Tensor, r: Tensor, i: Tensor) -> No
         parameter.sub_(gradient, alpha=0.5)
 
 
+def stack(x: Tensor) -> Tensor:
+    steps = [x[:, 0]]
+    for step in range(1, 9):
+        steps.append(steps[-1] * 0.5 + x[:, step].cumsum(-1))
+    return torch.stack(steps)
+
+
 def windows(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(x, w, padding=1, groups=16).relu()
 
@@ -222,6 +229,7 @@ EXAMPLES = {
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "terms": Example(weighted, ((2, 256),)),
     "filter": Example(Filter(), ((4, 16, 16, 16),), "cpu:avx512"),
+    "stack": Example(stack, ((2, 9, 4),)),
     "windows": Example(
         windows, (torch.ones(4, 16, 16, 16).movedim(3, 1), (16, 1, 3, 3)), "cpu:avx512"
     ),

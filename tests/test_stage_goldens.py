@@ -56,6 +56,7 @@ EXAMPLES = {
     "unroll_rows": "rows",
     "coalesce": "parts",
     "unroll_pairs": "pairs",
+    "unroll_parts": "stack",
     "unroll_windows": "windows",
     "unroll_terms": "terms",
     "plan": "norm",

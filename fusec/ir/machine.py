@@ -384,9 +384,11 @@ class LoopTuning:
     """Neighbouring windows of a grid point, best first."""
     picture_vectors: int = 2
     """Vectors of results of a picture's convolution; with more, the library is as fast."""
+    least_parts: int = 8
+    """Equal parts of a concatenation from which each is stored by itself."""
     ahead: int = 128
-    """Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits, where a core's own
-    prefetchers end. One row of 16 bits takes 0.95 of the time without, eight 0.8 (2026-11)."""
+    """Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits. Eight rows of these
+    take 0.8 of the time without (2026-11)."""
     ahead_bytes: int = 1 << 12
     """Prefetch distance of panels, in bytes."""
     sum_tiles: int = 64
@@ -404,11 +406,7 @@ class LoopTuning:
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10
-    """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream.
-
-    One thread with AVX-512, 768 to 3072 in f32: 13 to 16 rows take 0.76 to 0.96 of what the faster
-    of MKL and oneDNN does; with 2048 terms 1.16 to 1.27, in bf16 1.2 to 1.3 (2026-11).
-    """
+    """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream."""
 
 
 @dataclass(frozen=True, slots=True)

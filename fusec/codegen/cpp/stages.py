@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.passes.kernel.short_sums import unroll_terms
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
+from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_windows import unroll_windows
 from fusec.passes.stage import Stage
 
@@ -13,6 +14,14 @@ CPP_FLAT = (
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
         lambda flat, context: unroll_pairs(flat),
+        "FlatKernel",
+        "FlatKernel",
+        needs=("coalesce",),
+    ),
+    Stage(
+        "unroll_parts",
+        "store many equal parts of a `cat` or `stack` one by one, without comparisons (CPU)",
+        lambda flat, context: unroll_parts(flat, context.machine),
         "FlatKernel",
         "FlatKernel",
         needs=("coalesce",),

@@ -48,7 +48,7 @@ def convolution(
 
 def run(kernel: FlatKernel) -> dict[str, np.ndarray]:
     env, numbers = Env(sizes={}), np.random.default_rng(0)
-    for made in kernel.reads:
+    for made in sorted(kernel.reads, key=lambda b: b.name):
         given = numbers.standard_normal([n.const for n in made.shape]).astype(np.float32)
         to_storage(made, given, env)
     for made in kernel.writes:
