@@ -311,3 +311,51 @@ def test_other_gradients_stay(kind: str) -> None:
     net, x = UNLIKE[kind]
     graphs = rewritten(lambda x: net(x).tanh(), x.requires_grad_(), train=True)
     assert count(graphs, aten.convolution_backward.default) == 1
+
+
+# -- sound -----------------------------------------------------------------------------------------
+
+
+class Points(nn.Module):
+    """Layers of each place of a sound, or of each point of a cloud (Qi et al., 2017)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv1d(3, 16, 1), nn.BatchNorm1d(16)
+        self.second = nn.Conv1d(16, 24, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.norm(self.first(x)))).amax(2)
+
+
+@TRAINED
+def test_convolutions_of_each_place_of_a_sound_match_eager(train: bool) -> None:
+    check(Points(), weights(2, 3, 50), train=train)
+
+
+def test_sounds_may_be_dynamic_or_empty() -> None:
+    more = tuple((weights(n, 3, places),) for n, places in ((3, 50), (2, 70), (0, 9)))
+    check(Points().eval(), weights(4, 3, 50), dynamic=True, more=more)
+
+
+@torch.no_grad()
+def test_they_are_a_product_for_each_sound() -> None:
+    graphs = rewritten(Points().eval(), weights(2, 3, 50))
+    assert count(graphs, *CONVOLUTIONS) == 0
+    assert count(graphs, aten.bmm.default) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [((2, 4, 50), {"stride": 2}), ((2, 4, 50), {"padding": 1}), ((2, 8, 50), {"groups": 2})],
+    ids=str,
+)
+def test_other_convolutions_of_sound_stay(shape: tuple[int, ...], settings: Any) -> None:
+    graphs = rewritten(lambda x, w: F.conv1d(x, w, **settings), weights(*shape), weights(8, 4, 1))
+    assert count(graphs, aten.convolution.default) == 1
+
+
+def test_sounds_that_lie_otherwise_stay() -> None:
+    x, w = weights(2, 50, 4).mT, weights(8, 4, 1)
+    assert count(rewritten(F.conv1d, x, w), aten.convolution.default) == 1
+    assert count(rewritten(F.conv1d, x.double(), w.double()), aten.convolution.default) == 1
