@@ -65,7 +65,7 @@ DEFINITIONS = {
     },
     "what a form is, before a target is known: a cut of a graph, a literal, a panel": {
         "driver/splitting": {"MOST"},
-        "frontend/ops/convolutions": {"MOST_CHANNELS"},
+        "frontend/ops/convolutions": {"MOST_CHANNELS", "MOST_PLACES"},
         "frontend/ops/literals": {"LONGEST"},
         "ir/streamed": {"WIDEST_PANEL"},
         "ir/transformed": {"MOST_TERMS"},

@@ -1,9 +1,11 @@
 """Lower convolutions to index notation: sums over channels and the elements of a window.
 
 A library's convolution is faster, so this is used where none may be called, in programs for C
-(``--native``), and on CPUs for depthwise convolutions along one axis, as of sound or of a state
-space model, and their gradients. The windows are those of pooling. A depthwise convolution has a
-group for each channel; a transposed one sums over the windows that contain an element.
+(``--native``), and on CPUs for convolutions that sum few channels: depthwise ones along one axis,
+as of sound or of a state space model, and their gradients, and those that
+``fx_passes/short_convolutions.py`` has laid out. The windows are those of pooling. A depthwise
+convolution has a group for each channel; a transposed one sums over the windows that contain an
+element.
 
 Worked example, ``conv2d(x, w, b, stride=2, padding=1)`` with a kernel of 3 x 3::
 
@@ -54,8 +56,9 @@ def convolution(
 
 
 LIBRARY = "convolution: runs in the library"
-MOST_CHANNELS = 3
-"""Channels that a result of a short convolution sums at most: those of a picture."""
+MOST_CHANNELS, MOST_PLACES = 3, 7
+"""Channels that a result of a short convolution sums at most, those of a picture, and the places of
+its window along an axis."""
 
 
 def _is_own(call: AtenCall, x: Value, weight: Value, stride: Sequence[int], groups: int) -> bool:
@@ -66,12 +69,17 @@ def _is_own(call: AtenCall, x: Value, weight: Value, stride: Sequence[int], grou
     that are summed lie apart in memory. Along two, the weight has its channels side by side, which
     ``frontend/fx_passes/short_convolutions.py`` sees to where a kernel is faster.
     """
-    read = weight.shape[1]
-    if len(weight.shape) == 4:
-        short = call.is_cpu and read.is_constant and read.const <= MOST_CHANNELS
-        return short and _is_dense(weight, 0) and call.out.strides[1] is index(1)
-    single = x.shape[1] == weight.shape[0] == index(groups) and read == index(1)
+    made, read, *window = weight.shape
+    if len(window) == 2:
+        several = call.is_cpu and made is not index(1) and call.out.strides[1] is index(1)
+        return several and _is_short(read, window) and _is_dense(weight, 0)
+    single = x.shape[1] == made == index(groups) and read == index(1)
     return call.is_cpu and single and [*stride] == [1] and _is_dense(x, -1)
+
+
+def _is_short(read: Index, window: Sequence[Index]) -> bool:
+    few = read.is_constant and read.const <= MOST_CHANNELS
+    return few and all(n.is_constant and n.const <= MOST_PLACES for n in window)
 
 
 def _is_dense(x: Value, dimension: int) -> bool:
@@ -173,9 +181,8 @@ def convolution_backward(
 
     That of the image is the transposed convolution; that of the weight sums over images and places.
     """
-    own = not transposed and all(_is_own(call, v, weight, stride, groups) for v in (x, grad))
-    own = own and len(weight.shape) == 3
-    if not own:
+    one = not transposed and len(weight.shape) == 3
+    if not (one and all(_is_own(call, v, weight, stride, groups) for v in (x, grad))):
         raise Unsupported(LIBRARY)
     numbers = (stride, padding, dilation)
     (window,) = affine(pooled_axes(1, x.shape, grad.shape), (_kernel(weight), *numbers))

@@ -148,6 +148,18 @@ def test_they_have_what_stands_behind_them_and_a_picture_is_read_as_it_lies() ->
 
 
 @needs_fusec
+@torch.no_grad()
+def test_a_weight_that_lies_so_by_chance_is_the_library_s_where_the_sums_are_long() -> None:
+    def calls(x: Tensor, w: Tensor) -> list[str]:
+        (graph,) = explain(lambda x, w: F.conv2d(x, w, padding=4, groups=x.shape[1]), x, w).graphs
+        return [extern.op for extern in graph.externs]
+
+    laid_out = values(9, 9, 1, 16).permute(3, 2, 0, 1)
+    assert calls(last(1, 16, 12, 12), laid_out) == ["convolution.default"]
+    assert calls(last(1, 1, 12, 12), values(1, 1, 9, 9)) == ["convolution.default"]
+
+
+@needs_fusec
 @pytest.mark.parametrize("name", ["cpu:avx2", "cpu:sse4"])
 def test_on_narrower_vectors(name: str) -> None:
     processor = PROCESSORS[name]
