@@ -45,8 +45,9 @@ def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
         node.meta[LAID_OUT] = Decision(node.name, "kernel", True, _REASON, None, "the library")
         if not _is_depthwise(node) and x.target is aten.clone.default:
             node.update_arg(0, x.args[0])
+            if not x.users:
+                gm.graph.erase_node(x)
     if found:
-        gm.graph.eliminate_dead_code()
         gm.recompile()
     return gm
 
