@@ -33,6 +33,8 @@ from bench.workloads import deployed
 BUDGET_S, QUICK_BUDGET_S = 20.0, 0.2
 """Seconds after which a run begins no further round; it has five at least."""
 SHRINK = 8
+SETS = 5
+"""Sets of inputs, in one of which a peer has to be right."""
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FUSEC_CACHE_DIR")
 AT_LEAST_S, BUSY_AT_LEAST_S = 0.01, 0.05
@@ -120,9 +122,11 @@ def prepare(
             found[peer]["compile_cpu_s"] = round(cpu_seconds() - before, 3)
             steps[peer] = step
     del eager, reference
-    wrong = [peer for peer in steps if not found[peer]["accurate"]]
-    if wrong:
-        refill(case, workload.case(shrink=shrink, seed=1))
+    for seed in range(1, SETS):
+        wrong = [peer for peer in steps if not found[peer]["accurate"]]
+        if not wrong:
+            break
+        refill(case, workload.case(shrink=shrink, seed=seed))
         reference = cpu.exact(case, cotangents)
         eager = step_of(case, case.call, cotangents)()
         for peer in wrong:
@@ -135,7 +139,8 @@ def refill(case: Case, other: Case) -> None:
     """Give a case the inputs of another one, in place, and keep its weights.
 
     A value within rounding of a kink (ReLU, a maximum) has its gradient on either side: a peer
-    that is right may miss the rule for some inputs, one that is wrong misses it for others too.
+    that is right may miss the rule for some inputs, one that is wrong misses it for others too. Of
+    a million such values some are that close for most inputs, so there are several sets.
     """
     for x, y in zip(case.inputs, other.inputs, strict=True):
         x.copy_(y)
