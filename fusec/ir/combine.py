@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusec.ir.expr import Const, Expr, Op, Reduce, Select, substitute_all
+from fusec.ir.expr import Const, Expr, Op, Reduce, Scan, Select, substitute_all
 from fusec.ir.index import Axis, Index
 from fusec.ir.monoid import MIN, Monoid
 
@@ -24,7 +24,7 @@ State: TypeAlias = tuple[Expr, ...]
 """Values that a reduction carries, one for each field of its monoid."""
 
 
-def identities(node: Reduce) -> tuple[Const, ...]:
+def identities(node: Reduce | Scan) -> tuple[Const, ...]:
     """Return the state of a reduction over no points."""
     pairs = zip(node.monoid.fields, node.bodies, strict=True)
     return tuple(Const(field.identity(body.dtype), body.dtype) for field, body in pairs)

@@ -8,6 +8,7 @@ Grammar of the printed form::
            | dtype '(' expr ')'                         Cast
            | 'where' '(' expr, expr, expr ')'           Select
            | monoid '(' axis, ... ':' expr, ... ')'     Reduce
+           | monoid '_scan(' axis, ... ':' expr, ... ')'  Scan (flat kernels and programs only)
            | name                                       Var (programs only)
            | 'dot' '(' axis ':' expr, expr [',' expr] ')'   Dot (programs only)
 
@@ -220,6 +221,24 @@ class Reduce(_Expr):
         return self.bodies[0]
 
 
+class Scan(_Expr):
+    """The reduction of ``bodies`` by ``monoid`` over the points of the free axes ``over`` so far.
+
+    In a program these are lanes: each has the reduction of the lanes up to itself.
+    """
+
+    __slots__ = ("bodies", "monoid", "over")
+
+    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], *bodies: Expr) -> None:
+        if len(bodies) != len(monoid.fields):
+            raise InvalidIR(f"{monoid} of {len(bodies)} values")
+        self.monoid = monoid
+        self.named = self.over = over
+        self.children = self.bodies = bodies
+        self.dtype = bodies[-1].dtype
+        self.axes = axes_in(bodies) | frozenset(over)
+
+
 class Var(_Expr):
     """A named value of a program, equal to no other; ``axes`` are its lanes."""
 
@@ -262,7 +281,7 @@ class Dot(_Expr):
         self.axes = (left.axes | right.axes) - frozenset(over)
 
 
-Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Var | Dot
+Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Scan | Var | Dot
 
 
 def axes_in(nodes: Iterable[Any]) -> frozenset[Axis]:
@@ -410,6 +429,9 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             _check_capture(node, over, indices)
             bodies = [new[body] for body in node.bodies]
             return Reduce(node.monoid, over, *bodies) if over else bodies[-1]
+        case Scan():
+            over = replace_bound(node.over, indices)
+            return Scan(node.monoid, over, *(new[body] for body in node.bodies))
         case Dot():
             into = None if node.into is None else new[node.into]
             over = replace_bound(node.over, indices)

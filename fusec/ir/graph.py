@@ -53,6 +53,7 @@ from fusec.ir.expr import (
     IndexValue,
     Load,
     Reduce,
+    Scan,
     postorder,
     replace_bound,
     substitute,
@@ -183,7 +184,7 @@ def axes_of(stores: Iterable[Store]) -> set[Axis]:
     found = {axis for store in stores for value in store.indices for axis in value.axes}
     for node in postorder(store.expr for store in stores):
         match node:
-            case Reduce():
+            case Reduce() | Scan():
                 found.update(node.over)
             case Load() | IndexValue():
                 found.update(node.axes)

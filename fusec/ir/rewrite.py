@@ -146,7 +146,7 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
         # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
         kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
-        expr = _fresh_bound_axes(expr, kept)
+        expr = fresh_bound_axes(expr, kept)
 
     body = guarded_loads(expr, condition, kept)
     if body.dtype is BOOL:
@@ -228,7 +228,7 @@ def _bound_where(expr: Expr, axes: frozenset[Axis]) -> frozenset[Axis]:
     return frozenset(a for n in varying for a in n.over)
 
 
-def _fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
+def fresh_bound_axes(expr: Expr, kept: Mapping[Expr, Expr]) -> Expr:
     """Return the expression with every reduction but those in ``kept`` over fresh axes."""
 
     def renamed(node: Expr) -> Expr:

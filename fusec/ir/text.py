@@ -17,6 +17,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Select,
     Var,
     children,
@@ -124,6 +125,10 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
             over = ", ".join(a.name for a in node.over)
             bodies = ", ".join(_strip(text[b]) for b in node.bodies)
             return f"{node.monoid}({over}: {bodies})"
+        case Scan():
+            over = ", ".join(a.name for a in node.over)
+            bodies = ", ".join(_strip(text[b]) for b in node.bodies)
+            return f"{node.monoid}_scan({over}: {bodies})"
         case Dot():
             over = ", ".join(a.name for a in node.over)
             operands = ", ".join(_strip(text[c]) for c in children(node))

@@ -32,6 +32,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Var,
     children,
     loads,
@@ -133,7 +134,7 @@ def verify_node_types(node: Expr, line: str) -> None:
             check(accepted and compute_type(dtype) is dtype, line, f"{node.name} on {dtype}")
         case IndexValue():
             check(node.dtype in (I32, I64), line, f"an index value of type {node.dtype}")
-        case Reduce():
+        case Reduce() | Scan():
             for monoid, body in zip(node.monoid.fields, node.bodies, strict=True):
                 _verify_reduced(monoid, body.dtype, line)
 
@@ -285,7 +286,7 @@ def verify_flat(kernel: FlatKernel) -> None:
 def _verify_reductions(kernel: Kernel, head: str) -> None:
     inside = frozenset(kernel.inside)
     for node in postorder(store.expr for store in kernel.stores):
-        if isinstance(node, Reduce):
+        if isinstance(node, Reduce | Scan):
             loose = frozenset(node.over) - inside
             check(not loose, head, f"{node.monoid} over {_names(loose)}, which is not inside")
 

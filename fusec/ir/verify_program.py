@@ -31,6 +31,7 @@ from fusec.ir.expr import (
     IndexValue,
     Load,
     Reduce,
+    Scan,
     Var,
     children,
     index_exprs,
@@ -161,9 +162,10 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         _verify_name(value, scope, line)
     if isinstance(value, IndexValue):
         _verify_index(value.index, scope.lanes, scope, line)
-    if isinstance(value, Reduce):
+    if isinstance(value, Reduce | Scan):
         check(len(value.bodies) == 1, line, f"{value.monoid} of several values")
-        check(set(value.over) <= value.body.axes, line, "it reduces lanes that its value lacks")
+        lacks = set(value.over) - value.bodies[0].axes
+        check(not lacks, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes
         both = held == frozenset(value.over) or (not held and _sums_over_twins(value))

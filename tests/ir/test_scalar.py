@@ -27,6 +27,8 @@ TORCH_TYPES = {
 }
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "sub": torch.sub,
+    "hits": torch.eq,
+    "until": torch.le,
     "div": torch.true_divide,
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),

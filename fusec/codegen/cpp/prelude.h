@@ -226,6 +226,8 @@ FUSEC_INLINE bool f_not(bool x) { return !x; }
   FUSEC_INLINE vm f(vi64 x, vi64 y) { return vm{fusec_narrow(x.a op y.a, x.b op y.b)}; } \
   FUSEC_INLINE vm f(vm x, vm y) { return vm{-x.v op - y.v}; }
 FUSEC_COMPARISON(f_eq, ==)
+#define f_hits f_eq
+#define f_until f_le
 FUSEC_COMPARISON(f_ne, !=)
 FUSEC_COMPARISON(f_lt, <)
 FUSEC_COMPARISON(f_le, <=)
@@ -376,6 +378,38 @@ FUSEC_REDUCTION(f_hsum, fusec_sum)
 FUSEC_REDUCTION(f_hprod, fusec_product)
 FUSEC_REDUCTION(f_hmax, fusec_max)
 FUSEC_REDUCTION(f_hmin, fusec_min)
+// Each lane combined with all before it: with the one before, then with the two before these, ...
+// All are templates, so that a unit without scans instantiates none.
+#define FUSEC_LATER(l) (l) < step ? (l) : FUSEC_W + (l) - step
+#define FUSEC_LATER_HALF(l) (l) < step ? (l) : FUSEC_H + (l) - step
+template <int lanes, int step, class V> FUSEC_INLINE V fusec_later(V v, V none) {
+  if constexpr (lanes == FUSEC_W) return FUSEC_SHUFFLE(none, v, vi32, FUSEC_LANES(FUSEC_LATER));
+  else return FUSEC_SHUFFLE(none, v, hi64, FUSEC_HALF_LANES(FUSEC_LATER_HALF));
+}
+template <class T> constexpr T fusec_limit(int sign) {
+  if constexpr ((T)0.5 != 0) return sign * __builtin_inff();
+  else return sign < 0 ? (T)(1ULL << (8 * sizeof(T) - 1)) : ~(T)(1ULL << (8 * sizeof(T) - 1));
+}
+template <class V> constexpr bool fusec_is_wide = false;
+template <> constexpr bool fusec_is_wide<vf64> = true;
+template <> constexpr bool fusec_is_wide<vi64> = true;
+#define FUSEC_SCAN(f, of, none)                                                         \
+  template <int lanes, int step, class V> FUSEC_INLINE V fusec_steps_##f(V v) {         \
+    typedef decltype(v[0] + v[0]) T;                                                    \
+    if constexpr (step >= lanes) return v;                                              \
+    else return fusec_steps_##f<lanes, step * 2>(of(fusec_later<lanes, step>(v, none - V{}), v)); \
+  }                                                                                     \
+  template <class V> FUSEC_INLINE V f(V x) {                                            \
+    if constexpr (fusec_is_wide<V>) {                                                   \
+      x.a = fusec_steps_##f<FUSEC_H, 1>(x.a);                                           \
+      x.b = of(x.a[FUSEC_H - 1] - decltype(x.a){}, fusec_steps_##f<FUSEC_H, 1>(x.b));   \
+      return x;                                                                         \
+    } else return fusec_steps_##f<FUSEC_W, 1>(x);                                       \
+  }
+FUSEC_SCAN(f_scansum, fusec_sum, (T)0)
+FUSEC_SCAN(f_scanprod, fusec_product, (T)1)
+FUSEC_SCAN(f_scanmax, fusec_max, fusec_limit<T>(-1))
+FUSEC_SCAN(f_scanmin, fusec_min, fusec_limit<T>(1))
 #ifdef FUSEC_MASK_BITS
 FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }

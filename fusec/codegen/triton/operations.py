@@ -186,6 +186,8 @@ ROWS: dict[str, Row] = {
     "le": _comparison("<="),
     "gt": _comparison(">"),
     "ge": _comparison(">="),
+    "hits": _comparison("=="),
+    "until": _comparison("<="),
     "isnan": Row("{0} != {0}"),
     "isinf": Row('tl.abs({0}) == float("inf")'),
     "random": Row(long="_random({0}, {1})"),

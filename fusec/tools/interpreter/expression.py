@@ -34,11 +34,14 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Select,
     Var,
-    postorder,
+    children,
+    reach,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index
+from fusec.ir.serial import hits_of, scan_of, serial_axes
 from fusec.tools.interpreter.scalar import (
     Array,
     Operation,
@@ -48,6 +51,8 @@ from fusec.tools.interpreter.scalar import (
     numpy_type,
     reduce_array,
     scalar_operation,
+    scan_array,
+    scatter_array,
 )
 
 STAGE = "interpreter"
@@ -276,10 +281,22 @@ def eval_tile(expr: Expr, env: Env, memo: Memo | None = None) -> Tile:
     """Return the value of ``expr``; each distinct node is evaluated once per ``memo``."""
     memo = {} if memo is None else memo
     with np.errstate(all="ignore"):
-        for node in postorder((expr,)):
+        for node in reach((expr,), functools.partial(_operands, env=env)):
             if node not in memo:
                 memo[node] = _eval_node(node, env, memo)
     return memo[expr]
+
+
+def _operands(node: Expr, env: Env) -> tuple[Expr, ...]:
+    return () if isinstance(node, Reduce) and _runs_serially(node, env) else children(node)
+
+
+def _runs_serially(node: Reduce, env: Env) -> bool:
+    """Return whether to evaluate a scatter or scan point by point, which takes less memory."""
+    steps = serial_axes((node,))
+    return bool(steps) and all(
+        a.limit is None and a not in env.points for a in (*node.over, *steps)
+    )
 
 
 def _eval_node(node: Expr, env: Env, memo: Memo) -> Tile:
@@ -301,6 +318,8 @@ def _eval_node(node: Expr, env: Env, memo: Memo) -> Tile:
             return combine(np.where, memo[node.condition], memo[node.then], memo[node.other])
         case Reduce():
             return _eval_reduce(node, env, memo)
+        case Scan():
+            return _eval_scan(node, env, memo)
         case Dot():
             return _eval_dot(node, memo)
         case Var():
@@ -326,7 +345,33 @@ def _eval_load(node: Load, env: Env, memo: Memo) -> Tile:
     return combine(np.where, guard, loaded, Tile((), np.zeros((), storage.dtype)))
 
 
+def _eval_scatter(node: Reduce, env: Env) -> Tile:
+    """Return a scatter: each source is evaluated where it hits, and combined there."""
+    hits = hits_of(node)
+    there = {hit.axis: index(Runtime(hit.point, hit.axis.extent)) for hit in hits}
+    value = eval_tile(node.body.substitute(there), env)
+    kept = sort_axes(a for a in value.axes if a not in node.over)
+    values = expand(value, (*node.over, *kept), env)
+    places = [expand(eval_tile(hit.point, env), node.over, env) for hit in hits]
+    axes = (*(hit.axis for hit in hits), *kept)
+    shape = tuple(extent_of(axis, env) for axis in axes)
+    found = scatter_array(node.monoid, shape, places, values, node.dtype)
+    ordered = sort_axes(axes)
+    return Tile(ordered, found.transpose([axes.index(axis) for axis in ordered]))
+
+
+def _eval_scan(node: Scan, env: Env, memo: Memo) -> Tile:
+    """Return a scan along an axis of terms."""
+    (along,) = node.over
+    axes = joint_axes((*(memo[body] for body in node.bodies), Tile(node.over, np.zeros(0))))
+    whole = [expand(memo[body], axes, env) for body in node.bodies]
+    return Tile(axes, scan_array(node.monoid, whole, axes.index(along), node.dtype))
+
+
 def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
+    if _runs_serially(node, env):
+        scan = scan_of(node)
+        return _eval_scatter(node, env) if scan is None else eval_tile(scan, env)
     bodies, mask = [memo[body] for body in node.bodies], ragged_mask(node.over, env)
     if mask is not None:
         bodies = [

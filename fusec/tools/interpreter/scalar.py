@@ -199,6 +199,8 @@ OPERATIONS: dict[str, Operation] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+    "hits": np.equal,
+    "until": np.less_equal,
     "random": _random,
 }
 
@@ -245,3 +247,32 @@ def reduce_array(monoid: Monoid, values: Array, dims: tuple[int, ...], dtype: DT
         values.astype(wide), axis=dims, dtype=wide, initial=identity[()]
     )
     return convert(np.asarray(reduced), dtype)
+
+
+def scatter_array(
+    monoid: Monoid, shape: tuple[int, ...], places: list[Array], values: Array, dtype: DType
+) -> Array:
+    """Return an array of ``shape`` whose elements combine the values at the places that are theirs.
+
+    Args:
+        places: of the first dimensions, one array each, with the first dimensions of ``values``.
+            What is out of range counts nowhere.
+    """
+    wide = np.float64 if dtype.is_float else numpy_type(dtype)
+    found = np.full(shape, monoid.identity(dtype), wide)
+    inside = np.ones(places[0].shape, bool)
+    for place, extent in zip(places, shape, strict=False):
+        inside &= (place >= 0) & (place < extent)
+    _ufunc(monoid).at(found, tuple(p[inside] for p in places), values[inside].astype(wide))
+    return convert(found, dtype)
+
+
+def scan_array(monoid: Monoid, values: list[Array], dim: int, dtype: DType) -> Array:
+    """Return the reductions of the prefixes of some arrays along a dimension."""
+    if len(values) == 1:
+        wide = np.float64 if dtype.is_float else numpy_type(dtype)
+        return convert(_ufunc(monoid).accumulate(values[0].astype(wide), axis=dim), dtype)
+    ends = range(1, values[0].shape[dim] + 1)
+    prefixes = ([v.take(np.arange(end), dim) for v in values] for end in ends)
+    best = monoid.fields[0]
+    return np.stack([find_first(best, value, place, (dim,)) for value, place in prefixes], dim)

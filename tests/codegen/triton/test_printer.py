@@ -242,6 +242,8 @@ def test_carry_without_lanes_and_a_loop_with_two_stops() -> None:
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -3.5, 1e-4, 30.0, -30.0, 1e30]
 NOT_FINITE = [float("inf"), -float("inf"), float("nan")]
 TORCH_OPS = {
+    "hits": torch.eq,
+    "until": torch.le,
     "div": torch.true_divide,
     "floordiv": torch.floor_divide,
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),

@@ -1,0 +1,206 @@
+"""Scatters and scans: reductions that take one step for each point, one after another.
+
+Two comparisons say how a reduction is to run; their values are those of ``==`` and ``<=``. Where
+``hits(n, p)`` is false each term is the identity: the reduction is a *scatter*, a loop over its
+sources that combines each with the element that it hits. With ``until(j, i)`` it is a *scan*: the
+loop over i combines the term at i with the result before. ``index_add`` and ``cumsum``::
+
+    y[n, c] = sum(e: where(hits(n, p[e]), x[e, c], 0))
+    y[m, i] = sum(j: where(until(j, i), x[m, j], 0))
+
+Compared element by element these take a step for each n and e, and for each i and j.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fusec.ir.combine import identities
+from fusec.ir.dtype import BOOL
+from fusec.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Scan,
+    Select,
+    axes_in,
+    postorder,
+    reductions,
+    substitute_all,
+)
+from fusec.ir.graph import Kernel, Store, kernel_nodes
+from fusec.ir.index import Axis, Index, index
+from fusec.ir.rewrite import fresh_bound_axes, rewrite
+
+_TRUE, _ONE = Const(True, BOOL), index(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An axis of a scatter's result, and where along it each source counts.
+
+    Attributes:
+        condition: ``hits(before + axis, place)``.
+        before: where the axis begins, if it is a part of one that was cut; else 0.
+    """
+
+    axis: Axis
+    place: Expr
+    condition: Expr
+    before: Index
+
+    @property
+    def point(self) -> Expr:
+        """Where along the axis, which may be out of its range."""
+        if self.before is index(0):
+            return self.place
+        return Op("sub", (self.place, IndexValue(self.before, self.place.dtype)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScatter:
+    """The store whose value a scatter makes, and what it begins with."""
+
+    store: Store
+    start: Expr
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def hits_of(node: Reduce) -> tuple[Hit, ...]:
+    """Return the axes along which a reduction scatters; none if it is any other reduction."""
+    if len(node.bodies) != 1:
+        return ()
+    found = [_hit(c, node) for c in _needed(node.body, *identities(node))]
+    return tuple(hit for hit in found if hit is not None)
+
+
+def _hit(condition: Expr, node: Reduce) -> Hit | None:
+    if not isinstance(condition, Op) or condition.name != "hits":
+        return None
+    here, place = condition.args
+    if not isinstance(here, IndexValue) or not place.axes <= frozenset(node.over):
+        return None
+    steps = [a for a in here.axes if here.index.coefficient(a) is _ONE and a not in node.over]
+    if len(steps) != 1 or not here.axes.isdisjoint(node.over):
+        return None
+    return Hit(steps[0], place, condition, here.index - index(steps[0]))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def scan_of(node: Reduce) -> Scan | None:
+    """Return a reduction over the points up to each along an axis as a ``Scan``, else None."""
+    needed = [frozenset(_needed(b, e)) for b, e in zip(node.bodies, identities(node), strict=True)]
+    for condition in frozenset.intersection(*needed):
+        if not isinstance(condition, Op) or condition.name != "until":
+            continue
+        last, along = map(_axis, condition.args)
+        if last is None or along is None or along.extent is not last.extent:
+            continue
+        terms = rewrite(node.bodies, _without, {condition: _TRUE})
+        if node.over == (last,) and all(along not in term.axes for term in terms):
+            return Scan(node.monoid, (along,), *_moved(terms, last, along))
+    return None
+
+
+def _moved(terms: tuple[Expr, ...], last: Axis, along: Axis) -> tuple[Expr, ...]:
+    """Return terms with one axis in the place of another, which none of their reductions binds."""
+    inner = [n for term in terms for n in reductions(term)]
+    if any(along in n.over and last in n.axes for n in inner):
+        kept: dict[Expr, Expr] = {n: n for n in inner if last not in n.axes}
+        terms = tuple(fresh_bound_axes(term, kept) for term in terms)
+    return substitute_all(terms, {last: index(along)})
+
+
+def _without(node: Expr) -> Expr:
+    """Return a node without conditions that are true."""
+    match node:
+        case Select(condition=condition, then=value) if condition is _TRUE:
+            return value
+        case Load(guard=guard) if guard is _TRUE:
+            return Load(node.buffer, node.indices)
+        case Op(name="and", args=args) if _TRUE in args:
+            return next((arg for arg in args if arg is not _TRUE), _TRUE)
+    return node
+
+
+def serial_axes(nodes: Iterable[Expr]) -> frozenset[Axis]:
+    """Return the axes along which the reductions among some nodes scatter or scan."""
+    found: set[Axis] = set()
+    for node in nodes:
+        if isinstance(node, Reduce):
+            found.update(hit.axis for hit in hits_of(node))
+            if (scan := scan_of(node)) is not None:
+                found.update(scan.over)
+    return frozenset(found)
+
+
+def serial_reductions(kernel: Kernel) -> list[Reduce]:
+    """Return the scatters and scans of a kernel."""
+    return [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and serial_axes((n,))]
+
+
+def shared_axes(kernel: Kernel) -> tuple[Axis, ...]:
+    """Return the axes whose parts threads may share, each for the sources that hit there.
+
+    All that the kernel stores varies along them. Each part reads the places of all sources.
+    """
+    found = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    stored = (axes_in(store.indices) for store in kernel.stores)
+    places = frozenset(hit.axis for n in found for hit in hits_of(n))
+    free = places.intersection(*stored).difference(*(n.over for n in found))
+    return tuple(a for a in kernel.inside if a in free)
+
+
+def stored_scatters(kernel: Kernel) -> dict[Reduce, StoredScatter]:
+    """Return the scatters that run in the memory of a kernel's results.
+
+    A result is a scatter, or what one is combined with and the scatter.
+    """
+    found: dict[Reduce, StoredScatter] = {}
+    for store in kernel.stores:
+        for node, start in _begun(store.expr):
+            if hits_of(node) and node.dtype is store.buffer.dtype:
+                found.setdefault(node, StoredScatter(store, start))
+    return found
+
+
+def _begun(value: Expr) -> Iterator[tuple[Reduce, Expr]]:
+    """Yield reductions that a value is, and what each begins with."""
+    match value:
+        case Reduce():
+            yield value, identities(value)[-1]
+        case Op(name=name, args=(a, b)):
+            reduced = ((n, x) for n, x in ((a, b), (b, a)) if isinstance(n, Reduce))
+            for node, start in reduced:
+                if node.monoid.combine == name and not serial_axes(postorder((start,))):
+                    yield node, start
+
+
+def _axis(value: Expr) -> Axis | None:
+    return value.index.as_axis() if isinstance(value, IndexValue) else None
+
+
+def _needed(node: Expr, identity: Const) -> Iterator[Expr]:
+    """Yield conditions such that a value is the identity where any of them is false."""
+    match node:
+        case Select(condition=condition, then=value, other=Const() as other) if other is identity:
+            yield from _conjuncts(condition)
+            yield from _needed(value, identity)
+        case Load(guard=guard) if guard is not None and identity.value == 0:
+            yield from _conjuncts(guard)
+        case Cast(arg=value) if identity.value == 0:
+            yield from _needed(value, Const(0, value.dtype))
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    if isinstance(condition, Op) and condition.name == "and":
+        for part in condition.args:
+            yield from _conjuncts(part)
+    else:
+        yield condition
