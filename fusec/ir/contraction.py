@@ -12,6 +12,7 @@ from fusec.ir.dtype import BF16, F16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
+from fusec.ir.serial import hits_of
 
 _ROUNDED: dict[str, DType] = {"round_f16": F16, "round_bf16": BF16}
 
@@ -71,8 +72,8 @@ def is_product(node: Expr) -> bool:
 
 
 def is_window(node: Reduce) -> bool:
-    """Return True for a sum along several axes, as over a window: no product of matrices."""
-    return len(node.over) > 1
+    """Return True for a sum along several axes, as over a window: no product, and no scatter."""
+    return len(node.over) > 1 and not hits_of(node)
 
 
 def sides(node: Expr) -> Factors | None:

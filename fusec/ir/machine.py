@@ -366,6 +366,8 @@ class LoopTuning:
 
     point_elements: int = 4096
     """Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1."""
+    shared: int = 4
+    """Vectors of a scatter's row from which each thread takes some rows, and reads all places."""
     least_points: int = 16
     """Grid points that balance the load of a few threads."""
     kept_cost: int = 5

@@ -39,6 +39,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Select,
     Var,
 )
@@ -359,16 +360,16 @@ class CppPrinter:
             case Cast():
                 return self.cast(node, vector, var)
             case Select():
-                condition = self.operand(node.condition, False)
                 then, other = self.operand(node.then, vector), self.operand(node.other, vector)
-                return f"f_select({condition}, {then}, {other})"
+                return f"f_select({self.operand(node.condition, False)}, {then}, {other})"
             case IndexValue():
                 if not vector:
                     text = self.scalar_index(node.index)
                     return text if node.dtype is I64 else f"(int)({text})"
                 return self.vector_index(node.index, node.dtype)
-            case Reduce():
-                return f"f_h{node.monoid}({self.operand(node.body, True)})"
+            case Reduce() | Scan():
+                how = "h" if isinstance(node, Reduce) else "scan"
+                return f"f_{how}{node.monoid}({self.operand(node.bodies[0], True)})"
             case Const() | Var():
                 return self.operand(node, vector)
             case _:
@@ -376,8 +377,7 @@ class CppPrinter:
 
     def operation(self, node: Op, vector: bool) -> str:
         args = [self.operand(a, vector) for a in node.args]
-        symbol = _INFIX.get(node.name)
-        if symbol is not None:
+        if (symbol := _INFIX.get(node.name)) is not None:
             return f"{args[0]} {symbol} {args[1]}"
         if node.name == "neg":
             return f"-{args[0]}"

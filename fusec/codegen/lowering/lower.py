@@ -21,6 +21,7 @@ Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part
 from fusec.codegen.lowering.layout import below
@@ -48,7 +49,7 @@ from fusec.ir.expr import (
     reach,
     substitute,
 )
-from fusec.ir.graph import FlatKernel, Store
+from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import (
     Axis,
     Index,
@@ -62,8 +63,9 @@ from fusec.ir.linear import dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
-from fusec.ir.program import Carry, For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import For, Let, Program, Put, Scratch, Statement, Update
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.serial import Hit, hits_of, serial_axes
 from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
@@ -92,7 +94,8 @@ class _Lowering(Values):
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
         for task in tasks:
-            sweeps.setdefault(depth.of(roots(task)), []).append(task)
+            if task not in self._run_in_place(homes):
+                sweeps.setdefault(depth.of(roots(task)), []).append(task)
         for level in sorted(sweeps):
             later = [t for other in sorted(sweeps) if other > level for t in sweeps[other]]
             self._sweep(sweeps[level], later)
@@ -115,7 +118,9 @@ class _Lowering(Values):
     def _loops_left(self, task: Task | Reduce) -> set[Axis]:
         reduction = task.reduction if isinstance(task, Accumulate) else task
         over = reduction.over if isinstance(reduction, Reduce) else ()
-        return self.layout.loops_of((*axes_in(roots(task)), *over)) - self.here.bound
+        slot = task.slot if isinstance(task, Accumulate) else None
+        axes = (*axes_in(roots(task)), *over, *(slot.axes if slot is not None else ()))
+        return self.layout.loops_of(axes) - self.here.bound
 
     def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
         groups: dict[Axis | None, list[Task]] = {}
@@ -177,8 +182,31 @@ class _Lowering(Values):
             zero = self._once(self.here, Cast(zero, reduction.dtype))
         self._let(self.here, reduction, Op("add", (total, zero)))
 
+    def _run_in_place(self, homes: list[Reduce]) -> list[Task]:
+        """Return the stores whose value a scatter makes where it is stored."""
+        return [self.scattered[node].store for node in homes if node in self.scattered]
+
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
-        """Emit one loop: full tiles and, if the axis is ragged, a masked remainder."""
+        """Emit one loop; a scatter's is the one iteration that the source hits."""
+        others: list[Task] = []
+        around = dict(self.so_far)
+        hitting: dict[Hit, list[Task]] = {}
+        for task in tasks:
+            hits = hits_of(task.reduction) if isinstance(task, Accumulate) else ()
+            hit = next((h for h in hits if h.axis is loop), None)
+            (others if hit is None else hitting.setdefault(hit, [])).append(task)
+        for hit, found in hitting.items():
+            point, extent = hit.point, loop.extent
+            first = self.value(Op("maximum", (point, Const(0, point.dtype))))
+            ends = *self.layout.loops[loop].stops, index(Runtime(self.value(point), extent)) + 1
+            start = index(Runtime(first, extent))
+            self._loop(loop, start, ends, found, masked=False, truth={hit.condition: True})
+        if others:
+            self._run_whole(loop, others)
+        self.so_far = around  # another sweep over the loop scans anew
+
+    def _run_whole(self, loop: Axis, tasks: list[Task]) -> None:
+        """Emit a loop's full tiles and, if the axis is ragged, a masked remainder."""
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
         start, last, mask_free = index(0), None, None
@@ -262,6 +290,10 @@ class _Lowering(Values):
         free = self.layout.loops_of(reduction.axes) - self.here.bound
         if not free:
             return Accumulate(reduction, self._carries(reduction))
+        if (stored := self.scattered.get(reduction)) is not None:
+            store = stored.store
+            self.region([replace(store, expr=stored.start)])
+            return Accumulate(reduction, (), (store.buffer,), store.indices[0])
         made = [
             self._array(reduction, self._hint(reduction), neutral.dtype)
             for neutral in identities(reduction)
@@ -274,13 +306,7 @@ class _Lowering(Values):
     def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
         """Declare carries for partial results of a reduction, with the lanes of its bodies."""
         lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
-        lanes -= frozenset(self._folds(reduction))
-        carries: list[Var] = []
-        for part, neutral in zip(reduction.monoid.fields, identities(reduction), strict=True):
-            hint = self._hint(reduction) if part is reduction.monoid else part.name
-            carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
-            self.here.body.append(Carry(carries[-1], neutral))
-        return tuple(carries)
+        return self._declared(self.here, reduction, lanes - frozenset(self._folds(reduction)))
 
     def _folds(self, reduction: Reduce) -> tuple[Axis, ...]:
         """Return the lanes that each iteration reduces, which the carry therefore does not have.
@@ -401,13 +427,17 @@ class _Lowering(Values):
         assert task.slot is not None
         lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
         old = tuple(self._var("old", array.dtype, lanes) for array in task.arrays)
+        guard = None
+        if task.reduction in self.scattered:  # a private array has whole tiles
+            guard = self._conjunction(self.here, [*self._masks_of(task.slot.axes)])
+        assert guard is None or isinstance(guard, Var)
         here = self.here.body
         for var, array in zip(old, task.arrays, strict=True):
-            here.append(Let(var, Load(array.flat(), (task.slot,))))
+            here.append(Let(var, Load(array.flat(), (task.slot,), guard)))
         new = self._steps(self.here, combine(task.reduction.monoid, old, state))
         for array, value in zip(task.arrays, new, strict=True):
             var = self._var("new", array.dtype, lanes | value.axes)
-            here += [Let(var, value), Put(array.flat(), task.slot, var, None)]
+            here += [Let(var, value), Put(array.flat(), task.slot, var, guard)]
 
     def _multiply_slot(self, task: Accumulate) -> None:
         """Add products of tiles to a slot of a private array."""
@@ -524,7 +554,7 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
         plan.warps,
         plan.stages,
         plan.group,
-        product(a.extent for a in kernel.axes),
+        product(a.extent for a in kernel.axes if a not in serial_axes(kernel_nodes(kernel))),
         plan.descriptors,
         registers=plan.registers,
         roles=plan.roles,

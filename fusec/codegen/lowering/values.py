@@ -16,7 +16,7 @@ from functools import partial
 
 from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
-from fusec.ir.combine import State, folded, identities
+from fusec.ir.combine import State, combine, folded, identities
 from fusec.ir.contraction import Factors, cut_factors
 from fusec.ir.dtype import DType
 from fusec.ir.expr import (
@@ -29,6 +29,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Select,
     Var,
     both,
@@ -42,9 +43,10 @@ from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
 from fusec.ir.names import Names
 from fusec.ir.online import SCALE_RULES, find_row_maxima
-from fusec.ir.program import Let, Statement
+from fusec.ir.program import Carry, Let, Statement, Update
 from fusec.ir.rewrite import Rules, checked_where, is_checked, replace_nodes, rewrite
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.serial import stored_scatters
 from fusec.passes.schedule.plan import Plan
 
 
@@ -89,6 +91,7 @@ class Values:
     Attributes:
         running: maximum that an open loop is computing -> what the terms of its sums referred to
             before its last step, and what they refer to since. That is its name in the loop.
+        so_far: scan of an open loop -> what it has combined.
     """
 
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
@@ -99,6 +102,7 @@ class Values:
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names = Names()
         self.running: dict[Reduce, tuple[Expr, ...]] = {}
+        self.so_far: dict[Scan, tuple[Var, ...]] = {}
         cut = self.layout.cut
         uniform = Rules((partial(uniform_comparison, lanes=tuple(self.lanes)), "lt", "ge"))
         cut_up = kernel.substitute(cut).map(lambda exprs: rewrite(exprs, uniform))
@@ -106,6 +110,7 @@ class Values:
         self.dots: dict[Reduce, tuple[Factors, ...]] = {}
         cut_up = cut_up.map(self._join_products) if plan.dots else cut_up
         self.stores, self.labels = cut_up.stores, dict(cut_up.labels)
+        self.scattered = stored_scatters(cut_up)
         self.scopes = [Scope(None, frozenset(), self.layout.masks)]
 
     def _join_products(self, exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -239,6 +244,8 @@ class Values:
                 guard = self._conjunction(scope, [node.guard, *self._masks_of(node.axes)])
                 assert isinstance(shown, Load)
                 self._let(scope, node, Load(shown.buffer, shown.indices, guard))
+            case Scan():
+                self._scan(scope, node)
             case Reduce():
                 self._let_folded(scope, node, node.over, self._masked(scope, node))
             case Op() if is_checked(node):
@@ -250,6 +257,40 @@ class Values:
                 self._let(scope, node, shown)
             case _:
                 self._let(scope, node, shown)
+
+    def _scan(self, scope: Scope, node: Scan) -> None:
+        """Combine the terms of this iteration with what the loop of ``scope`` has so far."""
+        terms = tuple(map(self._atom, node.bodies))
+        lanes = tuple(a for a in node.over if a in self.lanes)
+        if lanes and (guard := self._conjunction(scope, [*self._masks_of(lanes)])) is not None:
+            pairs = zip(terms, identities(node), strict=True)
+            terms = tuple(self._once(scope, Select(guard, *pair)) for pair in pairs)
+        so_far = self.so_far.get(node)
+        if so_far is None:
+            loops = self.layout.loops_of(node.over)
+            around = next(k for k, outer in enumerate(self.scopes) if outer.loop in loops) - 1
+            kept = frozenset(a for a in node.axes if a in self.lanes and a not in lanes)
+            so_far = self.so_far[node] = self._declared(self.scopes[around], node, kept)
+        if not lanes:
+            new = self._steps(scope, combine(node.monoid, so_far, terms))
+            scope.body += [Update(c, value) for c, value in zip(so_far, new, strict=True)]
+            scope.memo[node] = so_far[-1]
+            return
+        (term,), (carry,) = (self._along_all(scope, lanes, t) for t in terms), so_far
+        before, row = (self._once(scope, make(node.monoid, lanes, term)) for make in (Scan, Reduce))
+        self._let(scope, node, Op(node.monoid.combine, (carry, before)))
+        scope.body.append(Update(carry, Op(node.monoid.combine, (carry, row))))
+
+    def _declared(
+        self, scope: Scope, node: Reduce | Scan, lanes: frozenset[Axis]
+    ) -> tuple[Var, ...]:
+        """Declare carries for partial results of a reduction in a scope."""
+        carries: list[Var] = []
+        for part, neutral in zip(node.monoid.fields, identities(node), strict=True):
+            hint = self._hint(node) if part is node.monoid else part.name
+            carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
+            scope.body.append(Carry(carries[-1], neutral))
+        return tuple(carries)
 
     def _masked(self, scope: Scope, node: Reduce) -> State:
         """Return a reduction's bodies, with its identities in masked lanes."""
@@ -351,7 +392,7 @@ class Values:
         match node:
             case Load():
                 return node.buffer.name
-            case Reduce():
+            case Reduce() | Scan():
                 return node.monoid.name
             case Op():
                 return "t" if SCALAR_OPS[node.name].infix else node.name

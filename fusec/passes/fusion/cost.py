@@ -29,6 +29,7 @@ from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.serial import serial_axes, serial_reductions, shared_axes
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule.access import count, fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
@@ -95,17 +96,20 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
     nodes = kernel_nodes(kernel)
     products = {n for n in nodes if factors(n) is not None}
     bodies = {b for n in products if isinstance(n, Reduce) for b in n.bodies}
+    places = {n: serial_axes((r,)) for r in serial_reductions(kernel) for n in postorder(r.bodies)}
     for node in nodes:
         if node in products or node in bodies:
             continue
+        axes = node.axes - places.get(node, frozenset())
         again = math.prod(n for axis, n in along.items() if axis not in node.axes)
         match node:
             case Op():
-                total += SCALAR_OPS[node.name].cost * count(node.axes) * again
+                total += SCALAR_OPS[node.name].cost * count(axes) * again
             case Reduce():
-                total += len(node.bodies) * count(node.axes | frozenset(node.over)) * again
+                axes = (axes | frozenset(node.over)) - serial_axes((node,))
+                total += len(node.bodies) * count(axes) * again
             case Select() | IndexValue() | Load():
-                total += count(node.axes)
+                total += count(axes)
     return total
 
 
@@ -247,6 +251,7 @@ def programs(kernel: Kernel, machine: Machine) -> int:
     """Return the number of programs: grid points, in tiles along the fastest axis."""
     fast = fastest_axis(kernel, kernel.axes) if kernel.inside else None
     points = count(tuple(a for a in kernel.grid if a is not fast))
+    points *= count(shared_axes(kernel))
     if fast is not None and fast in kernel.grid:
         points *= -(-fast.extent.hint() // machine.tile)
     return points

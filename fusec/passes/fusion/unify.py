@@ -31,6 +31,7 @@ from fusec.ir.index import (
     index,
     mod,
 )
+from fusec.ir.serial import hits_of, serial_axes
 from fusec.passes.fusion.axis_classes import AxisClasses
 from fusec.passes.fusion.resolve import (
     Learned,
@@ -386,6 +387,8 @@ def unify(
     for node in postorder(s.expr for s in stores):
         if isinstance(node, Reduce):  # a guard may have given a reduction fresh bound axes
             inside += tuple(a for a in node.over if a not in inside and a not in grid)
+            if hits_of(node) and reductions(node.body):
+                raise Rejection("each thread would reduce all sources of a scatter")
     return Kernel(
         name,
         tuple(a for a in grid if a in used),
@@ -403,6 +406,12 @@ def _bind(
     """Split the unified axes into grid and inside."""
     order = _axis_order(unifier, defs)
     inside = {axis for d in defs for n in reductions(d.expr) for axis in unifier.fine_axes(n.over)}
+    for line in defs:
+        for axis in serial_axes(reductions(line.expr)):
+            parts = unifier.fine_axes((axis,))
+            if len(parts) != 1:
+                raise Rejection(line.buffer, " scatters or scans along an axis that others cut")
+            inside.update(parts)
     grid = [a for a in order if a not in inside]
     for line in defs:
         heavy = line in stored or reductions(line.expr)

@@ -32,6 +32,7 @@ from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.serial import serial_axes
 from fusec.ir.streamed import match_skinny
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
@@ -189,6 +190,9 @@ def _evaluated_over(root: Expr) -> dict[Load, frozenset[Axis]]:
                 found[node] = node.axes
             case Select(condition=guard, then=Load() as load, other=Const(value=0)):
                 found[load] |= guard.axes
+            case Reduce() if steps := serial_axes((node,)):  # each of its points is read once
+                inner = (n for n in postorder(node.bodies) if isinstance(n, Load))
+                found.update((load, found[load] - steps) for load in inner)
     return found
 
 

@@ -19,6 +19,7 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
+from fusec.ir.serial import serial_axes
 from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.squares import median_of_three
@@ -91,6 +92,7 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     rows, kept = count(reduction.over), count(line.axes)
     if (
         factors(reduction) is not None  # a product of matrices has schedules of its own
+        or serial_axes((reduction,))
         or rows * kept < machine.fusion.split_elements
         or rows < 2 * machine.fusion.least_part_rows
         or reduction.axes - set(line.axes)

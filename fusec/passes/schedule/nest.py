@@ -3,16 +3,18 @@
 A reduction over O whose value varies along F runs in one of two ways: F outside O, and the value is
 a scalar (or a tile of lanes) that is complete when O ends; or O outside F, and it accumulates in an
 array over F. Lanes cannot be reduced out of an array, so a reduction over the lane axis needs F
-outside; and on targets without private arrays, every reduction does.
+outside; and on targets without private arrays, every reduction does. A scatter runs the second way,
+in the memory of its result if that is stored as it is; a scan in the loop that it scans along.
 """
 
 from __future__ import annotations
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Reduce
+from fusec.ir.expr import Reduce, Scan
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
+from fusec.ir.serial import hits_of, stored_scatters
 from fusec.passes.dag import stable_topological_sort
 from fusec.passes.schedule.access import count
 
@@ -26,12 +28,21 @@ def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axi
     reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     before: dict[Axis, set[Axis]] = {a: set() for a in inside}
     for node in reductions:
+        for hit in hits_of(node):
+            before[hit.axis].update(a for a in node.over if a in before)
         free = [a for a in inside if a in node.axes]
         if machine.is_cpu and lane not in node.over:
             continue
         for axis in node.over:
             if axis in before:
                 before[axis].update(free)
+    for scan in (n for n in kernel_nodes(kernel) if isinstance(n, Scan)):
+        # It keeps values from point to point, no arrays: all that it varies along is outside.
+        if lane in kernel.inside and lane in scan.axes and lane not in scan.over:
+            return None
+        for axis in scan.over:
+            if axis in before:
+                before[axis].update(a for a in inside if a in scan.axes and a not in scan.over)
     for axis in inside:  # the limit of a ragged axis depends on its outer axes
         if axis.limit is not None:
             before[axis].update(a for a in inside if a in axis.limit.axes)
@@ -39,7 +50,9 @@ def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axi
     if order is None:
         return None
     nest = (*order, lane) if lane is not None and lane in kernel.inside else tuple(order)
-    return nest if _arrays_fit(reductions, nest, lane, machine) else None
+    stored = stored_scatters(kernel)
+    arrays = [n for n in reductions if n not in stored]
+    return nest if _arrays_fit(arrays, nest, lane, machine) else None
 
 
 def loop_nest(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axis, ...]:

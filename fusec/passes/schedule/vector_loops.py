@@ -3,19 +3,22 @@
 The lane axis is innermost, whether it is on the grid or inside, so that accesses are sequential; a
 reduction over an outer loop then accumulates in a private array that stays in the core's cache. A
 kernel without inside axes (pointwise) gets chunks of the lane axis as grid points. Where the loops
-are a small window, or walk through panels, they are innermost: the accumulator stays in a register.
+are a small window, walk through panels or scan, they are innermost: the accumulator stays in a
+register.
 Where a pointwise kernel loads contiguously along one axis and stores along another, lanes follow
 the stores, and loads are transposed, in blocks of W x W.
 """
 
 from __future__ import annotations
 
-from fusec.ir.expr import Load, Reduce, postorder
+from fusec.ir.expr import Load, Reduce, Scan, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
+from fusec.ir.serial import hits_of, shared_axes
 from fusec.ir.streamed import SkinnyProduct, match_skinny
+from fusec.passes.kernel.scans import run_scans
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
 from fusec.passes.schedule.nest import loop_nest, nest_order
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
@@ -55,14 +58,20 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
         return _transposed(kernel, *both, machine)
     lane = lane_axis(kernel, machine)
     grid = [a for a in kernel.grid if a is not lane]
-    inside = [a for a in loop_nest(kernel, lane, machine) if a is not lane]
     bindings = [Binding(a, LoopKind.GRID) for a in grid]
+    inside = [a for a in loop_nest(kernel, lane, machine) if a is not lane]
     loops = [Binding(a, LoopKind.LOOP) for a in inside]
     if lane is None:
         return (*bindings, *loops)
+    shared = next(iter(shared_axes(kernel)), None)
+    if shared is not None and lane.extent.hint() >= machine.loops.shared * machine.vector:
+        grid.append(shared)
+        rows = -(-shared.extent.hint() // max(machine.threads, 1))
+        loops[inside.index(shared)] = Binding(shared, LoopKind.GRID, 1, max(rows, 1))
     own = _lanes(kernel, lane, machine, count(tuple(grid)))
-    panels = any(p.panel for p in _streams(kernel))
-    if lane not in kernel.inside and (panels or _is_window(inside, machine.loops.window)):
+    walks = any(p.panel for p in _streams(kernel))
+    walks = walks or any(isinstance(n, Scan) for n in kernel_nodes(kernel))
+    if lane not in kernel.inside and (walks or _is_window(inside, machine.loops.window)):
         return (*bindings, own, *loops)
     return (*bindings, *loops, own)
 
@@ -106,19 +115,34 @@ def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
     A window of 3 is contiguous in memory, but its outputs, even with strided loads, fill vectors
     (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
     """
-    lane, half = fastest_axis(kernel, kernel.axes), machine.vector // 2
+    axes, half = lane_candidates(kernel), machine.vector // 2
+    lane = fastest_axis(kernel, axes)
     halves = offsets_with_neighbour(kernel)
     if halves:
-        along = fastest_axis(kernel, kernel.axes, halves)
+        along = fastest_axis(kernel, axes, halves)
         if along is not None and nest_order(kernel, along, machine) is not None:
             lane = along
     if lane is None or lane.extent.hint() >= half:
         return lane
-    long = [a for a in kernel.axes if a.extent.hint() >= half]
+    long = [a for a in axes if a.extent.hint() >= half]
     other = fastest_axis(kernel, tuple(long), halves)
     if other is None or nest_order(kernel, other, machine) is None:
         return lane
     return other
+
+
+def lane_candidates(kernel: Kernel) -> tuple[Axis, ...]:
+    """Return the axes that may be lanes: not those of a scatter's sources, nor where these hit.
+
+    Nor an axis along which the index of an extreme is found.
+    """
+    serial: set[Axis] = set()
+    for node in kernel_nodes(kernel):
+        if isinstance(node, Scan) and len(node.bodies) > 1:
+            serial.update(node.over)
+        elif isinstance(node, Reduce) and (hits := hits_of(node)):
+            serial.update(node.over, (hit.axis for hit in hits))
+    return tuple(a for a in kernel.axes if a not in serial)
 
 
 def transposed_axes(kernel: Kernel, machine: Machine) -> tuple[Axis, Axis] | None:
@@ -129,6 +153,10 @@ def transposed_axes(kernel: Kernel, machine: Machine) -> tuple[Axis, Axis] | Non
     constant along the first. Measured on one core (AVX-512, 2026-11): 512x512 matrices are copied 4
     to 7 times as fast as element by element, 1.9 to 3.5 times as fast as in eager.
     """
+    if any(
+        isinstance(n, Scan) or (isinstance(n, Reduce) and hits_of(n)) for n in kernel_nodes(kernel)
+    ):
+        return None
     long = [a for a in kernel.axes if a.limit is None and a.extent.hint() >= machine.vector]
     offsets = [(s.buffer.offset(s.indices), s.buffer.dtype.itemsize) for s in kernel.stores]
     written: dict[Axis, int] = {}
@@ -164,7 +192,9 @@ def _transposes(load: Load, lane: Axis, other: Axis) -> bool:
 
 def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if there is one loop order that is legal for all reductions of the kernel."""
-    return nest_order(kernel, fastest_axis(kernel, kernel.axes), machine) is not None
+    kernel = run_scans(kernel)
+    lane = fastest_axis(kernel, lane_candidates(kernel))
+    return nest_order(kernel, lane, machine) is not None
 
 
 def _sums_many(kernel: Kernel, lane: Axis, block: int) -> bool:

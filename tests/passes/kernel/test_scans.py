@@ -1,0 +1,58 @@
+"""Scans run in the loop that they scan along."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusec.ir.expr import Load, Op, Reduce, Scan, Select, reductions
+from fusec.ir.graph import Def, FlatKernel, kernel_nodes
+from fusec.ir.monoid import SUM
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.scans import run_scans
+from tests.ir.graphs import axes, buffer, f32, graph, load
+from tests.ir.test_serial import until
+from tests.passes.kernel.test_unroll_windows import run
+from tests.passes.pipelines import kernel_of
+
+
+def cumulative(times: int = 1) -> FlatKernel:
+    """y = cumsum(... cumsum(x)) * x, along the last axis."""
+    x = buffer("x", 4, 50)
+    made, lines = x, []
+    for k in range(times):
+        y = buffer(f"s{k}", 4, 50)
+        m, i, j = axes("m i j", 4, 50, 50)
+        lines.append(
+            Def(y, (m, i), Reduce(SUM, (j,), Select(until(j, i), load(made, m, j), f32(0))))
+        )
+        made = y
+    y = buffer("y", 4, 50)
+    m, i = axes("m i", 4, 50)
+    lines.append(Def(y, (m, i), Op("mul", (load(made, m, i), load(x, m, i)))))
+    return coalesce(kernel_of(graph((x,), tuple(lines), y)))
+
+
+def test_a_scan_takes_the_place_of_a_reduction_and_its_axis() -> None:
+    kernel = cumulative()
+    found = FlatKernel(run_scans(kernel))
+    (store,) = found.stores
+    assert not reductions(store.expr) and len(found.axes) == len(kernel.axes) - 1
+    (scan,) = (n for n in kernel_nodes(found) if isinstance(n, Scan))
+    assert set(scan.over) <= set(found.inside)
+    assert len([n for n in kernel_nodes(found) if isinstance(n, Load)]) == 1
+    assert np.allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_scan_of_a_scan() -> None:
+    kernel = cumulative(2)
+    found = FlatKernel(run_scans(kernel))
+    assert len([n for n in kernel_nodes(found) if isinstance(n, Scan)]) == 2
+    assert len(found.inside) == 1
+    assert np.allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_without_scans_stays() -> None:
+    x, y = buffer("x", 4, 50), buffer("y", 4)
+    m, j = axes("m j", 4, 50)
+    kernel = coalesce(kernel_of(graph((x,), (Def(y, (m,), Reduce(SUM, (j,), load(x, m, j))),), y)))
+    assert run_scans(kernel) is kernel
