@@ -228,6 +228,7 @@ EXAMPLES = {
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "terms": Example(weighted, ((2, 256),)),
+    "running": Example(lambda x: (x * 2).cumsum(1) * x, ((4, 100),)),
     "filter": Example(Filter(), ((4, 16, 16, 16),), "cpu:avx512"),
     "stack": Example(stack, ((2, 9, 4),)),
     "windows": Example(

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "driver/contests": "driver/test_race",
     "frontend/aot/trials": "frontend/aot/test_eager_strides",
     "frontend/linears": "docs/test_add_a_candidate",
+    "codegen/cpp/stages": "driver/test_stages",
     "ir/buffer": "ir/test_expr",
     "ir/choice": "driver/test_race",
     "ir/machine": "codegen/test_targets",

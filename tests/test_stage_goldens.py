@@ -59,6 +59,7 @@ EXAMPLES = {
     "unroll_parts": "stack",
     "unroll_windows": "windows",
     "unroll_terms": "terms",
+    "scans": "running",
     "plan": "norm",
     "lower": "norm",
     "vector_tiles": "tiles",

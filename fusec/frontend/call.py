@@ -116,9 +116,13 @@ class AtenCall:
         Raises:
             Unsupported: with the reason, if they are many or of symbolic number.
         """
-        steps = product((*self.out.shape, *terms))
-        if not steps.is_constant or steps.const > self.lines.fusion.direct_steps:
+        if not self.takes_few_steps(terms):
             raise Unsupported(reason)
+
+    def takes_few_steps(self, terms: Indices) -> bool:
+        """Return whether a direct form over ``terms`` has few steps, of known number."""
+        steps = product((*self.out.shape, *terms))
+        return steps.is_constant and steps.const <= self.lines.fusion.direct_steps
 
     def define(self, body: Body, result: int = 0) -> Value:
         """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type.

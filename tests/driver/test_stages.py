@@ -66,6 +66,7 @@ ELSEWHERE = {
     ("fusec/passes/fusion/store_parts.py", "redirected"): "the same",
     ("fusec/codegen/lowering/lower.py", "lower_transformed"): "the part of it for one schedule",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",
+    ("fusec/passes/schedule/vector_loops.py", "run_scans"): "the same",
     ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its cost",
     (
         "fusec/driver/pipeline.py",

@@ -90,7 +90,6 @@ def test_a_transformer_block_trains_as_in_eager(dynamic: bool) -> None:
         "mm",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "embedding_dense_backward",
     }
 
 
@@ -226,7 +225,7 @@ def test_a_written_part_of_a_cache_is_a_call_where_it_is_small_and_else_a_defini
 
 def test_an_extern_says_why() -> None:
     def mixed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x @ x, torch.rand_like(x), x.sort().values, x.logdet(), x.cumsum(0)
+        return x @ x, torch.rand_like(x), x.sort().values, x.logdet(), x.logcumsumexp(0)
 
     reasons = [n.reason for n in lowered(mixed, torch.randn(40, 40)).nodes if isinstance(n, Extern)]
     assert reasons == [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fusec.codegen.cpp.vector_tiles import vector_tiles
+from fusec.ir.graph import FlatKernel
+from fusec.passes.kernel.scans import run_scans
 from fusec.passes.kernel.short_sums import unroll_terms
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.kernel.unroll_parts import unroll_parts
@@ -38,6 +40,14 @@ CPP_FLAT = (
         "unroll_terms",
         "write out short sums with constant factors, with the axes of these factors (CPU)",
         lambda flat, context: unroll_terms(flat),
+        "FlatKernel",
+        "FlatKernel",
+        needs=("coalesce",),
+    ),
+    Stage(
+        "scans",
+        "run scans in the loop that they scan along, one step for each point (CPU)",
+        lambda flat, context: FlatKernel(run_scans(flat)),
         "FlatKernel",
         "FlatKernel",
         needs=("coalesce",),

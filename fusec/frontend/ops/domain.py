@@ -163,19 +163,22 @@ def prefixes(call: AtenCall, x: Value, dim: int, reason: str) -> Domains:
     """Return the domains of a scan: the elements at or before each; of a scalar, itself.
 
     Raises:
-        Unsupported: with the reason, if the axis is long.
+        Unsupported: with the reason, if the axis is long, on a GPU.
     """
     if not x.shape:
         return lambda at: Domain((), at, ZERO)
     axis = wrap(dim, len(x.shape))
     extent = x.shape[axis]
-    call.check_steps((extent,), reason)
+    few = call.takes_few_steps((extent,))
+    if not few and not call.is_cpu:
+        raise Unsupported(reason)
 
     def before(at: Indices) -> Domain:
         if extent is ONE:
             return Domain((), at, ZERO)
         over = Axis("j", extent)
-        last = op("le", IndexValue(index(over)), IndexValue(at[axis]))
+        name = "le" if few else "until"
+        last = op(name, IndexValue(index(over)), IndexValue(at[axis]))
         return Domain((over,), replaced(at, axis, index(over)), index(over), guard=last)
 
     return before

@@ -1,7 +1,8 @@
 """Scans and searches: each element is a reduction over its prefix, or over all boundaries.
 
-Each element is reduced from scratch, in the eager kernel's order, if short (``domain.py``).
-Worked example, ``cumsum`` of a line, and ``searchsorted`` of v in sorted boundaries b::
+Each element is reduced from scratch, in the eager kernel's order, if short (``domain.py``). Long
+scans run in their loop on CPUs (``ir/serial.py``). Worked example, ``cumsum`` of a line, and
+``searchsorted`` of v in sorted boundaries b::
 
     y[i] = sum(j: where(j <= i, x[j], 0))
     y[i] = sum(j: where(b[j] < v[i], 1, 0))
@@ -21,7 +22,7 @@ from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
-from fusec.ir.dtype import BOOL, I64, DType, compute_type
+from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
 from fusec.ir.expr import Expr, cast, op
 from fusec.ir.index import Axis
 from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
@@ -36,10 +37,17 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 def scan(
     monoid: Monoid, call: AtenCall, x: Value, dim: int, *, dtype: torch.dtype | None = None
 ) -> Value:
-    """Emit a cumulative sum or product, in the result's accumulation type."""
+    """Emit a cumulative sum or product, in the result's accumulation type; a long one in f64."""
     kind = I64 if call.out.dtype is BOOL else compute_type(call.out.dtype)
     before = prefixes(call, x, dim, _SCAN)
+    if kind is F32 and not call.takes_few_steps(_along(x, dim)):
+        kind = F64
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
+
+
+def _along(x: Value, dim: int) -> Indices:
+    """Return the extent that a scan runs over; none of a scalar."""
+    return (x.shape[wrap(dim, len(x.shape))],) if x.shape else ()
 
 
 def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
@@ -61,6 +69,7 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
     """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
     kind, before = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
+    call.check_steps(_along(x, dim), _SCAN)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
 
     def finite(at: Indices) -> Expr:

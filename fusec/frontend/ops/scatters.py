@@ -2,7 +2,8 @@
 
 If there is one index for each line along the axis, each element compares its position with it,
 whatever the size. Otherwise sources may collide: each element scans all of them, which pays off for
-few (``domain.py``); a replacement takes the last one, as in eager's loop on CPUs.
+few (``domain.py``); a replacement takes the last one, as in eager's loop on CPUs. Combinations of
+many sources run as a loop over these on CPUs (``ir/serial.py``).
 
 Worked example, ``scatter_add`` along the only axis, with m sources::
 
@@ -20,25 +21,28 @@ from functools import partial
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import AtenCall, Indices, Scalar, arithmetic_type, read
+from fusec.frontend.call import AtenCall, Body, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.ops.arithmetic import add, div, mul, select
-from fusec.frontend.ops.domain import Domain
+from fusec.frontend.ops.domain import Domain, identity
 from fusec.frontend.ops.indexing import checked, counted_from_front
 from fusec.frontend.ops.registry import lowers
-from fusec.frontend.ops.views import delinearise, linearise, replaced, wrap
+from fusec.frontend.ops.views import IntoSize, delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import (
     Const,
     Expr,
     IndexValue,
+    Reduce,
+    axes_in,
     both,
     cast,
     in_range,
     op,
 )
-from fusec.ir.index import Runtime, index, product
+from fusec.ir.index import Index, Runtime, index, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
+from fusec.ir.serial import hits_of
 
 aten = torch.ops.aten
 _COLLIDE = "a scatter: elements may collide"
@@ -68,11 +72,6 @@ class Updates:
     def value(self, at: Indices, number: Indices, kind: DType) -> Expr:
         """Return the value of a source, as ``kind``."""
         return cast(self.source(at, number, self.hits(at, number)[1]), kind)
-
-    def combined(self, monoid: Monoid, at: Indices, kind: DType) -> Expr:
-        """Return the reduction of all sources that target an element."""
-        domain = self.at(at)
-        return domain.reduce(monoid, self.value(at, domain.where, kind))
 
     def last(self, at: Indices) -> Expr:
         """Return the number of the last source that targets an element; below 0 if none does."""
@@ -114,42 +113,84 @@ def combine(
     Args:
         include_self: if False, an element with sources is their combination alone.
     """
-    call.check_steps(updates.extents, _COLLIDE)
     if x.dtype is BOOL:
         raise Unsupported("a scatter that adds truth values")
     kind = compute_type(call.out.dtype)
+    combined = reduced(call, x, updates, monoid, lambda at, n: updates.value(at, n, kind))
+    targeted = None if include_self else is_targeted(call, x, updates)
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-        old = cast(x.at(at), kind)
-        new = updates.combined(monoid, at, kind)
-        if include_self:
-            return op(monoid.combine, old, new)
-        return select(named(updates, at), new, old)
+        old, new = cast(x.at(at), kind), combined(at)
+        if targeted is not None:
+            return select(targeted(at), new, old)
+        return new if old is identity(monoid, kind) else op(monoid.combine, old, new)
 
     return call.define(body)
 
 
 def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -> Value:
-    call.check_steps(updates.extents, _COLLIDE)
     kind = arithmetic_type(call.out.dtype)
+    sums = reduced(call, x, updates, SUM, lambda at, n: updates.value(at, n, kind))
+    counts = reduced(call, x, updates, SUM, lambda at, n: Const(1, kind))
+    targeted = is_targeted(call, x, updates)
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-        old = cast(x.at(at), kind)
-        total = updates.combined(SUM, at, kind)
-        count = updates.at(at).reduce(SUM, Const(1, kind))
+        old, total, count = cast(x.at(at), kind), sums(at), counts(at)
         if include_self:
             total, count = add(old, total), add(count, 1)
         quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
-        return select(named(updates, at), quotient, old)
+        return select(targeted(at), quotient, old)
 
     return call.define(body)
 
 
-def named(updates: Updates, at: Indices) -> Expr:
-    """Return the condition that some source targets the element."""
-    return op("ge", updates.at(at).reduce(MAX, Const(1, I64)), Const(1, I64))
+def is_targeted(call: AtenCall, x: Value, updates: Updates) -> Body:
+    """Return the condition that some source targets an element."""
+    found = reduced(call, x, updates, MAX, lambda at, n: Const(1, I64))
+    return lambda at: op("ge", found(at), Const(1, I64))
+
+
+def reduced(
+    call: AtenCall,
+    x: Value,
+    updates: Updates,
+    monoid: Monoid,
+    value: Callable[[Indices, Indices], Expr],
+) -> Body:
+    """Return a reduction over the sources that target an element; of many, by their loop.
+
+    Args:
+        value: (element, source's number) -> what is reduced.
+    Raises:
+        Unsupported: if many sources would be compared with each element.
+    """
+
+    def total(at: Indices) -> Expr:
+        domain = updates.at(at)
+        return domain.reduce(monoid, value(at, domain.where))
+
+    if call.takes_few_steps(updates.extents):
+        return total
+    axes = make_axes(x.shape)
+    found = total(positions(axes))
+    if not isinstance(found, Reduce) or not hits_of(found):
+        raise Unsupported(_COLLIDE)
+    shape = tuple(a.extent if a in found.axes else ONE for a in axes)
+    made = call.scratch(monoid.name, shape, found.dtype, total)
+    return lambda at: made.at(broadcast(at, shape))
+
+
+def hit(call: AtenCall, here: Index, place: Expr, number: Indices) -> Expr:
+    """Return the condition that a source, given by its number, targets a position along an axis.
+
+    Where many sources are combined on a CPU, each is added where it hits.
+    """
+    axes = axes_in(number)
+    steady = call.is_cpu and here.as_axis() is not None and place.axes <= axes
+    many = not call.takes_few_steps(tuple(a.extent for a in axes))
+    return op("hits" if steady and many else "eq", IndexValue(here), place)
 
 
 # -- along one axis -------------------------------------------------------------------------------
@@ -168,7 +209,7 @@ def updates_along(
             if k != axis:
                 guard = both(guard, in_range(i, 0, extent))
         named_here = checked(call, cast(indices.at(where, guard), I64), x.shape[axis])
-        return op("eq", IndexValue(at[axis]), named_here), guard
+        return hit(call, at[axis], named_here, number), guard
 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         if not isinstance(source, Value):
@@ -244,6 +285,27 @@ def reduce_with(
 
 
 lowers(aten.scatter_reduce.two)(partial(reduce_with, updates_along))
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_gradient(
+    call: AtenCall, grad: Value, indices: Value, rows: IntoSize, padding: int, by_frequency: bool
+) -> Value:
+    """Emit the gradient of a table: the sum, or mean, of the gradients of a row's occurrences."""
+
+    def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
+        row = cast(indices.at(number), I64)
+        counts = None if padding < 0 else op("ne", row, Const(padding, I64))
+        return hit(call, at[0], checked(call, row, call.out.shape[0]), number), counts
+
+    def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
+        return grad.at((*number, at[1]), guard)
+
+    zero = call.lazy(lambda at: Const(0, compute_type(call.out.dtype)))
+    updates = Updates(indices.shape, hits, value)
+    if by_frequency:
+        return average(call, zero, updates, include_self=False)
+    return combine(call, zero, updates, SUM)
 
 
 # -- slices by an index ---------------------------------------------------------------------------
@@ -348,14 +410,14 @@ def updates_at_indices(
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
 
     def hits(at: Indices, number: Indices) -> tuple[Expr, Expr | None]:
-        hit: Expr | None = None
+        found: Expr | None = None
         for k, i in used:
             place = cast(i.at(broadcast(number, i.shape)), I64)
             place = counted_from_front(place, x.shape[k]) if wraps else place
             place = checked(call, place, x.shape[k])
-            hit = both(hit, op("eq", cast(IndexValue(at[k]), I64), place))
-        assert hit is not None
-        return hit, None
+            found = both(found, hit(call, at[k], place, number))
+        assert found is not None
+        return found, None
 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         rest = tuple(i for k, i in enumerate(at) if k not in axes)

@@ -114,9 +114,11 @@ def test_a_scatter_whose_elements_may_collide_looks_through_its_sources() -> Non
     )
 
 
-def test_a_scatter_with_many_sources_is_left_to_eager() -> None:
+def test_many_sources_are_combined_by_a_loop_over_them_and_replace_in_eager() -> None:
     long = torch.zeros(300, dtype=torch.int64)
-    check(lambda x, i: x.scatter_add(0, i, x), torch.ones(300), long, externs=1)
+    graph = check(lambda x, i: x.scatter_add(0, i, x), torch.ones(300), long)
+    assert any("hits(" in line for line in body(graph))
+    check(lambda x, i: x.scatter(0, i, x), torch.ones(300), long, externs=1)
 
 
 PADS = (

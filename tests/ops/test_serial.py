@@ -1,0 +1,208 @@
+"""Scatters and scans of any length beside eager: a step for each source, or each point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusec
+from fusec.errors import IndexOutOfRange
+from fusec.processors import PROCESSORS
+from tests.support import BACKEND, check, externs, on_processor, values
+
+N, E, C = 60, 900, 22
+"""Rows of a result, sources, columns: 900 * 60 * 22 comparisons would be too many."""
+
+TYPES = (torch.bfloat16, torch.float64, torch.int32, torch.int64)
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    places = values(E, dtype=torch.int64, low=0, high=N)
+    return values(N, C, dtype=dtype), places, values(E, C, dtype=dtype, seed=2)
+
+
+def by_rows(i: torch.Tensor) -> torch.Tensor:
+    return i[:, None].expand(-1, C)
+
+
+SCATTERS: dict[str, Callable[..., object]] = {
+    "index_add": lambda x, i, s: x.index_add(0, i, s, alpha=0.5),
+    "index_add of columns": lambda x, i, s: x.t().index_add(1, i, s.t()),
+    "index_add, then more": lambda x, i, s: torch.relu(x.index_add(0, i, s.sigmoid() * 2)) * 3,
+    "index_add to zero": lambda x, i, s: torch.zeros_like(x).index_add(0, i, x[i] * s),
+    "index_put": lambda x, i, s: x.index_put((i - N,), s, accumulate=True),
+    "index_put along two axes": lambda x, i, s: s.new_zeros(20, 15, C).index_put(
+        (i % 20, i % 15), s, accumulate=True
+    ),
+    "scatter_add": lambda x, i, s: x.scatter_add(0, by_rows(i), s),
+    "scatter_add of fewer columns": lambda x, i, s: x.scatter_add(0, by_rows(i)[:, :5], s),
+    "the greatest": lambda x, i, s: x.scatter_reduce(0, by_rows(i), s, "amax"),
+    "the least of the sources": lambda x, i, s: x.scatter_reduce(
+        0, by_rows(i), s, "amin", include_self=False
+    ),
+    "the product": lambda x, i, s: x.scatter_reduce(0, by_rows(i), 1 + s / 100, "prod"),
+    "the mean": lambda x, i, s: x.scatter_reduce(0, by_rows(i), s, "mean"),
+    "the mean of the sources": lambda x, i, s: x.index_reduce(0, i, s, "mean", include_self=False),
+    "sums and counts": lambda x, i, s: (
+        torch.zeros_like(x).index_add(0, i, s)
+        / s.new_zeros(N).index_add(0, i, s.new_ones(E)).clamp(min=1)[:, None]
+    ),
+    "sources alike": lambda x, i, s: s.new_zeros(N, C, C).index_add(
+        0, i, s[:, :, None].expand(-1, -1, C) * 2
+    ),
+    "read elsewhere": lambda x, i, s: torch.zeros_like(x).index_add(0, i, s)[i.flip(0)],
+    "reshaped, then summed": lambda x, i, s: (x * 0 + 1).index_add(0, i, s).view(12, 5, C).sum(1),
+    "between softmaxes": lambda x, i, s: x.index_add(0, i, s.softmax(1)).softmax(1),
+    "in place": lambda x, i, s: x.clone().index_add_(0, i, s),
+}
+EMBEDDINGS: dict[str, Callable[..., object]] = {
+    "embedding": lambda x, i, s: F.embedding(i, x).tanh() * s,
+    "two dimensional": lambda x, i, s: F.embedding(i.view(30, 30), x).cos(),
+    "with padding": lambda x, i, s: F.embedding(i, x, padding_idx=3).tanh(),
+    "by frequency": lambda x, i, s: F.embedding(i, x, scale_grad_by_freq=True).tanh(),
+    "gathered": lambda x, i, s: x[i].tanh() * s,
+    "read twice": lambda x, i, s: F.embedding(i, x).tanh() * x[i.flip(0)],
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", SCATTERS)
+def test_many_sources_are_combined(name: str) -> None:
+    fewer = name == "scatter_add of fewer columns"  # its places vary along the columns: eager
+    check(
+        SCATTERS[name], *inputs(), train=name not in ("the product", "the greatest") and not fewer
+    )
+    if BACKEND == "fusec" and not fewer:
+        assert externs(SCATTERS[name], *inputs()) == []
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["index_add", "scatter_add", "the mean", "sums and counts"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float64, torch.int32, torch.int64], ids=str
+)
+def test_many_sources_of_a_type_are_combined(name: str, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point and name != "scatter_add":
+        pytest.skip("a factor or a quotient of integers")
+    check(SCATTERS[name], *inputs(dtype))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_the_gradient_of_a_table_is_the_sum_of_its_rows(name: str) -> None:
+    check(EMBEDDINGS[name], *inputs(), train=True)
+    if BACKEND == "fusec":
+        assert externs(EMBEDDINGS[name], *inputs(), train=True) == []
+
+
+def test_symbolic_numbers_of_sources() -> None:
+    def step(x, i, s):
+        return x.index_add(0, i, s), F.embedding(i, x).sin()
+
+    for sources in (70, 900, 33):
+        x, i, s = inputs()
+        check(step, x, i[:sources], s[:sources], dynamic=True, train=True)
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
+def test_a_scatter_writes_its_result_alone() -> None:
+    x, i, s = inputs()
+    (kernel,) = fusec.kernels(lambda x, i, s: torch.zeros_like(x).index_add(0, i, s * 2), x, i, s)
+    assert "scratch" not in kernel.source and "alloca" not in kernel.source
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
+def test_the_gradient_of_a_tied_table_is_added_to_the_other_one() -> None:
+    def step(x, i, s):
+        return ((F.embedding(i, x) * s) @ x.t()).square().mean()
+
+    _, i, _ = inputs()
+    wide, s = values(400, 300), values(E, 300)
+    check(step, wide, i, s, train=True)
+    merges = " ".join(str(fusec.explain(step, wide, i, s, train=True)).split())
+    assert "embedding_dense_backward_sum with add" in merges
+
+
+@pytest.mark.parametrize("wrong", [N, -1, 2**40, -(2**40)])
+def test_a_place_out_of_range_is_an_error_and_nothing_is_written_there(wrong: int) -> None:
+    x, i, s = inputs()
+    fn = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend=BACKEND)
+    fn(x, i, s)
+    i[E // 2] = wrong
+    with pytest.raises(IndexOutOfRange if BACKEND == "fusec" else Exception):
+        fn(x, i, s)
+
+
+# -- scans ----------------------------------------------------------------------------------------
+
+ROWS, LENGTH = 35, 190
+SCANS: dict[str, Callable[[torch.Tensor], object]] = {
+    "along rows": lambda x: x.cumsum(1),
+    "along columns": lambda x: x.cumsum(0),
+    "the product": lambda x: (1 + x / 100).cumprod(1),
+    "extremes and their places": lambda x: (torch.cummax(x, 1), torch.cummin(x, 0)),
+    "between pointwise operations": lambda x: (x * 2).sigmoid().cumsum(1) * x + 1,
+    "before a softmax of it": lambda x: x.cumsum(1).softmax(1),
+    "before a softmax across it": lambda x: x.cumsum(0).softmax(1),
+    "of a scan": lambda x: x.cumsum(1).cumsum(1),
+    "from the end": lambda x: x.flip(1).cumsum(1).flip(1),
+    "before a norm": lambda x: F.layer_norm(x.cumsum(1), (x.shape[1],)),
+    "of ones": lambda x: torch.ones_like(x).cumsum(1),
+    "of a mask": lambda x: (x > 0).cumsum(1) - 1,
+    "both ways": lambda x: x.cumsum(0) + x.cumsum(1),
+    "of a view": lambda x: x.view(5, -1, x.shape[1]).cumsum(1).view(x.shape).relu(),
+    "before sums": lambda x: (x.cumsum(1).sum(1), x.cumsum(0).amax(0)),
+    "of all": lambda x: x.flatten().cumsum(0),
+    "in f16 for f32": lambda x: x.half().cumsum(1, dtype=torch.float32),
+    "of products": lambda x: (x[:, :8] @ x[:8, :]).cumsum(1),
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", SCANS)
+def test_long_scans(name: str) -> None:
+    check(SCANS[name], values(ROWS, LENGTH), train=name not in ("of ones", "of a mask"))
+    if BACKEND == "fusec":
+        left = {op for op, _ in externs(SCANS[name], values(ROWS, LENGTH))}
+        assert left <= {"mm.default"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["along rows", "along columns", "extremes and their places"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float64, torch.int32, torch.int64], ids=str
+)
+def test_long_scans_of_a_type(name: str, dtype: torch.dtype) -> None:
+    check(SCANS[name], values(ROWS, LENGTH, dtype=dtype))
+
+
+def test_long_scans_of_symbolic_length() -> None:
+    for length in (190, 77, 33):
+        x = values(ROWS, length)
+        check(lambda x: ((x * 2).cumsum(1), x.cumsum(0)), x, dynamic=True, train=True)
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks for fusec's vectors")
+@pytest.mark.parametrize("name", ["sse4", "avx2"])
+def test_vectors_of_other_widths_are_scanned(name: str) -> None:
+    def step(x, n):
+        every = (x.cumsum(1), x.cumprod(1), x.cummax(1).values, x.cummin(1).values)
+        return every, n.cumsum(1), n.cummax(1).values, n.int().cummin(1).values
+
+    with on_processor(PROCESSORS[f"cpu:{name}"].features):
+        x = values(ROWS, LENGTH, low=0.9, high=1.1)
+        check(step, x, values(ROWS, LENGTH, dtype=torch.int64))
+
+
+def test_nan_and_infinity_stay_from_where_they_are() -> None:
+    x = values(ROWS, LENGTH)
+    x[3, 50], x[4, 60], x[5, 70] = float("nan"), float("inf"), -float("inf")
+    check(lambda x: (x.cumsum(1), x.cumsum(0), x.cummax(1), x.cummin(0)), x)
+
+
+def test_a_long_sum_keeps_its_digits() -> None:
+    x = torch.full((300_000,), 0.1)
+    check(lambda x: x.cumsum(0), x, tol=1e-7)
