@@ -346,7 +346,7 @@ class _Rewrite:
 
 
 def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Remove arrays that are never read, and the stores to them."""
+    """Remove arrays that are never read, the stores to them, and their products."""
     read: set[Buffer] = set()
     made: set[Buffer] = set()
     for statement in statements(body):
@@ -360,7 +360,12 @@ def _without_unread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     unread = made - read
 
     def kept(statement: Statement) -> tuple[Statement, ...]:
-        dropped = isinstance(statement, Put | Scratch) and statement.buffer.base in unread
-        return () if dropped else (statement,)
+        match statement:
+            case Put() | Scratch() if statement.buffer.base in unread:
+                return ()
+            case Multiply() if statement.into.buffer.base in unread:
+                return ()
+        return (statement,)
 
-    return map_statements(body, kept)
+    # What only a dropped product has read is not read any more.
+    return _without_unread(map_statements(body, kept)) if unread else body

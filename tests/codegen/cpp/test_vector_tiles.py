@@ -400,3 +400,16 @@ def test_a_product_without_terms_is_zero() -> None:
     options = {"strict": True, "race": "fused"}
     made = torch.compile(lambda x: (x.mT @ x) * 2 + 1, backend="fusec", options=options)(x)
     assert torch.equal(made, torch.ones(4, 4))
+
+
+def test_a_product_that_nothing_reads_goes_with_its_array() -> None:
+    r, c, k = (Axis(name, index(16)) for name in "rck")
+    b = Builder("k", (), (r, c, k))
+    left = b.load(buffer("a", F32, 16, 16), index(r) * 16 + index(k))
+    right = b.load(buffer("b", F32, 16, 16), index(k) * 16 + index(c))
+    unread = b.carry(Const(0.0, F32), r, c)
+    b.update(unread, Dot(left, right, (k,), None, False))
+    b.put(buffer("y", F32, 16, 16), index(r) * 16 + index(k), left)
+    program = vector_tiles(b.program(), 16)
+    assert not products(program)
+    assert not [s for s in statements(program.body) if isinstance(s, Scratch)]
