@@ -113,6 +113,13 @@ def stack(x: Tensor) -> Tensor:
     return torch.stack(steps)
 
 
+def steps(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    h = x.new_zeros(len(x), 5)
+    for t in range(2):
+        h = torch.tanh(x[:, t] @ w.t() + h @ u.t())
+    return h
+
+
 def windows(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(x, w, padding=1, groups=16).relu()
 
@@ -228,6 +235,7 @@ EXAMPLES = {
     "flex": Example(flex, ((1, 2, 16, 16),) * 3),
     "behind": Example(Behind(), ((1, 8, 9, 9),), options={"freeze": True}),
     "terms": Example(weighted, ((2, 256),)),
+    "steps": Example(steps, ((2, 2, 6), (5, 6), (5, 5)), train=True),
     "running": Example(lambda x: (x * 2).cumsum(1) * x, ((4, 100),)),
     "filter": Example(Filter(), ((4, 16, 16, 16),), "cpu:avx512"),
     "stack": Example(stack, ((2, 9, 4),)),

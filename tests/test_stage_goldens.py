@@ -30,6 +30,7 @@ EXAMPLES = {
     "draws": "dropout",
     "freeze": "scaled",
     "softmax_gradients": "weights",
+    "summed_products": "steps",
     "partition": "upsample",
     "capture": "norm",
     "eager_rounding": "rounding",

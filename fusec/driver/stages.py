@@ -1,12 +1,11 @@
 """The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
 
-Each is a ``Stage``: data. ``fold`` runs a list; after each stage the verifier of the structure runs
-(under ``verify``), and its text is kept (for ``fusec dump --stage NAME``). The fuzzer, the goldens,
-the command line and the table in docs/design.md all read this list.
+Each is a ``Stage``: data, which the fuzzer, the goldens, the command line and docs/design.md read.
+``fold`` runs a list, after each stage the structure's verifier (under ``verify``), and observers.
 
 Two stages have the inner list ``FUSE``, from a graph to kernels: ``contract`` runs it for each set
-of products that it decomposes, and for each group whose two candidates are compared (groups that
-are equal up to names share the comparison); ``loops`` runs it for the body of each loop over rows.
+of products that it decomposes, and for each group whose two candidates are compared, once for equal
+groups; ``loops`` runs it for the body of each loop over rows.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
+from fusec.frontend.fx_passes.summed_products import join_sums
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
 from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.choice import Judge, judge_by_rule
@@ -296,6 +296,12 @@ JOINT = (
         "take the row sums of a softmax's gradient from the attention's output",
         lambda gm, context: rewrite_softmax_row_sums(gm, context.machine.fusion.scores_bytes),
         needs=("draws",),
+    ),
+    _on_fx(
+        "summed_products",
+        "multiply once for a sum of products that have few terms each (CPU)",
+        _changing(join_sums),
+        only=lambda context: context.machine.is_cpu,
     ),
     _on_fx(
         "wide_products",
