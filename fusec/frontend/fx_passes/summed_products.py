@@ -43,13 +43,19 @@ def join_sums(gm: fx.GraphModule) -> None:
 
 
 def _is_sum(node: Any) -> bool:
-    """Return True for an addition of two tensors of one shape and type."""
+    """Return True for an addition of two tensors of one type and known shape."""
     if node.target is not aten.add.Tensor or node.kwargs:
         return False
-    total, *parts = (tensor_of(n) for n in (node, *node.args))
-    return total is not None and all(
-        p is not None and (p.shape, p.dtype) == (total.shape, total.dtype) for p in parts
-    )
+    kinds = {_kind(n) for n in (node, *node.args)}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _kind(node: Any) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    """Return a tensor's type and shape; None if that is symbolic: comparing it adds a guard."""
+    value = tensor_of(node)
+    if value is None or not all(isinstance(extent, int) for extent in value.shape):
+        return None
+    return value.dtype, tuple(value.shape)
 
 
 def _leaves(node: fx.Node) -> Iterator[fx.Node]:
