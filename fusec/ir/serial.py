@@ -30,6 +30,7 @@ from fusec.ir.expr import (
     Scan,
     Select,
     axes_in,
+    children,
     postorder,
     reductions,
     substitute_all,
@@ -160,12 +161,16 @@ def shared_axes(kernel: Kernel) -> tuple[Axis, ...]:
 def stored_scatters(kernel: Kernel) -> dict[Reduce, StoredScatter]:
     """Return the scatters that run in the memory of a kernel's results.
 
-    A result is a scatter, or what one is combined with and the scatter.
+    A result is a scatter, or what one is combined with and the scatter, which nothing else reads.
     """
     found: dict[Reduce, StoredScatter] = {}
+    stored = [store.expr for store in kernel.stores]
     for store in kernel.stores:
         for node, start in _begun(store.expr):
-            if hits_of(node) and node.dtype is store.buffer.dtype:
+            if not hits_of(node) or node.dtype is not store.buffer.dtype:
+                continue
+            readers = [n for n in kernel_nodes(kernel) if node in children(n)]
+            if store.expr is node or (readers == [store.expr] and node not in stored):
                 found.setdefault(node, StoredScatter(store, start))
     return found
 

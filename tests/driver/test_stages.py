@@ -67,6 +67,7 @@ ELSEWHERE = {
     ("fusec/codegen/lowering/lower.py", "lower_transformed"): "the part of it for one schedule",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",
     ("fusec/passes/schedule/vector_loops.py", "run_scans"): "the same",
+    ("fusec/passes/schedule/vector_loops.py", "coalesce"): "the same",
     ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its cost",
     (
         "fusec/driver/pipeline.py",

@@ -57,6 +57,14 @@ SCATTERS: dict[str, Callable[..., object]] = {
     "reshaped, then summed": lambda x, i, s: (x * 0 + 1).index_add(0, i, s).view(12, 5, C).sum(1),
     "between softmaxes": lambda x, i, s: x.index_add(0, i, s.softmax(1)).softmax(1),
     "in place": lambda x, i, s: x.clone().index_add_(0, i, s),
+    "read by its gradient": lambda x, i, s: x.sin().index_add(0, i, s.sin()).sin() * 2,
+    "read with and without the rest": lambda x, i, s: (
+        (x + (y := torch.zeros_like(x).index_add(0, i, s))),
+        (x + y).sin() + y,
+    ),
+    "of many columns": lambda x, i, s: torch.sigmoid(
+        x.new_zeros(N, C, 80).index_add(0, i, s[:, :, None] * torch.linspace(-1, 1, 80)) + x[0, 0]
+    ),
 }
 EMBEDDINGS: dict[str, Callable[..., object]] = {
     "embedding": lambda x, i, s: F.embedding(i, x).tanh() * s,
@@ -96,6 +104,18 @@ def test_the_gradient_of_a_table_is_the_sum_of_its_rows(name: str) -> None:
     check(EMBEDDINGS[name], *inputs(), train=True)
     if BACKEND == "fusec":
         assert externs(EMBEDDINGS[name], *inputs(), train=True) == []
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec to verify")
+def test_lanes_beyond_a_row_read_nothing() -> None:
+    torch.compiler.reset()
+    x, i, s = inputs()
+    fn = torch.compile(
+        lambda x, i, s: x.sin().index_add(0, i, s).sin(),
+        backend="fusec",
+        options={"strict": True, "verify": True, "cache": False},
+    )
+    fn(x.requires_grad_(), i, s).sum().backward()
 
 
 def test_symbolic_numbers_of_sources() -> None:

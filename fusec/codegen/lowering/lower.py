@@ -359,7 +359,9 @@ class _Lowering(Values):
             if lanes and reduction not in self.dots:
                 raise InternalError("a private array over reduced lanes", stage="codegen.lower")
             assert task.slot is not None
-            self.arrays[reduction] = (task.arrays[-1], task.slot)
+            stored = self.scattered.get(reduction)
+            made = reduction if stored is None else stored.store.expr
+            self.arrays[made] = (task.arrays[-1], task.slot)
             return
         state: State = task.carries
         lanes = tuple(a for a in lanes if a not in self._folds(reduction))

@@ -200,7 +200,7 @@ class Values:
     def _operands(self, node: Expr) -> tuple[Expr, ...]:
         """Return the values to define before ``node``: its children, and the masks that apply."""
         if node in self.arrays:
-            return ()
+            return self._bounds_of(node)
         if isinstance(node, Reduce) and self.layout.loops_of(node.over):
             raise InternalError(f"reduction {node} was not swept", stage="codegen.lower")
         if isinstance(node, Reduce) and node in self.dots:
@@ -220,6 +220,12 @@ class Values:
             return node.then if known.value else node.other
         return None
 
+    def _bounds_of(self, node: Expr) -> tuple[Expr, ...]:
+        """Return the masks of a value in an array: none in a private one, which has whole tiles."""
+        array, slot = self.arrays[node]
+        made = any(array is stored.store.buffer for stored in self.scattered.values())
+        return tuple(self._masks_of(slot.axes)) if made else ()
+
     def _masks_of(self, axes: Iterable[Axis]) -> list[Expr]:
         masks = self.here.masks
         return [masks[a] for a in sorted(axes, key=lambda a: a.serial) if a in masks]
@@ -228,7 +234,8 @@ class Values:
         scope = self._home(node)
         if node in self.arrays:
             array, slot = self.arrays[node]
-            self._let(scope, node, Load(array.flat(), (slot,)))
+            guard = self._conjunction(scope, [*self._bounds_of(node)])
+            self._let(scope, node, Load(array.flat(), (slot,), guard))
             return
         if isinstance(node, Reduce) and node in self.dots:
             (product,) = self._products(node, None)

@@ -16,8 +16,9 @@ from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import LoopTuning, Machine
 from fusec.ir.monoid import SUM
-from fusec.ir.serial import hits_of, shared_axes
+from fusec.ir.serial import hits_of, serial_reductions, shared_axes
 from fusec.ir.streamed import SkinnyProduct, match_skinny
+from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
 from fusec.passes.schedule.nest import loop_nest, nest_order
@@ -192,7 +193,8 @@ def _transposes(load: Load, lane: Axis, other: Axis) -> bool:
 
 def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if there is one loop order that is legal for all reductions of the kernel."""
-    kernel = run_scans(kernel)
+    if serial_reductions(kernel):  # planning sees merged axes, which may be too long for an array
+        kernel = run_scans(coalesce(kernel))
     lane = fastest_axis(kernel, lane_candidates(kernel))
     return nest_order(kernel, lane, machine) is not None
 
