@@ -93,8 +93,9 @@ class _Lowering(Values):
         sweeps: dict[int, list[Task | Reduce]] = {}
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
+        made = self._made_in_place(homes)
         for task in tasks:
-            if task not in self._run_in_place(homes):
+            if task not in made:
                 sweeps.setdefault(depth.of(roots(task)), []).append(task)
         for level in sorted(sweeps):
             later = [t for other in sorted(sweeps) if other > level for t in sweeps[other]]
@@ -182,7 +183,7 @@ class _Lowering(Values):
             zero = self._once(self.here, Cast(zero, reduction.dtype))
         self._let(self.here, reduction, Op("add", (total, zero)))
 
-    def _run_in_place(self, homes: list[Reduce]) -> list[Task]:
+    def _made_in_place(self, homes: list[Reduce]) -> list[Task]:
         """Return the stores whose value a scatter makes where it is stored."""
         return [self.scattered[node].store for node in homes if node in self.scattered]
 
