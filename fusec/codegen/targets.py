@@ -20,7 +20,7 @@ from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
-from fusec.ir.machine import FusionTuning, Machine, ProductRates, Resources, TileTuning
+from fusec.ir.machine import CodeTuning, FusionTuning, Machine, ProductRates, Resources, TileTuning
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
 from fusec.passes.fusion.split_loop import split_loop
@@ -187,6 +187,7 @@ HOPPER_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
     tiles=TileTuning(small_programs=3),
+    code=CodeTuning(waits_for_sums=True),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -201,7 +202,11 @@ A100_MACHINE = Machine(
     fusion=GPU_CHUNKS,
 )
 _HOPPER_UNMEASURED = replace(
-    HOPPER_MACHINE, products_per_us=3.95e8, rates=ProductRates(), tiles=TileTuning()
+    HOPPER_MACHINE,
+    products_per_us=3.95e8,
+    rates=ProductRates(),
+    tiles=TileTuning(),
+    code=CodeTuning(),
 )
 """As Hopper, without what only an H100 measured."""
 # Of what was measured nowhere, memory is 0.9 and products are 0.7 of the data sheets, as on Hopper.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusec.ir.expr import Expr, Load, Var
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Dot, Expr, Load, Var
 from fusec.ir.index import Axis
-from fusec.ir.program import For, Let, Program, Statement, is_product, reads
+from fusec.ir.program import For, Let, Program, Statement, Update, is_product, reads, statements
 
 
 def longer_towards_the_end(program: Program) -> set[Axis]:
@@ -33,6 +34,24 @@ def shares_operands(loop: For) -> bool:
     products = {v for s, named in read if is_product(s) for v in named}
     others = {v for s, named in read if not is_product(s) for v in named}
     return not loaded.isdisjoint(products & others)
+
+
+def hidden_sums(loop: For) -> set[Var]:
+    """Return the products' sums that a loop alone adds to, of left operands that it computes.
+
+    Triton keeps such operands in registers, which wgmma reads while the loop goes on. 3.6 and 3.7
+    let the next iteration write them before a wait covers that (triton-lang/triton#9433): wrong on
+    an H200 (2026-11-27). If anything in the loop uses the sum, each iteration waits for it.
+    """
+    lets = [s for s in loop.body if isinstance(s, Let)]
+    computed = {s.var for s in lets if not isinstance(s.value, Load | Var)}
+    found = set()
+    for one in loop.body:
+        if isinstance(one, Update) and isinstance(one.value, Dot) and one.value.left in computed:
+            others = (s for s in statements(loop.body) if s is not one)
+            if one.var.dtype is F32 and not any(one.var in reads(other) for other in others):
+                found.add(one.var)
+    return found
 
 
 def _turns(statement: Statement) -> bool:

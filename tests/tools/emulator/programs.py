@@ -60,6 +60,10 @@ def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
+def of_gelu(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return F.linear(F.gelu(x), w) + y
+
+
 def steps(*tensors: Tensor) -> list[Tensor]:
     """Update several tensors of different sizes: one launch over a table."""
     return [p * 0.9 + g.float() * 0.1 for p, g in zip(tensors[::2], tensors[1::2], strict=True)]
@@ -140,6 +144,8 @@ PRODUCTS = {
         row(1, 136, 72, scale=0.1, dtype=F16), row(2, 136, dtype=F16)], "contraction", train=True),
     "linear of few rows": Program(linear, [row(0, 16, 512), row(1, 136, 512, scale=0.05),
         row(2, 136)], "contraction.*stages=6"),
+    "linear of a GELU": Program(of_gelu, [row(0, 136, 512), row(1, 264, 512, scale=0.05),
+        row(2, 136, 264)], "contraction.*descriptors"),
     "GEMV": Program(lambda x, w: F.silu(F.linear(x, w)),
         [row(0, 1, 2048), row(1, 40, 2048, scale=0.03)], "rowwise"),
     "swiglu": Program(lambda x, w, v: F.silu(x @ w) * (x @ v),

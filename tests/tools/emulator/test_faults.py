@@ -69,6 +69,9 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
         copied, {"edit": one_more("wgmma.wait_group", 0)}, RACES),
     "the last wgmma.wait_group leaves one too many": (
         copied, {"edit": one_more("wgmma.wait_group", 1)}, ("register in flight",)),
+    "a left operand is computed while wgmma reads the last one": (
+        recorded.computed, {"edit": one_more("wgmma.wait_group", 0)},
+        ("register in flight", *RACES)),
     "the fence before wgmma is removed": (
         copied, {"edit": without("fence.proxy.async")}, ("no proxy fence",)),
     "wgmma.fence is removed": (copied, {"edit": without("wgmma.fence")}, ("no wgmma fence",)),
@@ -118,7 +121,7 @@ def test_a_planted_fault_is_found_in_each_order_of_warps(name: str, seed: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("launched", [SOFTMAX, NORM, copied, described])
+@pytest.mark.parametrize("launched", [SOFTMAX, NORM, copied, described, recorded.computed])
 def test_kernels_as_they_are_have_no_fault(launched: Callable[[], Launched], seed: int) -> None:
     assert launched().fault(seed=seed) is None
 

@@ -76,7 +76,12 @@ def run_all(program: Program, target: str = "sm_90") -> str:
 
 
 QUICK = ("layer norm", "a split sum of columns", "a foreach kernel", "dropout")
-DIAGONAL = (("linear of odd sizes", 2), ("causal attention", 1), ("linear of few rows", 5))
+DIAGONAL = (
+    ("linear of odd sizes", 2),
+    ("linear of a GELU", 1),
+    ("causal attention", 1),
+    ("linear of few rows", 5),
+)
 """Programs and the plans that they run with where there is no time for all."""
 OLDER = ("linear and GELU", "causal attention", "swiglu")
 

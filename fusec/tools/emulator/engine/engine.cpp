@@ -36,7 +36,7 @@ static bool step(Warp& w) {
     memcpy(&guard, w.file.data() + i.guard, sizeof(guard));
     w.running &= i.negated ? ~guard : guard;
   }
-  if (w.products && i.op != OP_wgmma && touches_in_flight(w, i)) return false;
+  if (w.products && i.op != OP_wgmma && touches_sums(w, i)) return false;
   w.polling = false;
   if (is_jump(i.op)) {
     count(m, i);
@@ -44,6 +44,7 @@ static bool step(Warp& w) {
     return true;
   }
   if (w.running) HANDLERS[i.op](w, i);
+  if (w.products && i.op != OP_wgmma) watch_factors(w, i);
   if (w.polling) return false;
   count(m, i);
   if (w.running) trace(w, i);

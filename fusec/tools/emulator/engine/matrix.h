@@ -146,6 +146,16 @@ static bool fresh_since_fence(Warp& w, const Instruction& i, int64_t sums) {
   return true;
 }
 
+// Say of a product's registers whether they are in flight.
+static void hold_registers(Warp& w, const Instruction& i, bool hold) {
+  int64_t sums = i.count / 2, left = left_registers(i);
+  for (int64_t k = 0; k < sums; k++) w.in_flight[operand(w, i, k).number] = hold ? SUMMED : FREE;
+  for (int64_t k = sums; k < sums + left; k++) {
+    const Operand& o = operand(w, i, k);
+    if (o.number >= 0) w.in_flight[o.number] = hold ? MULTIPLIED : FREE;
+  }
+}
+
 static void run_wgmma(Warp& w, const Instruction& i) {
   if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
   int64_t sums = i.count / 2, left = left_registers(i), next = sums + (left ? left : 1);
@@ -159,7 +169,7 @@ static void run_wgmma(Warp& w, const Instruction& i) {
   uint64_t base_offset = (made->left | made->right) >> 49 & 7;
   if (base_offset) return raise(w, i, BAD_DESCRIPTOR, -1, (int64_t)made->right);
   made->factors = fetch_many(w, i, sums, left);
-  for (int64_t k = 0; k < sums; k++) w.in_flight[operand(w, i, k).number] = 1;
+  hold_registers(w, i, true);
   w.products++;
   w.queues[PRODUCTS].waiting.push_back(made);
 }
@@ -218,30 +228,34 @@ static void complete_product(Warp& w, Pending& p) {
 // A wait covers a product: its registers may be used again, unless a later one has them.
 static void settle_product(Warp& w, const Pending& p) {
   w.products--;
-  auto release = [&](const Pending& q, bool hold) {
-    const Instruction& i = *q.instruction;
-    for (int64_t k = 0; k < i.count / 2; k++) w.in_flight[operand(w, i, k).number] = hold;
-  };
-  release(p, false);
+  hold_registers(w, *p.instruction, false);
   bool later = false;
   for (auto& q : w.queues[PRODUCTS].waiting) {
-    if (later) release(*q, true);
+    if (later) hold_registers(w, *q->instruction, true);
     later |= q.get() == &p;
   }
 }
 
 static void run_wgmma_fence(Warp& w, const Instruction&) { w.fenced_at = w.step; }
 
-// Accumulators of a product under way may not be touched. What it reads from registers may be
-// written again: Triton relies on ptxas, which knows when they have been read.
-static bool touches_in_flight(Warp& w, const Instruction& i) {
+// Accumulators of a product under way may not be touched.
+static bool touches_sums(Warp& w, const Instruction& i) {
   for (int64_t k = 0; k < i.operands; k++) {
     const Operand& o = operand(w, i, k);
-    if (o.width < 2 || o.number < 0) continue;
-    if (w.in_flight[o.number]) {
-      raise(w, i, IN_FLIGHT, -1, o.number);
-      return true;
-    }
+    if (o.width < 2 || o.number < 0 || w.in_flight[o.number] != SUMMED) continue;
+    raise(w, i, IN_FLIGHT, -1, o.number);
+    return true;
   }
   return false;
+}
+
+// What a product under way multiplies from registers may be read, but not written: ptxas frees
+// these registers where PTX writes them again. Wrong on an H200 (Triton 3.6.0, 2026-11-27), with 3
+// groups in flight at the end of a loop whose next iteration computes the left operand anew.
+static void watch_factors(Warp& w, const Instruction& i) {
+  for (int64_t k = 0; k < i.operands; k++) {
+    const Operand& o = operand(w, i, k);
+    if (o.number < 0 || w.in_flight[o.number] != MULTIPLIED) continue;
+    if (w.changed_at[o.number] == w.step) return raise(w, i, IN_FLIGHT, -1, o.number);
+  }
 }

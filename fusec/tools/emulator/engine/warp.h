@@ -37,11 +37,14 @@ struct Queue {
 
 static_assert(QUEUES == 3, "a queue for each kind of group");
 
+// What a product under way does with a register.
+enum InFlight : uint8_t { FREE, SUMMED, MULTIPLIED };
+
 struct Warp {
   Block* block;
   int number;
   std::vector<uint8_t> file, local;
-  std::vector<uint8_t> in_flight;    // by register: is it a product's accumulator?
+  std::vector<uint8_t> in_flight;    // by register: InFlight
   std::vector<uint32_t> changed_at;  // by register: when it was written, in steps
   uint32_t step = 1, fenced_at = 0;  // of the last wgmma.fence
   int products = 0;                  // in flight
