@@ -239,7 +239,8 @@ Measure: TypeAlias = Callable[..., dict[str, Any]]
 
 
 def _task(workload: Workload, options: argparse.Namespace) -> Task:
-    limit = 60.0 + 5 * workload.seconds + options.race_seconds
+    races = options.race_seconds * options.children  # one at a time
+    limit = 60.0 + 5 * workload.seconds + races
     if options.dry_run:
         return Task(_name(workload), 1.0, 10 * limit)
     return Task(_name(workload), workload.seconds, limit)

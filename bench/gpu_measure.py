@@ -143,7 +143,7 @@ def measure(
         row = _begin(workload, device, shrink)
         settle()
     floor_s, known = _floor(row, ceilings), _verdicts()
-    own: list[Step] = []
+    ready: dict[str, list[Step]] = {}
     for peer in workload.peers:
         left = min(deadline - time.monotonic(), 20 + 3 * workload.seconds + race_seconds)
         if left < 1:
@@ -155,20 +155,19 @@ def measure(
                 steps = _first_calls(row, peer, budget)
         except TimeoutError as error:
             row.found[peer], steps = {"failed": str(error)}, []
-        progress(row_of(workload, row.found))
         settle()
         if steps:
-            with clock.alone():
-                row.samples[peer] = _timed(row.found[peer], steps, floor_s, clock)
-            own = steps if peer == "fusec" else own
-            progress(row_of(workload, row.found))
-    result = row_of(workload, row.found)
-    result |= {"input_sets": len(row.cases), "floor_us": round(floor_s * 1e6, 2)}
-    result["ratios"], result["races"] = ratios(row.samples), _new(known)
+            ready[peer] = steps
+        progress(row_of(workload, row.found))
     with clock.alone():
-        if own and _device(row) == "cuda":
+        _time_all(row, ready, floor_s, clock)
+        result = row_of(workload, row.found)
+        result |= {"input_sets": len(row.cases), "floor_us": round(floor_s * 1e6, 2)}
+        result["ratios"], result["races"] = ratios(row.samples), _new(known)
+        progress(result)
+        if "fusec" in ready and _device(row) == "cuda":
             with contextlib.suppress(RuntimeError):  # no profiler costs no row
-                result["kernel_us"] = kernel_times(own[0])
+                result["kernel_us"] = kernel_times(ready["fusec"][0])
         return result | _bare(row, clock)
 
 
@@ -232,14 +231,16 @@ def _floor(row: _Row, ceilings: Mapping[str, float]) -> float:
     return max(moved / ceilings["copy_bytes_per_s"], operations / ceilings["matmul_flops_per_s"])
 
 
-def _timed(found: dict[str, Any], steps: Sequence[Step], floor_s: float, clock: Any) -> list[float]:
-    """Add times and memory to a peer's entry; return its samples in seconds."""
-    found["peak_mib"] = round(clock.peak_bytes(steps[0]) / 2**20, 1)
-    values, how = clock.gpu_times(steps)
-    found.update(summary(values, "us"), timer=how)
-    found["host_us"] = round(clock.host_seconds(steps[0]) * 1e6, 2)
-    found["of_floor"] = round(floor_s / median(values), 4)
-    return values
+def _time_all(row: _Row, ready: Mapping[str, Sequence[Step]], floor_s: float, clock: Any) -> None:
+    """Add times and memory to the peers' entries, and their samples in seconds to the row."""
+    for peer, steps in ready.items():
+        row.found[peer]["peak_mib"] = round(clock.peak_bytes(steps[0]) / 2**20, 1)
+    for peer, (values, how) in clock.interleaved(ready).items():
+        row.samples[peer] = values
+        row.found[peer].update(summary(values, "us"), timer=how)
+        row.found[peer]["of_floor"] = round(floor_s / median(values), 4)
+    for peer, steps in ready.items():
+        row.found[peer]["host_us"] = round(clock.host_seconds(steps[0]) * 1e6, 2)
 
 
 def _bare(row: _Row, clock: Any) -> dict[str, Any]:

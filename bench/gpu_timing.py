@@ -8,9 +8,9 @@ CUDA events around plain launches are used and the result says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,17 +30,37 @@ def sets_needed(nbytes: int) -> int:
     return max(2, min(32, -(-ROTATION_BYTES // max(nbytes, 1))))
 
 
-def gpu_times(
-    steps: Sequence[Callable[[], Any]], *, replays: int = 7, target_s: float = 0.02
-) -> tuple[list[float], str]:
+Sampler: TypeAlias = Callable[[], float]
+"""Takes a sample: the seconds of one call on the device."""
+
+
+def gpu_times(steps: Sequence[Callable[[], Any]], *, replays: int = 7) -> tuple[list[float], str]:
     """Seconds of one call on the device, one sample a replay, and how they were taken."""
+    ((samples, how),) = interleaved({"": steps}, rounds=replays).values()
+    return samples, how
+
+
+def interleaved(
+    peers: Mapping[str, Sequence[Callable[[], Any]]], *, rounds: int = 9
+) -> dict[str, tuple[list[float], str]]:
+    """Return `gpu_times` of each peer: samples in turn, so that clocks and heat hit all alike."""
+    samplers = {peer: _sampler(steps) for peer, steps in peers.items()}
+    samples: dict[str, list[float]] = {peer: [] for peer in peers}
+    for _ in range(rounds):
+        for peer, (sample, _) in samplers.items():
+            samples[peer].append(sample())
+    return {peer: (samples[peer], how) for peer, (_, how) in samplers.items()}
+
+
+def _sampler(steps: Sequence[Callable[[], Any]], target_s: float = 0.02) -> tuple[Sampler, str]:
+    """Return what samples by a CUDA graph, or else by events, and its name."""
     launches = _launches(steps, target_s)
     try:
-        return _graph_times(steps, launches, replays), "cuda graph"
+        return _graph_sampler(steps, launches), "cuda graph"
     except RuntimeError as error:
         torch.cuda.synchronize()
         reason = str(error).splitlines()[0][:120]
-        return _event_times(steps, launches, replays), f"events: {reason}"
+        return _event_sampler(steps, launches), f"events: {reason}"
 
 
 def _launches(steps: Sequence[Callable[[], Any]], target_s: float) -> int:
@@ -57,7 +77,7 @@ def _launches(steps: Sequence[Callable[[], Any]], target_s: float) -> int:
     return len(steps) * min(rounds, 50)
 
 
-def _graph_times(steps: Sequence[Callable[[], Any]], launches: int, replays: int) -> list[float]:
+def _graph_sampler(steps: Sequence[Callable[[], Any]], launches: int) -> Sampler:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -73,15 +93,20 @@ def _graph_times(steps: Sequence[Callable[[], Any]], launches: int, replays: int
             kept[i % len(steps)] = steps[i % len(steps)]()
     graph.replay()
     torch.cuda.synchronize()
-    return [_between_events(graph.replay) / launches for _ in range(replays)]
+
+    def sample() -> float:
+        assert kept
+        return _between_events(graph.replay) / launches
+
+    return sample
 
 
-def _event_times(steps: Sequence[Callable[[], Any]], launches: int, replays: int) -> list[float]:
+def _event_sampler(steps: Sequence[Callable[[], Any]], launches: int) -> Sampler:
     def all_launches() -> None:
         for i in range(launches):
             steps[i % len(steps)]()
 
-    return [_between_events(all_launches) / launches for _ in range(replays)]
+    return lambda: _between_events(all_launches) / launches
 
 
 def _between_events(work: Callable[[], None]) -> float:

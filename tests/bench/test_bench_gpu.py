@@ -123,6 +123,7 @@ def measured(peers: tuple[str, ...], seconds: float = 60.0) -> tuple[dict, list[
     times = iter((4e-6, 2e-6, 1e-6, 8e-6, 0.5e-6))
     clock = SimpleNamespace(
         gpu_times=lambda steps: ([next(times)] * 3, "a test"),
+        interleaved=lambda peers: {peer: ([next(times)] * 3, "a test") for peer in peers},
         host_seconds=lambda step: 5e-6,
         peak_bytes=lambda step: 3 * 2**20,
         alone=nullcontext,
@@ -312,7 +313,7 @@ def test_a_fault_in_a_row_costs_that_row_alone_and_a_resumed_run_measures_it(
     tmp_path, monkeypatch, capsys, fault, place
 ):
     rows = ("--only", "relu", "vit-l", "masked softmax")
-    more = ("--peers", "eager,fusec", "--children", "2", "--race-seconds=-59")
+    more = ("--peers", "eager,fusec", "--children", "2", "--race-seconds=-29.5")
     options = gpu.parser().parse_args([*rows, *more])
     chosen = [dataclasses.replace(w, seconds=0.0) for w in gpu.chosen_workloads(options)[:3]]
     assert {gpu._task(workload, options).limit_s for workload in chosen} == {1.0}
