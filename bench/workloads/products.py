@@ -69,6 +69,28 @@ def swiglu(dtype: torch.dtype, device: str, shrink: int, *, rows: int, k: int, n
     )
 
 
+def mlp(dtype: torch.dtype, device: str, shrink: int, *, rows: int, k: int, n: int) -> Case:
+    """gelu(x @ a.T) @ b.T."""
+    rows, k, n = shrunk(rows, shrink), shrunk(k, shrink), shrunk(n, shrink)
+    x, a = _operands(dtype, device, rows, k, n)
+    _, b = _operands(dtype, device, 1, n, k)
+    return Case(
+        lambda x, a, b: F.linear(F.gelu(F.linear(x, a)), b), (x, a, b), flops=4 * rows * k * n
+    )
+
+
+def gated_mlp(dtype: torch.dtype, device: str, shrink: int, *, rows: int, k: int, n: int) -> Case:
+    """(silu(x @ g.T) * (x @ u.T)) @ d.T."""
+    rows, k, n = shrunk(rows, shrink), shrunk(k, shrink), shrunk(n, shrink)
+    x, g, u = _operands(dtype, device, rows, k, n, 2)
+    _, d = _operands(dtype, device, 1, n, k)
+    return Case(
+        lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d),
+        (x, g, u, d),
+        flops=6 * rows * k * n,
+    )
+
+
 def cpu() -> list[Workload]:
     return []
 
@@ -93,6 +115,12 @@ def gpu() -> list[Workload]:
     rows = [
         Workload(GROUP, name, build, dtype="bf16", peers=VARIANTS, seconds=25)
         for name, build in builds.items()
+    ]
+    bert = functools.partial(mlp, rows=16384, k=1024, n=4096)
+    llama = functools.partial(gated_mlp, rows=4096, k=4096, n=14336)
+    rows += [
+        Workload("blocks", name, build, train=True, dtype="bf16", peers=VARIANTS, seconds=30)
+        for name, build in (("mlp bert-large", bert), ("mlp llama-8b", llama))
     ]
     # A second time beside a peer that tunes for long, when all others have been measured.
     slow = ("linear+gelu bert-large", "swiglu llama-8b", "linear+bias+residual gpt2-xl")

@@ -25,9 +25,9 @@ def small_chunks(monkeypatch):
     tune(monkeypatch, "fusion", chunk_bytes=1 << 16)
 
 
-def operands(dtype, width=WIDTH):
-    x, w = values(ROWS, width), values(CLASSES, width, seed=1) * (1.6 / width**0.5)
-    t = values(ROWS, dtype=torch.int64, low=0, high=CLASSES, seed=2)
+def operands(dtype, width=WIDTH, classes=CLASSES):
+    x, w = values(ROWS, width), values(classes, width, seed=1) * (1.6 / width**0.5)
+    t = values(ROWS, dtype=torch.int64, low=0, high=classes, seed=2)
     t[::7] = -100
     return x.to(dtype).cuda(), w.to(dtype).cuda(), t.cuda()
 
@@ -47,7 +47,7 @@ def test_rows_that_are_whole_for_a_product_behind_the_loop():
     def loss(x, w, t):
         return F.cross_entropy(F.linear(x, w), t)
 
-    inputs = operands(torch.bfloat16, 2048)
+    inputs = operands(torch.bfloat16, 1536, 9216)
     check(loss, *inputs, train=True, tol=2e-2)
     (forward, _) = fusec.explain(loss, *inputs, train=True).graphs
     assert any("is whole" in decision.reason for decision in forward.decisions)
@@ -59,8 +59,8 @@ def test_a_product_is_not_rounded_before_it_is_added(dtype):
     total = torch.ones(1000, 256, device="cuda")
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         add_product(total, a, b)
-    exact = 1 + a.double() @ b.double()  # some 64, which bf16 rounds by up to 0.1
-    assert (total - exact).abs().max() < 1e-3
+    exact = 1 + a.double() @ b.double()  # up to 250, which f16 rounds by up to 0.06
+    assert (total - exact).abs().max() < 1e-2
     assert not any("elementwise" in event.key for event in seen.key_averages())
 
 
