@@ -70,7 +70,12 @@ def parts(kind: str) -> list[Part]:
 
 def cases(run: dict[str, Any]) -> list[str]:
     """Return what a run measured, each case once."""
-    return list(dict.fromkeys(name(result) for result in run["results"] if result.get("ratios")))
+    return list(dict.fromkeys(name(result) for result in compared(run)))
+
+
+def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the results that a table has a column for."""
+    return [one for one in run["results"] if not PEERS.keys().isdisjoint(one.get("ratios", ()))]
 
 
 def name(result: dict[str, Any]) -> str:
@@ -95,9 +100,7 @@ def title(run: dict[str, Any]) -> str:
 
 
 def row(run: dict[str, Any], case: str) -> Row:
-    of_mode = {
-        result["mode"]: result["ratios"] for result in run["results"] if name(result) == case
-    }
+    of_mode = {one["mode"]: one["ratios"] for one in compared(run) if name(one) == case}
     forward, training = of_mode.get("forward", {}), of_mode.get("training", {})
     return Row(case, {peer: (forward.get(peer), training.get(peer)) for peer in PEERS})
 
