@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,11 +62,12 @@ WRONG_IF_COMPLEX = ("linalg.pinv", "pinverse")
 
 
 COARSE = {
-    "ldexp": 1e-1,
-    "nn.functional.triplet_margin_loss": 2e-2,
-    "nn.functional.triplet_margin_with_distance_loss": 2e-2,
+    "ldexp": (HALF, 1e-1),
+    "linalg.householder_product": ((torch.complex64,), 1e-3),
+    "nn.functional.triplet_margin_loss": (HALF, 2e-2),
+    "nn.functional.triplet_margin_with_distance_loss": (HALF, 2e-2),
 }
-"""Tolerances in half types of operations that subtract what has just been rounded: luck decides."""
+"""Tolerances in some types of operations that subtract what has just been rounded: luck decides."""
 
 
 @dataclass
@@ -313,7 +314,8 @@ def check_values(op: OpInfo, samples: list[Sample], outcome: Outcome) -> None:
     eager = run_all(call, samples)
     found = run_all(compiled(call, outcome), samples)
     if op.name not in UNINITIALISED and equal_runs(eager, run_all(call, samples, seed=4)):
-        compare_runs(eager, found, exact_run(call, samples, eager), COARSE.get(op.full_name))
+        coarse = COARSE.get(op.full_name, ((), 0.0))
+        compare_runs(eager, found, exact_run(call, samples, eager), coarse)
     else:
         compare_runs(*map(without_values, (eager, found, eager)))
 
@@ -345,13 +347,19 @@ def exact_run(call: Callable[..., Any], samples: list[Sample], eager: Run) -> Ru
     return exact if same else eager
 
 
-def compare_runs(eager: Run, found: Run, reference: Run, coarse: float | None = None) -> None:
-    """Assert that two runs agree; half types to within ``coarse``, if it is given."""
+def compare_runs(
+    eager: Run,
+    found: Run,
+    reference: Run,
+    coarse: tuple[Collection[torch.dtype], float] = ((), 0.0),
+) -> None:
+    """Assert that two runs agree; some types to within a tolerance of ``COARSE``."""
+    types, coarse_tol = coarse
     for kind in ("outputs", "gradients"):
         a, b, r = (pytree.tree_flatten(getattr(run, kind)) for run in (eager, found, reference))
         assert len(a[0]) == len(b[0]), f"{kind} have another structure"
         for k, (x, y, z) in enumerate(zip(a[0], b[0], r[0], strict=True)):
-            tol = coarse if getattr(x, "dtype", None) in HALF else None
+            tol = coarse_tol if getattr(x, "dtype", None) in types else None
             name = f"{kind}[{k}]"
             assert_agree(real(x), real(y), real(z), name, tol=tol, strides=kind == "outputs")
 
