@@ -174,7 +174,11 @@ HOPPER_MACHINE = Machine(
     tile=128,
     products_per_us=3.5e8,
     rates=ProductRates(
-        tiled=0.72, roles=1.0, nested=0.62, library_nested=0.80, library_biased=0.50
+        tiled=0.72,
+        narrow_roles=0.85,
+        nested=0.62,
+        library_nested=0.80,
+        library_biased=0.50,
     ),
     sm=Resources(
         shared_bytes=232448,

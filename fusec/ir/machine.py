@@ -57,8 +57,7 @@ class FusionTuning:
     filtered_side: int = 4
     """Least height and width of an image that is convolved by minimal filtering."""
     filtered_places: int = 48
-    """Least places of such images, together: fewer share a transformed weight, which is 16/9 as
-    large."""
+    """Least places of such images, together: fewer share a weight, transformed 16/9 as large."""
     filtered_places_each: int = 1024
     """The same, if a call transforms the weight, too: with 200 to 400 places that takes as long as
     it saves (256 and 512 channels, 2026-11-26)."""
@@ -111,8 +110,7 @@ class FusionTuning:
     """Least rows of a chunk where products of 16 bits are added up in f32: each chunk reads and
     writes the sum, in 8 bytes an element beside 6 operations for each of its rows."""
     chunk_gain: float = 1.5
-    """Least ratio of the memory that whole rows take to that of a sum in f32, for there to be a
-    sum."""
+    """Least ratio of the memory of whole rows to that of a sum in f32, for there to be a sum."""
     chunk_alignment: int = 16
     """Chunks begin at multiples of so many rows, which keeps addresses aligned."""
 
@@ -500,6 +498,7 @@ class ProductRates:
     Attributes:
         tiled: fusec's single product (Triton beside cuBLAS: 0.8 to 1.0).
         roles: the same where its warps have roles; what follows the product is not hidden then.
+        narrow_roles: the same of tiles, all products' together, below 128 x 256.
         nested: fusec's products of products in one kernel, as in an attention.
         library_nested: the library's attention.
         library_biased: its forward where it adds a tensor as wide as the scores.
@@ -508,6 +507,7 @@ class ProductRates:
 
     tiled: float = 0.85
     roles: float = 1.0
+    narrow_roles: float = 1.0
     nested: float = 0.55
     library_nested: float = 0.75
     library_biased: float = 0.75

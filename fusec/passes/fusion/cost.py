@@ -172,7 +172,8 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
         if _nests_products(kernel):
             products_us /= machine.rates.nested
         elif found is not None and found.roles:  # one group multiplies, then computes the rest
-            products_us = products_us / machine.rates.roles + operations / machine.operations_per_us
+            rate = machine.rates.narrow_roles if found.narrow else machine.rates.roles
+            products_us = products_us / rate + operations / machine.operations_per_us
         else:
             products_us /= machine.rates.tiled
         # A core's vector units do both; tensor cores overlap with the rest.

@@ -16,6 +16,7 @@ lanes, and a product without a row axis is multiplied and summed by lanes, witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -214,6 +215,7 @@ class ProcessorShare:
         full: programs for each multiprocessor that reach its full rates.
         roles: whether its warps have roles by rule; its tiles then take ``filled`` of its lanes, in
             whole waves of programs that stay.
+        narrow: whether the tiles of its products have fewer elements than 128 x 256.
         axis: the axis of its loop, if a split can keep more multiprocessors busy.
         terms: terms of the loop in each part.
         parts: number of parts, at the hints of sizes; 1 without a split.
@@ -223,6 +225,7 @@ class ProcessorShare:
     programs: int
     full: float
     roles: bool = False
+    narrow: bool = False
     filled: float = 0.0
     axis: Axis | None = None
     terms: int = 0
@@ -256,7 +259,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     along = {a: tiles_along(a, tiling) for a in use.tiled}
     if own is not None:
         share = filled(kernel, tiling, machine.units)
-        return ProcessorShare(count, full, True, share, along=along)
+        return ProcessorShare(count, full, True, _is_narrow(one, tiling), share, along=along)
     whole = ProcessorShare(count, full, along=along)
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
@@ -268,6 +271,11 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     step = tiling.lanes[axis]
     share = -(-terms // (parts * step)) * step
     return replace(whole, axis=axis, terms=share, parts=-(-terms // share))
+
+
+def _is_narrow(one: ProductKernel, tiling: Tiling) -> bool:
+    tiles = math.prod(tiling.lanes[axis] for axis in one.use.tiled)
+    return tiles * len(one.products) < 128 * 256
 
 
 def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
