@@ -1,10 +1,13 @@
 """GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
 
-A tile is 32 rows by 128 columns; with few rows and many columns, it has up to 512 columns. The
-accumulator keeps the tile's shape and is folded once, after the loop. Deterministic: no atomics.
+A tile is 32 rows by 128 columns. With few rows and many columns it has up to 512 columns; with few
+columns, as in the final sum of partial ones, down to 32 and more rows, so that more programs run.
+The accumulator keeps the tile's shape and is folded once, after the loop. There are no atomics.
 """
 
 from __future__ import annotations
+
+import math
 
 from fusec.errors import InternalError
 from fusec.ir.graph import Kernel
@@ -34,6 +37,13 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         and column.extent.hint() >= 2 * width * machine.rows.column_programs
     ):
         width *= 2  # few rows: a thread still loads 16 bytes if there are more columns
+    count = math.prod(a.extent.hint() for a in kernel.grid if a is not column)
+    count *= -(-column.extent.hint() // width)
+    warps = machine.rows.warps
+    while width > height and 2 * count <= machine.units:
+        width, count = width // 2, 2 * count
+        if rows < last.extent.hint():
+            rows, warps = 2 * rows, 2 * machine.rows.warps
     grid = [Binding(a, LoopKind.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
-    return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), 4)
+    return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), warps)

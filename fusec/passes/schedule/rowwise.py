@@ -4,8 +4,9 @@ Rules (compile sweep for sm_90, 2026-11): up to 32768 live f32 elements a row wi
 warps; ``warps = row / 1024`` of the row padded to a power of two (32 elements a thread); rows of at
 most 256 elements share a program of 1024. Other inside axes (rows of a partial sum, images of a
 batch) are loops around the row, which then has ``row / 256`` warps; rows shorter than 4096 beside
-column sums share an iteration, and the loop prefetches the next rows. If there are very many short
-rows, a program runs several, one after the other.
+column sums share an iteration, and the loop prefetches the next rows. Such iterations have 4 or 8
+warps, so that a program's barriers are few and another program runs meanwhile. If there are very
+many short rows, a program runs several, one after the other.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     lanes.append(Binding(row, LoopKind.LANES, max(width, 2)))
     for part in lanes[:-1]:
         width *= part.tile
-    odd = _is_odd(kernel, row)
+    odd, many = _is_odd(kernel, row), sums >= tuning.many_sums
     if loops:
-        elements = tuning.loop_elements // 2 if odd else tuning.loop_elements
+        elements = tuning.loop_elements // 2 if odd or many else tuning.loop_elements
         height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
         width *= height
@@ -110,9 +111,14 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
-    # A loop around the row holds column sums beside the row's tiles: fewer elements a thread.
-    share = 128 if sums >= tuning.many_sums or (odd and loops and loops[-1].tile > 1) else 256
-    warps = max(1, min(16, width // share if loops else width * rows // 1024))
+    warps = width * rows // 1024
+    if loops:
+        share = (1024 if lanes[-1].tile <= tuning.warp_row else 512) if sums else 256
+        # Many sums beside the row's tiles, or an address for each element: fewer of them a thread.
+        fewer = many if loops[-1].tile < 2 else odd
+        share //= 2 if fewer else 1
+        warps = width // share
+    warps = max(1, min(16, warps))
     stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
     reloads = bool(loops) and width >= tuning.reloaded
     return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)

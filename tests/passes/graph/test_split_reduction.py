@@ -132,12 +132,35 @@ def test_partial_sums_take_one_percent_or_are_one_for_each_unit(
     assert first.axes[0].extent.hint() == parts, why
 
 
-def test_partial_sums_are_one_for_each_unit_where_twice_as_many_take_more_than_four_percent() -> (
-    None
-):
-    machine = replace(GPU, units=16, parts=32, part_share=0.002)
+def test_partial_sums_are_one_for_each_unit_where_twice_as_many_take_far_more() -> None:
+    machine = replace(GPU, units=16, parts=32, part_share=0.0005)
     first = partial(split_reduction(column_sums(16 * 199, 8), machine))
     assert first.axes[0].extent.hint() == 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts"),
+    [(16384, 4096, 32), (8192, 6400, 16), (8192, 4800, 32), (16384, 1024, 128), (2048, 256, 64)],
+)
+def test_column_sums_of_their_own_have_equal_parts_for_programs_enough(
+    rows: int, columns: int, parts: int
+) -> None:
+    """Tiles of 128 columns are programs, too; no loop over a part's rows ends within a tile."""
+    first = partial(split_reduction(column_sums(rows, columns), HOPPER_MACHINE))
+    (inner,) = reduced(first).over
+    assert (first.axes[0].extent.hint(), inner.limit) == (parts, None)
+    assert inner.extent.hint() % 32 == 0
+
+
+def test_column_sums_that_read_a_number_of_each_row_have_parts_for_two_programs() -> None:
+    """They share a kernel with rows, as the gradients of a norm's weights do: a part, a program."""
+    rows, width = 8192, 1024
+    x, mean, w = buffer("x", rows, width), buffer("mean", rows, 1), buffer("w", width)
+    m, c = axes("m c", rows, width)
+    body = Op("mul", (load(x, m, c), load(mean, m, 0)))
+    lines = (Def(w, (c,), Reduce(SUM, (m,), body)),)
+    first = partial(split_reduction(graph((x, mean), lines, w), HOPPER_MACHINE))
+    assert first.axes[0].extent.hint() == 256
 
 
 def test_sums_of_one_shape_have_the_same_parts_and_count_together() -> None:

@@ -25,25 +25,28 @@ def test_columns_are_accepted_rows_and_pointwise_kernels_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "width", "expected"),
+    ("count", "width", "expected", "warps"),
     [
-        (4096, 768, "c=grid*128  m=loop*32"),
-        (4096, 100, "c=grid*128  m=loop*32"),
-        (4096, 20, "c=grid*32  m=loop*32"),
-        (7, 768, "c=grid*128  m=loop*8"),
+        (4096, 9000, "c=grid*128  m=loop*32", 4),
+        (4096, 4096, "c=grid*32  m=loop*128", 8),
+        (64, 4096, "c=grid*32  m=loop*64", 8),
+        (4096, 100, "c=grid*32  m=loop*128", 8),
+        (4096, 20, "c=grid*32  m=loop*32", 4),
+        (7, 768, "c=grid*32  m=loop*8", 4),
+        (7, 9000, "c=grid*128  m=loop*8", 4),
     ],
 )
-def test_a_tile_is_32_rows_by_128_columns_or_what_there_is(
-    count: int, width: int, expected: str
+def test_a_tile_is_32_rows_by_128_columns_or_more_rows_of_few_columns(
+    count: int, width: int, expected: str, warps: int
 ) -> None:
     found = plan(columns(count, width))
     assert bindings(found) == expected
-    assert found.warps == 4
+    assert found.warps == warps
 
 
 def test_tiles_of_few_rows_are_wider_where_columns_abound() -> None:
     assert bindings(plan(columns(4, 1 << 18))) == "c=grid*256  m=loop*4"
-    assert bindings(plan(columns(4, 1 << 12))) == "c=grid*128  m=loop*4"
+    assert bindings(plan(columns(4, 1 << 14))) == "c=grid*128  m=loop*4"
 
 
 def test_of_several_reduced_axes_the_last_has_lanes() -> None:
@@ -51,7 +54,7 @@ def test_of_several_reduced_axes_the_last_has_lanes() -> None:
     b, h, t, c = axes("b h t c", 6, 8, 50, 40)
     sums = Reduce(SUM, (b, t), load(x, b, h, t, c))
     kernel = kernel_of(graph((x,), (Def(w, (h, c), sums),), w))
-    assert bindings(plan(kernel)) == "h=grid  c=grid*64  b=loop  t=loop*32"
+    assert bindings(plan(kernel)) == "h=grid  c=grid*32  b=loop  t=loop*64"
 
 
 def test_a_grid_of_columns_may_be_as_wide_as_a_vocabulary() -> None:

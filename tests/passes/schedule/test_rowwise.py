@@ -106,23 +106,26 @@ def test_residence_is_decided_by_the_padded_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "stages"),
-    [(64, 64, 4), (768, 4, 4), (2048, 2, 4), (4096, 1, 4), (8192, 1, 3), (16384, 1, 2)],
+    ("width", "height", "warps", "stages"),
+    [
+        *((64, 64, 4, 4), (768, 4, 4, 4), (1024, 4, 4, 4), (1032, 2, 8, 4), (2048, 2, 8, 4)),
+        *((4096, 1, 8, 4), (8192, 1, 16, 3), (16384, 1, 16, 2)),
+    ],
 )
 def test_rows_beside_column_sums_share_an_iteration_and_are_loaded_ahead(
-    width: int, height: int, stages: int
+    width: int, height: int, warps: int, stages: int
 ) -> None:
     found = plan(rows_and_columns(8, 64, width))
     loop = "loop" if height == 1 else f"loop*{height}"
     lanes = 1 << (width - 1).bit_length()
     assert bindings(found) == f"p=grid  i={loop}  k=lanes({lanes})"
-    assert (found.warps, found.stages) == (16, stages)
+    assert (found.warps, found.stages) == (warps, stages)
 
 
 def test_few_rows_a_part_are_one_iteration_of_few_warps() -> None:
     found = plan(rows_and_columns(64, 8, 64))
     assert bindings(found) == "p=grid  i=loop*8  k=lanes(64)"
-    assert found.warps == 2
+    assert found.warps == 1
 
 
 def test_weights_of_the_longest_rows_are_loaded_again_for_each_row() -> None:
