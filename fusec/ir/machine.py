@@ -415,7 +415,7 @@ class CodeTuning:
     """How programs are printed; each ``Program`` has its machine's."""
 
     waits_for_sums: bool = False
-    """Do loops use the sum of a product whose left operand is computed (``hidden_sums``)?"""
+    """Do loops use the sum of a product whose left operand is computed (``unread_sums``)?"""
     chain: int = 4
     """Least operations on tiles beside products that Triton evaluates element by element."""
     store_cost: int = 5

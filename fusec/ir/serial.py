@@ -1,6 +1,7 @@
 """Scatters and scans: reductions that take one step for each point, one after another.
 
-Two comparisons say how a reduction is to run; their values are those of ``==`` and ``<=``. Where
+Two comparisons say how a reduction is to run. Their values are those of ``==`` and ``<=``; another
+name marks the reduction, so that a loop runs it that takes one step for each point. Where
 ``hits(n, p)`` is false each term is the identity: the reduction is a *scatter*, a loop over its
 sources that combines each with the element that it hits. With ``until(j, i)`` it is a *scan*: the
 loop over i combines the term at i with the result before. ``index_add`` and ``cumsum``::
@@ -77,7 +78,7 @@ def hits_of(node: Reduce) -> tuple[Hit, ...]:
     """Return the axes along which a reduction scatters; none if it is any other reduction."""
     if len(node.bodies) != 1:
         return ()
-    found = [_hit(c, node) for c in _needed(node.body, *identities(node))]
+    found = [_hit(c, node) for c in _needed_conditions(node.body, *identities(node))]
     return tuple(hit for hit in found if hit is not None)
 
 
@@ -96,7 +97,10 @@ def _hit(condition: Expr, node: Reduce) -> Hit | None:
 @functools.lru_cache(maxsize=1 << 12)
 def scan_of(node: Reduce) -> Scan | None:
     """Return a reduction over the points up to each along an axis as a ``Scan``, else None."""
-    needed = [frozenset(_needed(b, e)) for b, e in zip(node.bodies, identities(node), strict=True)]
+    needed = [
+        frozenset(_needed_conditions(b, e))
+        for b, e in zip(node.bodies, identities(node), strict=True)
+    ]
     for condition in frozenset.intersection(*needed):
         if not isinstance(condition, Op) or condition.name != "until":
             continue
@@ -166,7 +170,7 @@ def stored_scatters(kernel: Kernel) -> dict[Reduce, StoredScatter]:
     found: dict[Reduce, StoredScatter] = {}
     stored = [store.expr for store in kernel.stores]
     for store in kernel.stores:
-        for node, start in _begun(store.expr):
+        for node, start in _reductions_with_start(store.expr):
             if not hits_of(node) or node.dtype is not store.buffer.dtype:
                 continue
             readers = [n for n in kernel_nodes(kernel) if node in children(n)]
@@ -175,7 +179,7 @@ def stored_scatters(kernel: Kernel) -> dict[Reduce, StoredScatter]:
     return found
 
 
-def _begun(value: Expr) -> Iterator[tuple[Reduce, Expr]]:
+def _reductions_with_start(value: Expr) -> Iterator[tuple[Reduce, Expr]]:
     """Yield reductions that a value is, and what each begins with."""
     match value:
         case Reduce():
@@ -191,16 +195,16 @@ def _axis(value: Expr) -> Axis | None:
     return value.index.as_axis() if isinstance(value, IndexValue) else None
 
 
-def _needed(node: Expr, identity: Const) -> Iterator[Expr]:
+def _needed_conditions(node: Expr, identity: Const) -> Iterator[Expr]:
     """Yield conditions such that a value is the identity where any of them is false."""
     match node:
         case Select(condition=condition, then=value, other=Const() as other) if other is identity:
             yield from _conjuncts(condition)
-            yield from _needed(value, identity)
+            yield from _needed_conditions(value, identity)
         case Load(guard=guard) if guard is not None and identity.value == 0:
             yield from _conjuncts(guard)
         case Cast(arg=value) if identity.value == 0:
-            yield from _needed(value, Const(0, value.dtype))
+            yield from _needed_conditions(value, Const(0, value.dtype))
 
 
 def _conjuncts(condition: Expr) -> Iterator[Expr]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import fusec
 from fusec.errors import IndexOutOfRange
 from fusec.processors import PROCESSORS
-from tests.support import BACKEND, check, externs, on_processor, values
+from tests.support import BACKEND, check, compile_with, externs, on_processor, values
 
 N, E, C = 60, 900, 22
 """Rows of a result, sources, columns: 900 * 60 * 22 comparisons would be too many."""
@@ -226,3 +226,30 @@ def test_nan_and_infinity_stay_from_where_they_are() -> None:
 def test_a_long_sum_keeps_its_digits() -> None:
     x = torch.full((300_000,), 0.1)
     check(lambda x: x.cumsum(0), x, tol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+@pytest.mark.parametrize(("sources", "include_self"), [(20, True), (20, False), (300, True)])
+def test_means_of_small_integers_wrap_as_eager_s(
+    dtype: torch.dtype, sources: int, include_self: bool
+) -> None:
+    rows = torch.zeros(sources, dtype=torch.int64)
+    source = torch.full((sources,), 100 if dtype.itemsize == 1 else 10000, dtype=dtype)
+
+    def means(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        some = x.scatter_reduce(0, i, s, "mean", include_self=include_self)
+        return some, x.index_reduce(0, i, s, "mean", include_self=include_self)
+
+    check(means, torch.ones(2, dtype=dtype), rows, source)
+
+
+def test_slices_of_a_tensor_without_axes_are_eager_s() -> None:
+    """Eager refuses them, whatever was compiled before."""
+
+    def added(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, i, s)
+
+    index = torch.zeros(200, dtype=torch.int64)
+    check(added, torch.zeros(10, 4), index, torch.ones(200, 4))
+    with pytest.raises(RuntimeError, match="source tensor shape must match"):
+        compile_with(added)(torch.zeros(()), index, torch.ones(200))

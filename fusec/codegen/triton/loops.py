@@ -36,7 +36,7 @@ def shares_operands(loop: For) -> bool:
     return not loaded.isdisjoint(products & others)
 
 
-def hidden_sums(loop: For) -> set[Var]:
+def unread_sums(loop: For) -> set[Var]:
     """Return the products' sums that a loop alone adds to, of left operands that it computes.
 
     Triton keeps such operands in registers, which wgmma reads while the loop goes on. 3.6 and 3.7
@@ -55,4 +55,5 @@ def hidden_sums(loop: For) -> set[Var]:
 
 
 def _turns(statement: Statement) -> bool:
+    """Return True for a value under another name: a tile that is transposed."""
     return isinstance(statement, Let) and isinstance(statement.value, Var)

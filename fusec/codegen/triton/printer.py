@@ -42,7 +42,7 @@ from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
-from fusec.codegen.triton.loops import hidden_sums, longer_towards_the_end, shares_operands
+from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, unread_sums
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template, text_of
 from fusec.errors import InternalError
@@ -101,7 +101,7 @@ class TritonPrinter:
         self.narrow = narrow_values(program)
         self.masks = {} if program.multiplies else mask_lanes(program)
         self.longer = longer_towards_the_end(program)
-        self.hidden: set[Expr] = set()
+        self.unread: set[Expr] = set()
         self.needs: set[str] = set()
         self.lines: list[str] = []
         self.chains: list[str] = []
@@ -268,7 +268,7 @@ class TritonPrinter:
                 name = self.names(statement.var)
                 used = f"{name} = {name}.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)"
                 line = f"{name} = {self._assigned(statement)}"
-                return [line, used] if statement.var in self.hidden else [line]
+                return [line, used] if statement.var in self.unread else [line]
             case Carry():
                 lanes, var = statement.var.axes, statement.var
                 return [f"{self.names(var)} = {self._full(statement.initial, lanes)}"]
@@ -314,7 +314,7 @@ class TritonPrinter:
         elif self.program.stages > 1 and shares_operands(loop):
             call = f"tl.range({bounds}, num_stages=1)"
         if self.program.code.waits_for_sums:
-            self.hidden |= hidden_sums(loop)
+            self.unread |= unread_sums(loop)
         self.lines.append(f"{'    ' * depth}for {name} in {call}:")
         self._block(loop.body, depth + 1)
 

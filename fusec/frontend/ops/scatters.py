@@ -130,6 +130,7 @@ def combine(
 
 
 def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -> Value:
+    """Emit means; of integers, by sums and counts that wrap in their own type, as eager's."""
     kind = arithmetic_type(call.out.dtype)
     sums = reduced(call, x, updates, SUM, lambda at, n: updates.value(at, n, kind))
     counts = reduced(call, x, updates, SUM, lambda at, n: Const(1, kind))
@@ -140,6 +141,8 @@ def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -
         old, total, count = cast(x.at(at), kind), sums(at), counts(at)
         if include_self:
             total, count = add(old, total), add(count, 1)
+        if not kind.is_float:
+            total, count = (cast(cast(n, call.out.dtype), kind) for n in (total, count))
         quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
         return select(targeted(at), quotient, old)
 
@@ -312,6 +315,8 @@ def embedding_gradient(
 
 
 def updates_of_slices(call: AtenCall, x: Value, dim: int, indices: Value, source: Value) -> Updates:
+    if source.shape and not x.shape:
+        raise Unsupported("slices of a tensor without axes")  # eager refuses most
     line = as_line(x)
     names: list[Value | None] = [None] * wrap(dim, len(line.shape))
     return updates_at_indices(call, line, [*names, as_line(indices)], as_line(source))

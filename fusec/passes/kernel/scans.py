@@ -21,11 +21,11 @@ def run_scans(kernel: Kernel) -> Kernel:
     """Return the kernel with its scans as ``Scan``s."""
     if not any(isinstance(n, Reduce) and scan_of(n) for n in kernel_nodes(kernel)):
         return kernel
-    found = kernel.map(lambda exprs: rewrite(exprs, _run))
-    used = axes_of(found.stores)
-    bound = (a for n in kernel_nodes(found) if isinstance(n, Reduce) for a in n.over)
-    inside = dict.fromkeys((*(a for a in found.inside if a in used), *bound))
-    return replace(found, inside=tuple(inside))
+    rewritten = kernel.map(lambda exprs: rewrite(exprs, _run))
+    used = axes_of(rewritten.stores)
+    bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
+    inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
+    return replace(rewritten, inside=tuple(inside))
 
 
 def _run(node: Expr) -> Expr:

@@ -76,3 +76,15 @@ def test_a_product_with_another_reader_stays() -> None:
 def test_symbolic_rows() -> None:
     for rows in (3, 5):
         check(recurrence, *inputs(rows), train=True, dynamic=True)
+
+
+def test_a_sum_that_is_doubled_again_and_again_is_added_whole() -> None:
+    """Each doubling reads its sum twice: taken apart, 40 of them would be 2^40 terms."""
+
+    def doubled(x: Tensor, w: Tensor) -> Tensor:
+        h = x @ w
+        for _ in range(40):
+            h = h + h
+        return h * 2.0**-40
+
+    check(doubled, values(3, 4), values(4, 4, seed=1), train=True)
