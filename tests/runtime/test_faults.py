@@ -193,6 +193,13 @@ def test_a_full_disk_is_named_by_its_folder(tmp_path: Path, who: str, reason: st
     assert describe_failure(raised.value) == said
 
 
+def test_a_compiler_that_breaks_down_optimises_less(tmp_path: Path) -> None:
+    """As g++ 12.2 does in a loop of running maxima."""
+    breaks = "echo 'k.cpp:9: internal compiler error: in compute_live_loop_exits'; exit 1"
+    options = compiler_that(tmp_path, f"""case "$*" in *-O1*) exec g++ "$@";; *) {breaks};; esac""")
+    assert cpp_kernel.build("int f;", options).startswith(b"\x7fELF")
+
+
 def said_of_training(options: dict[str, object]) -> list[warnings.WarningMessage]:
     """Return what is said while a graph and its backward are compiled, and run eagerly."""
     torch._dynamo.reset()

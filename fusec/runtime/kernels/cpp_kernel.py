@@ -101,7 +101,7 @@ def build(
         raise EnvironmentProblem("no C++ compiler found; install g++ or clang++, or set FUSEC_CXX")
     flags = (*(flag for flag in FLAGS if flag != NATIVE), *OPTIMISE, *processor)
     try:
-        return _compile([compiler, *flags], source, more)
+        return _compile_despite_defects([compiler, *flags], source, more)
     except OSError as fault:
         reason = fault.strerror or str(fault)
         if fault.filename == compiler:
@@ -137,6 +137,23 @@ def _is_sound(compiler: str) -> bool:
     return True
 
 
+def _compile_despite_defects(command: list[str], source: str, more: Sequence[str]) -> bytes:
+    """Compile a library; where the compiler itself breaks down, with fewer optimisations.
+
+    g++ 12.2 does so in a loop that finds maxima of each element and those before (2026-11).
+    """
+    try:
+        return _compile(command, source, more)
+    except BuildError as failed:
+        if _BREAKDOWN not in failed.output:
+            raise
+        logger.info("%s: %s; compiling with -O1", command[0], _BREAKDOWN)
+        return _compile([*command, "-O1"], source, more)
+
+
+_BREAKDOWN = "internal compiler error"
+
+
 def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
     """Compile translation units to a library; ``command`` is the compiler with its flags."""
     with tempfile.TemporaryDirectory(prefix="fusec-") as folder:
@@ -148,7 +165,7 @@ def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
         if more:
             _run([[*command, "-c", str(unit), "-o", f"{unit}.o"] for unit in units])
         inputs = [f"{unit}.o" if more else str(unit) for unit in units]
-        command += [*inputs, "-o", str(library), "-lm"]
+        command = [*command, *inputs, "-o", str(library), "-lm"]
         said = _run([command])
         made = library.read_bytes() if library.exists() else b""
         if not made.startswith(b"\x7fELF"):
