@@ -72,9 +72,9 @@ def check_program(seed: int, compare: Callable[[Program], Exception | None] = fa
     return Verdict(FAILED, f"{type(error).__name__}: {error}", as_file(small, error))
 
 
-def _models(seed: int, kind: str) -> Verdict:
+def _models(seed: int, kind: str, backend: str = "triton_fused") -> Verdict:
     try:
-        test_products.check_seed(seed, kind)
+        test_products.check_seed(seed, kind, backend)
     except AssertionError as error:
         said, _, code = str(error).partition("\nfrom tests.")
         lines = "".join(f"# {line}\n" for line in said.splitlines())
@@ -119,6 +119,10 @@ PARTS: Mapping[str, Part] = {
         Part("training", _training, share=2),
         Part("indices", _indices),
         *(Part(kind, partial(_models, kind=kind)) for kind in test_products.KINDS),
+        *(
+            Part(kind, partial(_models, kind=kind, backend="fusec"), share=4)
+            for kind in test_products.CPU_KINDS
+        ),
     )
 }
 """All parts by name."""

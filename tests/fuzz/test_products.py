@@ -20,6 +20,7 @@ import torch
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from tests.fuzz.patterns import Composite
 from tests.fuzz.products import RESULTS, Attention, Model, Product, Recipe, shrunk
+from tests.fuzz.serial import Serial
 from tests.support import (
     HALF,
     TOLERANCE,
@@ -31,6 +32,8 @@ from tests.support import (
 )
 
 KINDS: dict[str, Any] = {"product": Product, "attention": Attention, "composite": Composite}
+CPU_KINDS: dict[str, Any] = {"serial": Serial}
+"""Of kernels that CPUs alone have."""
 BATCH = 2
 """Models a test: enough to be worth a line, few enough to find the seed at once."""
 EXCUSED = {
@@ -101,7 +104,7 @@ def failure(recipe: Recipe, backend: str) -> Exception | None:
 
 def check_seed(seed: int, kind: str, backend: str = "triton_fused") -> None:
     """Check one model; where it fails, raise with the smallest that does so as well."""
-    recipe = KINDS[kind].draw(seed)
+    recipe = {**KINDS, **CPU_KINDS}[kind].draw(seed)
     error = failure(recipe, backend)
     if error is None:
         return
@@ -126,6 +129,15 @@ def test_models_compute_what_eager_does(start: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", (0, pytest.param(1, marks=pytest.mark.slow)))
 def test_models_compute_the_same_by_kernels_for_cpus(seed: int, kind: str) -> None:
+    check_seed(seed, kind, "fusec")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", CPU_KINDS)
+@pytest.mark.parametrize(
+    "seed", range(24) if FIRST == "" else range(int(FIRST), int(LAST or FIRST))
+)
+def test_models_of_cpus_alone_compute_what_eager_does(seed: int, kind: str) -> None:
     check_seed(seed, kind, "fusec")
 
 
