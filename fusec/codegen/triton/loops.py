@@ -37,14 +37,20 @@ def shares_operands(loop: For) -> bool:
 
 
 def unread_sums(loop: For) -> set[Var]:
-    """Return the products' sums that a loop alone adds to, of left operands that it computes.
+    """Return the sums of products that a loop only adds to, of left operands computed from loads.
 
     Triton keeps such operands in registers, which wgmma reads while the loop goes on. 3.6 and 3.7
     let the next iteration write them before a wait covers that (triton-lang/triton#9433): wrong on
-    an H200 (2026-11-27). If anything in the loop uses the sum, each iteration waits for it.
+    an H200 (2026-11-27). If anything in the loop uses the sum, each iteration waits for it. An
+    operand that is computed from a product, as an attention's weights are, waits for that one, and
+    so for all before it.
     """
-    lets = [s for s in loop.body if isinstance(s, Let)]
-    computed = {s.var for s in lets if not isinstance(s.value, Load | Var)}
+    waited, computed = set[Expr](), set[Expr]()
+    for let in (s for s in loop.body if isinstance(s, Let)):
+        if isinstance(let.value, Dot) or not waited.isdisjoint(reads(let)):
+            waited.add(let.var)
+        elif not isinstance(let.value, Load | Var):
+            computed.add(let.var)
     found = set()
     for one in loop.body:
         if isinstance(one, Update) and isinstance(one.value, Dot) and one.value.left in computed:
