@@ -406,7 +406,7 @@ def a_term_less(product: Multiply) -> Multiply:
 
 
 def not_added(product: Multiply) -> Multiply:
-    return replace(product, adds=False) if product.adds else product
+    return replace(product, adds=index(0)) if product.adds is not index(0) else product
 
 
 def narrow_rows(product: Multiply) -> Multiply:

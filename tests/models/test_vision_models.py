@@ -63,10 +63,11 @@ def test_what_follows_a_convolution_is_one_kernel(kind, layout):
     # Of few channels, fusec's own kernels might run the products.
     block = seeded_model(lambda: ResidualBlock(32, 32, 1) if residual else ConvNextBlock(32))
     (graph,) = fusec.explain(block, with_layout(values(2, 32, 9, 8), layout)).graphs
-    own = not residual and layout == "channels_last"  # a depthwise convolution, and its weight
-    assert len(graph.kernels) == (2 if residual else 3 + own)
-    convolutions = 3 if residual else int(not own)
-    products = 0 if residual else 2
+    last = layout == "channels_last"  # then a depthwise convolution is a kernel, and its weight
+    assert len(graph.kernels) == (2 if residual else 3 + last)
+    # Of images in channels last, a 1 x 1 convolution is a product.
+    convolutions = (2 if last else 3) if residual else int(not last)
+    products = int(last) if residual else 2
     found = [extern.op for extern in graph.externs]
     assert found == ["convolution.default"] * convolutions + ["mm.default"] * products
 

@@ -54,16 +54,17 @@ def window(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.T
 
 
 def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return ``tensor`` with the strides that were traced, copied only if it has others.
+    """Return the result of a call with the strides that were traced, copied only if it has others.
 
-    Strides of axes of extent one, and of empty tensors, do not matter.
+    Those of axes of extent one are no reason for a copy: the result gets them as they are. A
+    weight's gradient has the weight's, which optimizers compare.
     """
-    if tensor.stride() == strides:
+    if tensor.stride() == strides or tensor.numel() == 0:
         return tensor
-    if tensor.numel() == 0 or all(
+    if all(
         n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)
     ):
-        return tensor
+        return tensor.as_strided_(tensor.shape, strides)
     if 0 in strides:  # an expanded result: a dense copy cannot have these strides
         raise RuntimeError(
             f"an eager kernel returned strides {tensor.stride()}, {strides} were traced"
