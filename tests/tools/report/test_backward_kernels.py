@@ -87,7 +87,7 @@ def test_a_norm_whose_sums_fit_no_registers_reads_its_rows_twice(norm: Any, widt
 
 def test_sums_beside_a_norm_of_a_residual_share_its_pass() -> None:
     report = backward(Scaled(4096, residual_norm), *tensors(8192, 4096, count=2))
-    assert len(report.kernels) == 2 and over(report) <= 0.05
+    assert len(report.kernels) == 2 and over(report) <= 0.065
 
 
 def test_the_gradient_of_a_bias_shares_the_pass_of_its_activation() -> None:

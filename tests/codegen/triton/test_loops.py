@@ -1,0 +1,55 @@
+"""Loops of products as they are printed: which sums an iteration waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusec.codegen.targets import find_target
+from fusec.driver.pipeline import compile_to_source
+from fusec.driver.stages import CompileContext
+from fusec.driver.trace import Trace
+from fusec.options import Options
+from fusec.tools.report.observe import observe
+
+USED = ".to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)"
+BF16 = torch.bfloat16
+
+
+def times_used(fn: Callable[..., Any], *shapes: tuple[int, ...], target: str = "sm_90") -> int:
+    """Return how many sums the loops of a function, and of its gradient, use to wait for them."""
+    inputs = [torch.ones(shape, dtype=BF16, requires_grad=True) for shape in shapes]
+    chosen = Options(strict=True, verify=True, race="fused", autotune=False, cache=False)
+    found = find_target(target)
+    made = [
+        compile_to_source(one.graph, CompileContext(found, chosen, Trace(one.name)))
+        for one in observe(fn, inputs, train=True, target=found)
+    ]
+    return sum(text.count(USED) for one in made for text in one.sources.values())
+
+
+def of_gelu(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    return F.linear(F.gelu(x), w) + y
+
+
+SHAPES = ((64, 128), (96, 128), (64, 96))
+
+
+@pytest.mark.parametrize(
+    ("target", "waits"), [("sm_90", True), ("sm_80", False), ("sm_100", False)]
+)
+def test_a_left_operand_computed_from_loads_is_waited_for(target: str, waits: bool) -> None:
+    """Where products read it from registers while the loop goes on: wgmma alone does."""
+    assert bool(times_used(of_gelu, *SHAPES, target=target)) is waits
+
+
+def test_operands_that_are_loaded_or_computed_from_products_are_not() -> None:
+    """An attention's weights, and those of its gradients, wait for the scores."""
+    heads = ((1, 2, 64, 32),) * 3
+    assert times_used(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *heads) == 0
+    assert times_used(lambda x, w, y: F.linear(x, w) + y, *SHAPES) == 0
