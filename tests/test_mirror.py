@@ -41,6 +41,7 @@ ELSEWHERE = {
     "codegen/cpp/stages": "driver/test_stages",
     "ir/buffer": "ir/test_expr",
     "ir/choice": "driver/test_race",
+    "ir/cpu_tuning": "codegen/test_targets",
     "ir/machine": "codegen/test_targets",
     "tools/bisect/interpret": "test_planted",
     "tools/bisect/paces": "tools/bisect/test_bisect",

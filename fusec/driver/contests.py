@@ -95,8 +95,13 @@ class GroupContests:
         )
 
     def _is_open(self, choice: Choice) -> bool:
-        """Return True if the model's times are close; limits the raced groups by count."""
+        """Return True if the model's times are close; limits the raced groups by count.
+
+        A group that a rule decides, without a model, is not raced.
+        """
         modelled = choice.by_rule()
+        if modelled.saved_us is None:
+            return False
         fused_us = modelled.reference_us - (modelled.saved_us or 0.0)
         clear = self.tuning.clear
         if not 1 / clear < modelled.reference_us / fused_us < clear:

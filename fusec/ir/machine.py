@@ -14,13 +14,12 @@ otherwise. Tests lower some, so that graphs small enough to interpret take the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from fusec.ir.cpu_tuning import CachedTuning, LoopTuning, Sides, TransformedTuning
 from fusec.ir.dtype import DType
 
-Sides: TypeAlias = tuple[tuple[int, int], ...]
-"""Rows and columns of tiles; of nested products, rows and terms of an iteration."""
 Shapes: TypeAlias = tuple[tuple[int, int, int, int], ...]
 """Rows, terms of an iteration, warps and stages."""
 
@@ -323,93 +322,6 @@ class TileTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedTuning:
-    """Tiles of a CPU's kernels with products: arrays in a core's second-level cache."""
-
-    nested: Sides = ((96, 128), (96, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-    """Rows, and terms of an iteration, of a kernel with nested products, best first."""
-    crossed: Sides = ((128, 64), (64, 64), (32, 64), (32, 32), (16, 16))
-    """The same where products sum along two loops: tiles of the inner and of the outer loop (a
-    training step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94)."""
-    sides: Sides = ((96, 128), (96, 64), (48, 64), (32, 32))
-    """Rows and columns of a tile of products that are not nested, best first."""
-    terms: int = 256
-    """Terms that such a tile sums in an iteration."""
-    array: int = 1 << 20
-    """Most elements of an array in which a product accumulates, one tile in each iteration."""
-    full: float = 0.25
-    """Programs for each unit that use all cores: there are more units than cores."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransformedTuning:
-    """Blocks of a CPU's transformed products, such as a convolution's by Winograd."""
-
-    tiles: int = 48
-    """Tiles of a block: of 24 to 96, some 5 % more or less (64 to 512 channels); with fewer than 48
-    of 512 channels reading the weights takes as long as multiplying (2026-11-26)."""
-    least: int = 24
-    """Least tiles of a block where there are few."""
-    step: int = 12
-    """Tiles are a multiple of it: rows of products that are kept in registers."""
-    blocks: int = 4
-    """Least number of blocks, for cores to share."""
-    columns: int = 64
-    """Least columns of a block, where several share its tiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoopTuning:
-    """Loops of a CPU's kernels."""
-
-    point_elements: int = 4096
-    """Elements of one grid point of a pointwise kernel: 16 KB of f32, well inside a 32 KB L1."""
-    shared: int = 4
-    """Vectors of a scatter's row from which each thread takes some rows, and reads all places."""
-    least_points: int = 16
-    """Grid points that balance the load of a few threads."""
-    kept_cost: int = 5
-    """Multiply-adds, loads and conversions an element from which a value is stored for the next
-    sweep instead of being computed again: a store, and a load in each sweep."""
-    kept_bytes: int = 1 << 19
-    """Bytes of the longest array for such values: it has to stay in a core's cache."""
-    array: int = 1 << 16
-    """Elements of the longest private array: 256 KB of f32, which a core's second-level cache
-    holds. On a GPU, of the longest row that a reduction over other axes keeps in lanes."""
-    window: int = 16
-    """Most iterations of a reduction that run innermost, with the accumulator in a register."""
-    places: int = 7
-    """Places of the widest window whose neighbours are computed together."""
-    neighbours: tuple[int, ...] = (5, 4, 7, 6, 3, 2)
-    """Neighbouring windows of a grid point, best first."""
-    picture_vectors: int = 2
-    """Vectors of results of a picture's convolution; with more, the library is as fast."""
-    least_parts: int = 8
-    """Equal parts of a concatenation from which each is stored by itself."""
-    ahead: int = 128
-    """Prefetch distance of streamed weights, in iterations: 4 KB of 16 bits. Eight rows of these
-    take 0.8 of the time without (2026-11)."""
-    ahead_bytes: int = 1 << 12
-    """Prefetch distance of panels, in bytes."""
-    sum_tiles: int = 64
-    """Tiles that are summed one by one; longer rows are summed in blocks of so many tiles."""
-    columns: tuple[int, ...] = (4, 2, 1)
-    """Columns of a skinny product in one grid point: concurrent streams of weights, best first."""
-    sums: float = 1.5
-    """Its accumulators, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
-    panel_sums: float = 1.75
-    """The same for panels, where the rows' elements take no registers."""
-    panel: int = 32
-    """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers."""
-    cached_bytes: int = 1 << 21
-    """Bytes of the largest f32 weight in panels: a core's second-level cache."""
-    always: int = 12
-    """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
-    near_bytes: int = 48 << 10
-    """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream."""
-
-
-@dataclass(frozen=True, slots=True)
 class CodeTuning:
     """How programs are printed; each ``Program`` has its machine's."""
 
@@ -431,6 +343,11 @@ class CodeTuning:
     """The same of a horizontal reduction."""
     ordered: int = 6
     """Most lane axes of which all orders are tried."""
+    adjacent: int = 8
+    """Most tiles of streamed panels that a thread takes at once: a core prefetches its next panel
+    (1024 x 384 x 1536 takes 0.93 of the time of one by one; AVX-512, 2026-11-27)."""
+    shares: int = 12
+    """Least times that threads take tiles in all, so that none waits long for another's."""
     trips: int = 8
     """Assumed trips of a loop, unless they are known and fewer."""
     unrolled: int = 8
@@ -567,9 +484,9 @@ class Machine:
     races: RaceTuning = RaceTuning()
     rows: RowTuning = RowTuning()
     tiles: TileTuning = TileTuning()
-    cached: CachedTuning = CachedTuning()
-    transformed: TransformedTuning = TransformedTuning()
-    loops: LoopTuning = LoopTuning()
+    cached: CachedTuning = field(default_factory=CachedTuning)
+    transformed: TransformedTuning = field(default_factory=TransformedTuning)
+    loops: LoopTuning = field(default_factory=LoopTuning)
     code: CodeTuning = CodeTuning()
 
     def sized(self, units: int, bytes_per_us: float) -> Machine:

@@ -14,6 +14,7 @@ and its column is n; with m of extent 1, which no expression has as an axis, it 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusec.ir.contraction import sides
@@ -51,21 +52,14 @@ def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
 
     Both operands are contiguous along the summed axis, or the weights are in panels.
     """
-    found = sides(node)
-    if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
-        return None
-    for few, many, own, others in (
-        (found.left, found.right, found.left_axes, found.right_axes),
-        (found.right, found.left, found.right_axes, found.left_axes),
-    ):
+    for few, many, own, others, over in _orders(node):
         rows = product(a.extent for a in own)
         if not rows.is_constant or rows.const > most or not others:
             continue
         extent = product(a.extent for a in others)
         if extent.is_constant and extent.const <= rows.const:
             continue
-        (over,), ordered = node.over, tuple(sorted(own, key=lambda a: a.serial))
-        columns = tuple(sorted(others, key=lambda a: a.serial))
+        ordered, columns = _by_serial(own), _by_serial(others)
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
@@ -73,6 +67,32 @@ def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
         if panel := _panel(many, over, columns):
             return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
+
+
+def rows_of_panels(node: Expr) -> Expr | None:
+    """Return the operand with the rows of a product, of any number of them, whose weights are in
+    panels; None for anything else.
+    """
+    for few, many, _, others, over in _orders(node):
+        if others and _panel(many, over, _by_serial(others)):
+            return few
+    return None
+
+
+def _orders(
+    node: Expr,
+) -> Iterator[tuple[Expr, Expr, frozenset[Axis], frozenset[Axis], Axis]]:
+    """Yield, for a product along one axis: either operand, the other, their axes, that axis."""
+    found = sides(node)
+    if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
+        return
+    left, right = (found.left, found.left_axes), (found.right, found.right_axes)
+    for (few, own), (many, others) in ((left, right), (right, left)):
+        yield few, many, own, others, node.over[0]
+
+
+def _by_serial(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    return tuple(sorted(axes, key=lambda a: a.serial))
 
 
 def _is_contiguous(operand: Expr, axis: Axis) -> bool:

@@ -16,9 +16,10 @@ from fusec.codegen.targets import Target, find_target
 from fusec.driver.pipeline import flat_kernels
 from fusec.driver.stages import FUSE, LOWER, CompileContext
 from fusec.driver.trace import Trace
+from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches
 from fusec.ir.host import HostProgram, verify_host
-from fusec.ir.machine import FusionTuning, LoopTuning, RowTuning
+from fusec.ir.machine import FusionTuning, RowTuning
 from fusec.ir.program import Program
 from fusec.options import Options
 from fusec.passes.memory.buffers import plan_host

@@ -8,7 +8,7 @@ from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
 from fusec.ir.index import Axis, IntoIndex, Size, floordiv, index, mod
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.streamed import match_skinny
+from fusec.ir.streamed import match_skinny, rows_of_panels
 from tests.ir.graphs import axes, buffer, load
 
 MOST = 8
@@ -77,6 +77,23 @@ def test_weights_may_lie_in_panels(dtype: DType, size: int, cut: bool) -> None:
     assert found is not None
     assert (found.rows, found.columns) == ((m,), columns)
     assert (found.panel, found.itemsize) == (32, size)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_product_of_panels_has_any_number_of_rows(swapped: bool) -> None:
+    node, (m, _, k) = panels(64, 32)
+    many = Axis("m", index(Size("s0", 4)))
+    node = node.substitute({m: index(many)})  # type: ignore[assignment]
+    if swapped:
+        a, b = node.body.args  # type: ignore[attr-defined]
+        node = Reduce(SUM, (k,), Op("mul", (b, a)))
+    found = rows_of_panels(node)
+    assert found is not None and found.axes == {many, k}
+
+
+def test_other_products_have_no_panels() -> None:
+    assert rows_of_panels(product(4, 64)[0]) is None
+    assert rows_of_panels(product(4, 64, along="n")[0]) is None
 
 
 @pytest.mark.parametrize(("columns", "width"), [(32, 32), (512, 256)])

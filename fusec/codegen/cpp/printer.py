@@ -26,6 +26,7 @@ from importlib import resources
 
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.text import comment, literal
+from fusec.codegen.cpp.threads import schedule, streams
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
@@ -190,11 +191,9 @@ class CppPrinter:
         return found
 
     def pragma(self) -> str:
-        text = "#pragma omp parallel for"
-        if len(self.program.grid) > 1:
-            text += f" collapse({len(self.program.grid)})"
-        # Rows of a triangle take unequal times; tiles of a product are few and long.
-        text += f" schedule({'dynamic' if self.program.multiplies else 'static'})"
+        axes = len(self.program.grid)
+        collapse = f" collapse({axes})" if axes > 1 else ""
+        text = f"#pragma omp parallel for{collapse} schedule({schedule(self.program)})"
         work = self.program.work
         if work is not None and not work.is_constant:
             return f"{text} if ({self.scalar_index(work)} >= {self.code.parallel_work})"
@@ -247,7 +246,8 @@ class CppPrinter:
             self.matrix(left, left.row, left.column),
             self.matrix(right, right.row, right.column if narrow else right.panel),
         )
-        function = "f_multiply_bf16" if narrow else "f_multiply"
+        streamed = "<true>" if streams(product, self.program) else ""
+        function = "f_multiply_bf16" if narrow else f"f_multiply{streamed}"
         adds = f"{self.scalar_index(product.adds)} != 0"
         if product.adds.is_constant:
             adds = "true" if product.adds.const else "false"

@@ -11,11 +11,11 @@ for channels-last images, and the result is channels-last. A product of two matr
 its packed weights make further candidates (``Linear.packed``): oneDNN's, and MKL's, which is packed
 for one number of rows.
 
-A skinny product, which streams its weights once, can read a weight in panels of some columns,
-``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel loads contiguous memory.
-That is no library's layout: fusec's own kernel of the product reads it (``ir/streamed.py``).
-Weights of 16 bits have panels; those in f32 where the graph reads them again from a core's cache,
-as the steps of a recurrence do.
+A product whose rows fit one tile, or that has few, reads its weights once, and can read them in
+panels of some columns, ``w[n//32, k, n%32]``: columns are adjacent, and one sweep over a panel
+loads contiguous memory. That is no library's layout: fusec's own kernel of the product reads it
+(``ir/streamed.py``). Of few rows, weights of 16 bits have panels, and those in f32 where the graph
+reads them again from a core's cache, as the steps of a recurrence do; of more rows, those in f32.
 
 A library's packed weight is opaque. Its traced value has the plain weight's shape and type; only
 the call that it was packed for reads it.
@@ -35,7 +35,7 @@ from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
 from fusec.frontend.fx_passes.short_convolutions import is_laid_out
 from fusec.frontend.fx_passes.weights import fixed_values
-from fusec.ir.machine import LoopTuning, Machine
+from fusec.ir.machine import Machine
 
 aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
 
@@ -156,24 +156,29 @@ def pack_products(gm: fx.GraphModule, known: dict[fx.Node, int], machine: Machin
                     library: call_of_value(node, value, pack, weight, rows)
                     for library, pack in packs.items()
                 }
-                is_few = machine and isinstance(extent, int) and extent <= machine.skinny_rows
-                tuning = machine.loops if machine and is_few else None
-                if tuning is not None and has_panels(value, tuning, again=again):
-                    made[key][PANELS] = _panels(node, weight, tuning.panel)
+                if machine and has_panels(value, extent, machine, again=again):
+                    made[key][PANELS] = _panels(node, weight, machine.loops.panel)
             known.update(dict.fromkeys(made[key].values(), known[b]))
         node.meta[PACKED] = made[key]
 
 
-def has_panels(weight: torch.Tensor, tuning: LoopTuning, *, again: bool) -> bool:
+def has_panels(
+    weight: torch.Tensor, rows: int | torch.SymInt, machine: Machine, *, again: bool
+) -> bool:
     """Return True for a weight [outputs, inputs] that fills two or more panels and gains by them.
 
     Args:
         again: several products of the graph read the weight.
     """
-    outputs, panel = weight.shape[0], tuning.panel
-    fits = isinstance(outputs, int) and outputs > panel and outputs % panel == 0
-    is_cached = again and weight.nbytes <= tuning.cached_bytes
-    return fits and (weight.dtype.itemsize == 2 or is_cached)
+    outputs, tuning = weight.shape[0], machine.loops
+    if not (isinstance(rows, int) and isinstance(outputs, int)):
+        return False
+    if outputs <= tuning.panel or outputs % tuning.panel:
+        return False
+    if rows > machine.skinny_rows:
+        tiles = rows <= machine.cached.panel_rows[0] and tuning.panel <= 4 * machine.vector
+        return tiles and weight.dtype is torch.float32
+    return weight.dtype.itemsize == 2 or (again and weight.nbytes <= tuning.cached_bytes)
 
 
 def panels_of(weight: torch.Tensor, panel: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ from fusec.ir.graph import (
 from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
-from fusec.ir.streamed import match_skinny
+from fusec.ir.streamed import match_skinny, rows_of_panels
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.unroll_rows import worthwhile
@@ -123,28 +123,31 @@ def cut_with_products(
         cut: the passes from a graph to kernels.
         judge: decides each group's choice; None fuses all that can be.
         tried: the passes as the judge runs them, which record nothing; default: ``cut``.
-        machine: limits which calls are decomposed; skinny products are, also if nothing fuses.
+        machine: limits which calls are decomposed; products that are skinny, or whose weights are
+            in panels, are decomposed also if nothing fuses.
         alone: whether products of many rows are decomposed on their own, too.
     """
     few = _skinny_products(graph, machine)
+    panels = _panel_products(graph) - few
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
-        decomposed &= _attending(graph, machine) | few
+        decomposed &= _attending(graph, machine) | few | panels
     known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
         schedule = cut(decompose_calls(graph, decomposed))
-        kept = set() if alone else (_lonely(graph, schedule) - few) & decomposed
+        kept = set() if alone else (_lonely(graph, schedule) - few - panels) & decomposed
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls, tried or cut)
-            decided = _LOST
+            decided = _IN_PANELS if calls <= panels else _LOST
             if group is not None and judge is not None:
                 signature = group.signature
                 if signature not in known:
-                    by_model = cache(partial(_by_model, group, machine))
-                    offered = Choice("group", group.describe, group, (LIBRARY,), by_model, FUSED)
+                    ruled = None if decided is _LOST else decided
+                    by_rule = cache(partial(_by_rule, group, machine, ruled))
+                    offered = Choice("group", group.describe, group, (LIBRARY,), by_rule, FUSED)
                     known[signature] = judge(offered)
                 decided = known[signature]
             name = _name(kernels)
@@ -162,10 +165,13 @@ def cut_with_products(
     return replace(schedule, decisions=(*schedule.decisions, *log.values()))
 
 
+_IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
 
 
-def _by_model(group: Group, machine: Machine) -> Decided:
+def _by_rule(group: Group, machine: Machine, ruled: Decided | None) -> Decided:
+    if ruled is not None:
+        return ruled
     fused = sum(kernel_cost(k, machine).us for k in group.kernels)
     separate = modelled_us(group.separate(), machine)
     reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
@@ -272,6 +278,17 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
         call.node
         for call in graph.externs
         if (len(call.decomposition) == 1 or call.product) and any(map(streams, call.decomposition))
+    }
+
+
+def _panel_products(graph: Graph) -> set[str]:
+    """Return the calls of products whose decompositions read weights in panels."""
+    return {
+        call.node
+        for call in graph.externs
+        if call.product
+        and call.product.panels
+        and any(rows_of_panels(n) for d in call.decomposition for n in postorder((d.expr,)))
     }
 
 

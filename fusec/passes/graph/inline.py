@@ -33,7 +33,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import match_skinny
+from fusec.ir.streamed import match_skinny, rows_of_panels
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
@@ -123,14 +123,17 @@ class _Inliner:
         return cost <= cheap and full_size <= 1
 
     def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
-        """Return True if a consumer is a skinny product whose operand with the rows is ``buffer``.
+        """Return True if ``buffer`` is the operand with the rows of a consumer, a skinny product or
+        one of panels.
 
-        Each column would compute it again. Views and casts are free, except for panels.
+        Each column, or panel, would compute it again. Views and casts are free, except for panels.
         """
         match self.graph.nodes[reader]:
             case Def(expr=expr) if self.skinny_rows:
-                products = (match_skinny(n, self.skinny_rows) for n in reductions(expr))
+                sums = reductions(expr)
+                products = (match_skinny(n, self.skinny_rows) for n in sums)
                 found = [p.few for p in products if p and (computed or p.panel)]
+                found += [few for n in sums if computed and (few := rows_of_panels(n))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:
                 return False

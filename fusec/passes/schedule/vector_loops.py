@@ -11,10 +11,11 @@ the stores, and loads are transposed, in blocks of W x W.
 
 from __future__ import annotations
 
+from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.expr import Load, Reduce, Scan, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
-from fusec.ir.machine import LoopTuning, Machine
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.serial import hits_of, serial_reductions, shared_axes
 from fusec.ir.streamed import SkinnyProduct, match_skinny

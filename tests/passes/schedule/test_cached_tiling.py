@@ -36,6 +36,19 @@ def test_tiles_are_whole_vectors_that_the_cache_holds(depth: int, cache: int) ->
     assert tiling.lanes[roles.whole[0]] >= depth
 
 
+@pytest.mark.parametrize(
+    ("rows", "terms", "lanes"), [(128, 768, 128), (128, 3072, 64), (192, 512, 192), (40, 768, 48)]
+)
+def test_rows_beside_a_panel_fit_the_cache_with_all_their_terms(
+    rows: int, terms: int, lanes: int
+) -> None:
+    m, n, k = (Axis(name, index(e)) for name, e in zip("mnk", (rows, 32, terms), strict=True))
+    loads = tuple((frozenset(axes), 4) for axes in ((m, k), (n, k)))
+    work = TileResources((frozenset((m, n)),), (), loads, (), (), 4, False, TileTuning())
+    (tiling,) = cached_tilings(AxisUse((m, n), k, (), ()), work, machine())
+    assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 32)
+
+
 def test_a_short_axis_has_short_tiles() -> None:
     roles, work = attention(7, 40, 64)
     (tiling,) = cached_tilings(roles, work, machine())
