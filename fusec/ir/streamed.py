@@ -31,7 +31,7 @@ class SkinnyProduct:
     """A skinny product.
 
     Attributes:
-        rows: the axes of the rows, of constant extents; none where there is one row.
+        rows: the axes of the rows, constant if they are few; none where there is one row.
         columns: the axis of the columns; of panels, perhaps two: panels and columns in a panel.
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
@@ -64,18 +64,22 @@ def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
             return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many))
-        if panel := _panel(many, over, columns):
+        panel = _panel(many, over, columns)
+        if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
             return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
 
 
-def rows_of_panels(node: Expr) -> Expr | None:
-    """Return the operand with the rows of a product, of any number of them, whose weights are in
-    panels; None for anything else.
+def match_panels(node: Expr) -> SkinnyProduct | None:
+    """Return a product of any number of rows whose weights are in panels; None for anything else.
+
+    The last panel may be padded, beyond the end of a single axis of columns.
     """
-    for few, many, _, others, over in _orders(node):
-        if others and _panel(many, over, _by_serial(others)):
-            return few
+    for few, many, own, others, over in _orders(node):
+        columns = _by_serial(others)
+        if columns and (panel := _panel(many, over, columns)):
+            rows, size = _by_serial(own), _itemsize(many)
+            return SkinnyProduct(rows, columns, few, over.extent, size, panel)
     return None
 
 
@@ -116,8 +120,9 @@ def _panel(many: Expr, over: Axis, columns: tuple[Axis, ...]) -> int:
     step = offset.coefficient(over)
     if step is None or not step.is_constant or not 1 < step.const <= WIDEST_PANEL:
         return 0
-    if len(columns) == 1 and mod(columns[0].extent, step) is index(0):
-        panel, place = Axis("panel", floordiv(columns[0].extent, step)), Axis("place", step)
+    if len(columns) == 1:
+        count = floordiv(columns[0].extent + (step - 1), step)
+        panel, place = Axis("panel", count), Axis("place", step)
         offset = substitute_index(offset, {columns[0]: index(panel) * step + index(place)})
     elif len(columns) == 2 and mod(step, columns[1].extent) is index(0):
         panel, place = columns

@@ -8,7 +8,7 @@ from fusec.ir.dtype import BF16, F32, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
 from fusec.ir.index import Axis, IntoIndex, Size, floordiv, index, mod
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.streamed import match_skinny, rows_of_panels
+from fusec.ir.streamed import match_panels, match_skinny
 from tests.ir.graphs import axes, buffer, load
 
 MOST = 8
@@ -87,13 +87,23 @@ def test_a_product_of_panels_has_any_number_of_rows(swapped: bool) -> None:
     if swapped:
         a, b = node.body.args  # type: ignore[attr-defined]
         node = Reduce(SUM, (k,), Op("mul", (b, a)))
-    found = rows_of_panels(node)
-    assert found is not None and found.axes == {many, k}
+    found = match_panels(node)
+    assert found is not None and found.few.axes == {many, k}
+    assert (found.rows, found.panel) == ((many,), 32)
+
+
+def test_the_last_panel_may_be_padded_unless_rows_are_few() -> None:
+    node, (_, n, _) = panels(64, 32)
+    short = Axis("n", index(47))
+    ragged = node.substitute({n: index(short)})
+    found = match_panels(ragged)
+    assert found is not None and (found.columns, found.panel) == ((short,), 32)
+    assert match_skinny(ragged, MOST) is None
 
 
 def test_other_products_have_no_panels() -> None:
-    assert rows_of_panels(product(4, 64)[0]) is None
-    assert rows_of_panels(product(4, 64, along="n")[0]) is None
+    assert match_panels(product(4, 64)[0]) is None
+    assert match_panels(product(4, 64, along="n")[0]) is None
 
 
 @pytest.mark.parametrize(("columns", "width"), [(32, 32), (512, 256)])

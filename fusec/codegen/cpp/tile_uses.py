@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from fusec.codegen.lowering.layout import ends_of
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import (
+    Buffer,
     Dot,
     Expr,
     Load,
     Reduce,
     Var,
 )
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, index, most, product
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
 
@@ -142,8 +143,9 @@ class TileUses:
     def direct(self, var: Expr, rows: Axis, columns: Axis, *, right: bool) -> Load | None:
         """Return the load of an operand that a product can read in place, or None.
 
-        A right operand's columns must be unmasked and, in f32, contiguous; of bf16, pairs of terms
-        are packed in any case (``f_multiply_bf16``).
+        A right operand's columns must be contiguous in f32, and lie in the buffer also where they
+        are masked, as those of a padded panel do; of bf16, pairs of terms are packed in any case
+        (``f_multiply_bf16``).
         """
         load = self.load(var)
         if load is None or load.dtype not in (F32, BF16) or load.gathers:
@@ -153,7 +155,9 @@ class TileUses:
         counts = self.counts(load.guard)
         if counts is None or any(s is None or s.axes & self.lanes for s in steps):
             return None
-        if right and (columns in counts or (load.dtype is F32 and steps[1] is not index(1))):
+        if right and columns in counts and not _is_inside(offset, load.buffer.base):
+            return None
+        if right and load.dtype is F32 and steps[1] is not index(1):
             return None
         return load
 
@@ -168,6 +172,12 @@ class TileUses:
             and along is not index(1)
             and self.counts(load.guard) is not None
         )
+
+
+def _is_inside(offset: Index, buffer: Buffer) -> bool:
+    """Return True if a dense buffer has an element at each value of an offset."""
+    last, size = most(offset), product(buffer.shape)
+    return last is not None and size.is_constant and last < size.const
 
 
 def placed(body: Iterable[Statement], above: Place = ()) -> Iterator[tuple[Place, Statement]]:

@@ -246,8 +246,9 @@ class _Rewrite:
             return (array or self.writer.arrays[var]).matrix(rows, self.width)
         (offset,) = load.indices
         for axis, end in (self.uses.counts(load.guard) or {}).items():
-            if (count := self.bounds.here(end)) not in counts[axis]:
-                counts[axis].append(count)
+            known = counts.get(axis)  # of columns of a panel there is none: what pads it is unseen
+            if known is not None and (count := self.bounds.here(end)) not in known:
+                known.append(count)
         row, column = (offset.coefficient(axis) for axis in (rows, columns))
         assert row is not None and column is not None
         start = substitute(offset, dict.fromkeys((rows, columns), index(0)))

@@ -173,25 +173,30 @@ def has_panels(
     outputs, tuning = weight.shape[0], machine.loops
     if not (isinstance(rows, int) and isinstance(outputs, int)):
         return False
-    if outputs <= tuning.panel or outputs % tuning.panel:
+    if outputs <= tuning.panel:
         return False
     if rows > machine.skinny_rows:
         tiles = rows <= machine.cached.panel_rows[0] and tuning.panel <= 4 * machine.vector
         return tiles and weight.dtype is torch.float32
-    return weight.dtype.itemsize == 2 or (again and weight.nbytes <= tuning.cached_bytes)
+    is_cached = again and weight.nbytes <= tuning.cached_bytes
+    return outputs % tuning.panel == 0 and (weight.dtype.itemsize == 2 or is_cached)
 
 
 def panels_of(weight: torch.Tensor, panel: int) -> torch.Tensor:
-    """Return a weight [outputs, inputs] in panels: [outputs / panel, inputs, panel]."""
+    """Return a weight [outputs, inputs] in panels [count, inputs, panel], the last one padded."""
     outputs, inputs = weight.shape
-    cut = weight.reshape(outputs // panel, panel, inputs)
-    return cut.transpose(1, 2).contiguous()
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % panel))
+    return padded.reshape(-1, panel, inputs).transpose(1, 2).contiguous()
 
 
 def _panels(node: fx.Node, weight: fx.Node, panel: int) -> fx.Node:
     """Insert the calls of ``panels_of``."""
     outputs, inputs = weight.meta["val"].shape
-    cut = call_like(node, aten.reshape.default, weight, [outputs // panel, panel, inputs])
+    count = -(-outputs // panel)
+    if outputs % panel:
+        rest = [0, 0, 0, count * panel - outputs]
+        weight = call_like(node, aten.constant_pad_nd.default, weight, rest)
+    cut = call_like(node, aten.reshape.default, weight, [count, panel, inputs])
     turned = call_like(node, aten.permute.default, cut, [0, 2, 1])
     return call_like(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
 

@@ -40,7 +40,7 @@ from fusec.ir.graph import (
 from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
-from fusec.ir.streamed import match_skinny, rows_of_panels
+from fusec.ir.streamed import match_panels, match_skinny
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.kernel.unroll_rows import worthwhile
@@ -288,7 +288,7 @@ def _panel_products(graph: Graph) -> set[str]:
         for call in graph.externs
         if call.product
         and call.product.panels
-        and any(rows_of_panels(n) for d in call.decomposition for n in postorder((d.expr,)))
+        and any(match_panels(n) for d in call.decomposition for n in postorder((d.expr,)))
     }
 
 

@@ -33,7 +33,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import match_skinny, rows_of_panels
+from fusec.ir.streamed import match_panels, match_skinny
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
@@ -133,7 +133,7 @@ class _Inliner:
                 sums = reductions(expr)
                 products = (match_skinny(n, self.skinny_rows) for n in sums)
                 found = [p.few for p in products if p and (computed or p.panel)]
-                found += [few for n in sums if computed and (few := rows_of_panels(n))]
+                found += [p.few for n in sums if computed and (p := match_panels(n))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:
                 return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fusec.ir.cpu_tuning import CachedTuning
 from fusec.ir.dtype import F32
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
 from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area
 
@@ -20,23 +20,23 @@ from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
     """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
     tuning = machine.cached
-    shapes = _shapes(use, work, tuning, index(machine.loops.panel))
+    shapes = _shapes(use, work, tuning)
     found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
 def _shapes(
-    use: AxisUse, work: TileResources, tuning: CachedTuning, panel: Index
+    use: AxisUse, work: TileResources, tuning: CachedTuning
 ) -> list[tuple[tuple[int, int], int]]:
     if work.inner or len(use.tiled) < 2:
         shapes = tuning.nested if use.crossed is None else tuning.crossed
         return [((rows, rows), step) for rows, step in shapes]
-    if use.tiled[1].extent is panel:
+    if use.panel:
         terms = use.looped.extent.hint() if use.looped else 1
         held = tuning.panel_bytes // (F32.itemsize * terms)
         rows = next((r for r in tuning.panel_rows if r <= held), tuning.panel_rows[-1])
-        return [((rows, panel.const), tuning.terms)]
+        return [((rows, use.panel), tuning.terms)]
     return [(sides, tuning.terms) for sides in tuning.sides]
 
 

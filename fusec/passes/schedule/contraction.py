@@ -24,9 +24,9 @@ from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import rows_of_panels
+from fusec.ir.streamed import match_panels
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.descriptors import with_descriptors
@@ -87,11 +87,13 @@ def _find_axis_use(
     between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
     crossed = _longest(around)
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
-    tiled = _tiled(kernel, products, inside, machine.loops.panel if machine.is_cpu else 0)
+    panels = [p for n in products if machine.is_cpu and (p := match_panels(n))]
+    tiled = _tiled(kernel, products, inside, {p.columns[-1] for p in panels})
     nests = around or all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
         return None
-    use = AxisUse(tiled, looped, (*around, *between), whole, crossed)
+    panel = min((p.panel for p in panels), default=0)
+    use = AxisUse(tiled, looped, (*around, *between), whole, crossed, panel)
     return use if _is_flat(nodes, products, use) else None
 
 
@@ -100,36 +102,28 @@ def _longest(axes: Iterable[Axis]) -> Axis | None:
 
 
 def _tiled(
-    kernel: Kernel, products: dict[Reduce, Factors], inside: set[Axis], panel: int
+    kernel: Kernel, products: dict[Reduce, Factors], inside: set[Axis], columns: set[Axis]
 ) -> tuple[Axis, ...] | None:
     """Return the grid axes that have lanes: one for each side of a product without inside axes.
 
-    It is the longest, but for weights in panels of ``panel`` columns: columns of one panel are a
-    tile. None if such a side has no axis on the grid.
+    It is the longest, unless it is one of the ``columns`` of panels: a panel is a tile. None if
+    such a side has no axis on the grid.
     """
     tiled: set[Axis] = set()
-    for product, parts in products.items():
+    for parts in products.values():
         for side in (parts.left_axes, parts.right_axes):
             if side and side.isdisjoint(inside):
                 grid = [a for a in kernel.grid if a in side]
                 if not grid:
                     return None
-                within = [a for a in grid if _is_within_panel(product, a, panel)]
-                tiled.add(max(within or grid, key=lambda a: (a.extent.hint(), grid.index(a))))
+                tiled.add(max(grid, key=lambda a: (a in columns, a.extent.hint(), grid.index(a))))
     return tuple(sorted(tiled, key=kernel.grid.index))
-
-
-def _is_within_panel(product: Reduce, axis: Axis, panel: int) -> bool:
-    """Return True if elements along an axis are neighbours in panels of ``panel`` columns."""
-    found = [n for n in postorder((product.body,)) if isinstance(n, Load) and axis in n.axes]
-    steps = {load.buffer.offset(load.indices).coefficient(axis) for load in found}
-    return axis.extent is index(panel) and steps == {index(1)}
 
 
 def _computes_rows(product: Reduce) -> bool:
     """Return True if each panel of a product would compute its rows again."""
-    rows = rows_of_panels(product)
-    return rows is not None and not isinstance(rows, Load)
+    found = match_panels(product)
+    return found is not None and not isinstance(found.few, Load)
 
 
 def _loops_around(

@@ -44,6 +44,7 @@ class AxisUse:
         whole: inside axes that are lanes without a loop.
         crossed: the outer loop that has tiles, too: some products sum along it, others along
             ``looped``.
+        panel: columns of a tile where weights are in panels; else 0.
     """
 
     tiled: tuple[Axis, ...]
@@ -51,6 +52,7 @@ class AxisUse:
     outer: tuple[Axis, ...]
     whole: tuple[Axis, ...]
     crossed: Axis | None = None
+    panel: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def test_rows_beside_a_panel_fit_the_cache_with_all_their_terms(
     m, n, k = (Axis(name, index(e)) for name, e in zip("mnk", (rows, 32, terms), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, k), (n, k)))
     work = TileResources((frozenset((m, n)),), (), loads, (), (), 4, False, TileTuning())
-    (tiling,) = cached_tilings(AxisUse((m, n), k, (), ()), work, machine())
+    (tiling,) = cached_tilings(AxisUse((m, n), k, (), (), panel=32), work, machine())
     assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 32)
 
 
