@@ -238,7 +238,7 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 def milliseconds(found: Row) -> str:
     if "failed" in found:
         return "failed"
-    wrong = "" if found.get("accurate") else " (wrong)"
+    wrong = "" if found.get("accurate", True) else " (wrong)"  # one of other rows has neither
     return number(found.get("median_ms")) + wrong
 
 

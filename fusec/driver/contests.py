@@ -102,7 +102,7 @@ class GroupContests:
         modelled = choice.by_rule()
         if modelled.saved_us is None:
             return False
-        fused_us = modelled.reference_us - (modelled.saved_us or 0.0)
+        fused_us = modelled.reference_us - modelled.saved_us
         clear = self.tuning.clear
         if not 1 / clear < modelled.reference_us / fused_us < clear:
             return False

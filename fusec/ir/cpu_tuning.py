@@ -23,12 +23,14 @@ class CachedTuning:
     training step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94)."""
     sides: Sides = ((96, 128), (96, 64), (48, 64), (32, 32))
     """Rows and columns of a tile of products that are not nested, best first."""
+    streamed_rows: int = 192
+    """Most rows of a product whose frozen f32 weights lie in panels: with more, a library's packing
+    is amortised (``docs/decisions/weight-panels.md``)."""
     panel_rows: tuple[int, ...] = (192, 96)
-    """Rows of a tile whose columns are a panel of weights, best first. Frozen weights of products
-    with at most so many rows have panels: these are read once then (``docs/decisions``)."""
+    """Rows of a tile whose columns are a panel of weights, best first."""
     panel_bytes: int = 1 << 20
-    """Most bytes of all terms of these rows: each panel reads them again, from a core's cache (192
-    rows of 3072 terms take 1.3 times as long as 96 twice; AVX-512, 2026-11-27)."""
+    """Bytes of the largest left operand, rows x terms, of such a tile: each panel reads it from a
+    core's cache (192 rows of 3072 terms: 1.3 times the time of 96 twice; AVX-512, 2026-11-27)."""
     terms: int = 256
     """Terms that a tile of products that are not nested sums in an iteration."""
     array: int = 1 << 20
@@ -98,7 +100,7 @@ class LoopTuning:
     panel: int = 32
     """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers."""
     cached_bytes: int = 1 << 21
-    """Bytes of the largest f32 weight in panels: a core's second-level cache."""
+    """Bytes of the largest f32 weight in panels of a skinny product: a core's L2 cache."""
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
     near_bytes: int = 48 << 10

@@ -343,11 +343,12 @@ class CodeTuning:
     """The same of a horizontal reduction."""
     ordered: int = 6
     """Most lane axes of which all orders are tried."""
-    adjacent: int = 8
-    """Most tiles of streamed panels that a thread takes at once: a core prefetches its next panel
-    (1024 x 384 x 1536 takes 0.93 of the time of one by one; AVX-512, 2026-11-27)."""
-    shares: int = 12
-    """Least times that threads take tiles in all, so that none waits long for another's."""
+    chunk: int = 8
+    """Most adjacent tiles in a chunk of ``schedule(dynamic)`` where weights lie in panels: a core
+    prefetches its next panel (1024 x 384 x 1536 takes 0.93 of the time of chunks of one; AVX-512,
+    2026-11-27)."""
+    chunks: int = 12
+    """Least chunks of a kernel, so that no thread waits long for another's."""
     trips: int = 8
     """Assumed trips of a loop, unless they are known and fewer."""
     unrolled: int = 8

@@ -1,8 +1,9 @@
-"""Skinny products: each weight is read once, and multiplied with all rows at once.
+"""Streamed products: each weight is read once, and multiplied with all rows at once.
 
 A product of few rows is limited by the reading of its weights, whose number does not depend on the
-rows. It is recognised by its sum here; the frontend's spelling, the order of the factors and the
-type of the operands do not matter.
+rows: it is *skinny*. One of more rows is streamed, too, where its weights lie in panels. Both are
+recognised by their sums here; the frontend's spelling, the order of the factors and the type of the
+operands do not matter.
 
 Weights are contiguous along the sum, or in panels: the columns of one term in a panel are
 neighbours, and the terms of these columns follow each other (``frontend/fx_passes/packing.py``).
@@ -27,8 +28,8 @@ WIDEST_PANEL = 128
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyProduct:
-    """A skinny product.
+class StreamedProduct:
+    """A product whose weights are read once.
 
     Attributes:
         rows: the axes of the rows, constant if they are few; none where there is one row.
@@ -36,7 +37,8 @@ class SkinnyProduct:
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
         itemsize: bytes of a weight.
-        panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter.
+        panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter: a
+            part of each panel.
     """
 
     rows: tuple[Axis, ...]
@@ -47,7 +49,7 @@ class SkinnyProduct:
     panel: int = 0
 
 
-def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
+def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
     """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
 
     Both operands are contiguous along the summed axis, or the weights are in panels.
@@ -63,23 +65,23 @@ def match_skinny(node: Expr, most: int) -> SkinnyProduct | None:
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
-            return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many))
+            return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many))
         panel = _panel(many, over, columns)
         if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
-            return SkinnyProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
+            return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
 
 
-def match_panels(node: Expr) -> SkinnyProduct | None:
-    """Return a product of any number of rows whose weights are in panels; None for anything else.
+def match_panels(node: Expr, width: int) -> StreamedProduct | None:
+    """Return a product of any number of rows whose weights lie in panels of ``width`` columns.
 
-    The last panel may be padded, beyond the end of a single axis of columns.
+    None for anything else. A single axis of columns need not end with a panel.
     """
     for few, many, own, others, over in _orders(node):
         columns = _by_serial(others)
-        if columns and (panel := _panel(many, over, columns)):
+        if columns and _panel(many, over, columns) == width:
             rows, size = _by_serial(own), _itemsize(many)
-            return SkinnyProduct(rows, columns, few, over.extent, size, panel)
+            return StreamedProduct(rows, columns, few, over.extent, size, width)
     return None
 
 

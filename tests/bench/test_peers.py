@@ -184,6 +184,11 @@ def test_a_peer_with_wrong_results_is_no_best_peer() -> None:
     assert row["ratios"] == {"best/fusec": 2.0, "eager/fusec": 2.0}
 
 
+def test_a_peer_that_a_row_lacks_has_no_time_and_is_not_wrong() -> None:
+    assert peers_report.milliseconds({}) == "-"
+    assert peers_report.milliseconds(timed(1.0, accurate=False)).endswith("(wrong)")
+
+
 def test_a_row_misses_if_it_misses_by_more_than_its_spread() -> None:
     noisy = result(eager=timed(0.9, 0.95, 1.0), fusec=timed(1.0, 1.0, 1.0))
     steady = result(eager=timed(0.9, 0.95, 0.95), fusec=timed(1.0, 1.0, 1.0))

@@ -87,7 +87,7 @@ def test_a_product_of_panels_has_any_number_of_rows(swapped: bool) -> None:
     if swapped:
         a, b = node.body.args  # type: ignore[attr-defined]
         node = Reduce(SUM, (k,), Op("mul", (b, a)))
-    found = match_panels(node)
+    found = match_panels(node, 32)
     assert found is not None and found.few.axes == {many, k}
     assert (found.rows, found.panel) == ((many,), 32)
 
@@ -96,14 +96,15 @@ def test_the_last_panel_may_be_padded_unless_rows_are_few() -> None:
     node, (_, n, _) = panels(64, 32)
     short = Axis("n", index(47))
     ragged = node.substitute({n: index(short)})
-    found = match_panels(ragged)
+    found = match_panels(ragged, 32)
     assert found is not None and (found.columns, found.panel) == ((short,), 32)
     assert match_skinny(ragged, MOST) is None
 
 
 def test_other_products_have_no_panels() -> None:
-    assert match_panels(product(4, 64)[0]) is None
-    assert match_panels(product(4, 64, along="n")[0]) is None
+    assert match_panels(panels(48, 16)[0], 32) is None
+    assert match_panels(product(4, 64)[0], 32) is None
+    assert match_panels(product(4, 64, along="n")[0], 32) is None
 
 
 @pytest.mark.parametrize(("columns", "width"), [(32, 32), (512, 256)])

@@ -26,7 +26,7 @@ from importlib import resources
 
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.text import comment, literal
-from fusec.codegen.cpp.threads import schedule, streams
+from fusec.codegen.cpp.threads import omp_schedule, reads_panels
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
@@ -193,7 +193,7 @@ class CppPrinter:
     def pragma(self) -> str:
         axes = len(self.program.grid)
         collapse = f" collapse({axes})" if axes > 1 else ""
-        text = f"#pragma omp parallel for{collapse} schedule({schedule(self.program)})"
+        text = f"#pragma omp parallel for{collapse} schedule({omp_schedule(self.program)})"
         work = self.program.work
         if work is not None and not work.is_constant:
             return f"{text} if ({self.scalar_index(work)} >= {self.code.parallel_work})"
@@ -246,7 +246,7 @@ class CppPrinter:
             self.matrix(left, left.row, left.column),
             self.matrix(right, right.row, right.column if narrow else right.panel),
         )
-        streamed = "<true>" if streams(product, self.program) else ""
+        streamed = "<true>" if reads_panels(product, self.program) else ""
         function = "f_multiply_bf16" if narrow else f"f_multiply{streamed}"
         adds = f"{self.scalar_index(product.adds)} != 0"
         if product.adds.is_constant:

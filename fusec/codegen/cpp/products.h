@@ -4,7 +4,7 @@
 //            a, row, term,        columns (a multiple of FUSEC_W), k < terms: strides in elements;
 //            b, term, panel,      W columns are a panel, contiguous in memory
 //            rows, columns, terms, adds)
-// f_multiply<true>(...)           the same of weights in panels: what follows b is prefetched
+// f_multiply<true>(...)           the same, and prefetches what follows b: the next terms, or panel
 // f_multiply_bf16(c, row, panel,  the same of bf16, accumulated in f32; fastest if a is contiguous
 //            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
@@ -15,14 +15,14 @@
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are accumulated:
 // 24 accumulators of 32 registers, or 12 of 16. There is a pointer to every third row only, so that
-// the pointers fit in the general registers. If `b` is streamed (AHEAD), each block of rows prefetches
+// the pointers fit in the general registers. If `b` is streamed (PREFETCH), each block of rows prefetches
 // its share of what follows, `step` elements in each iteration: the first block alone would wait for
 // memory (128 x 768 x 3072, weights from memory: 319 GFLOP/s instead of 266; two threads, AVX-512,
 // 2026-11-27).
 
 #define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
 typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));
-template <int R, int V, bool AHEAD>
+template <int R, int V, bool PREFETCH>
 static __attribute__((noinline, unused)) void fusec_block(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long terms, bool adds, const float *next,
@@ -45,7 +45,11 @@ static __attribute__((noinline, unused)) void fusec_block(
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
     }
-    if (AHEAD) __builtin_prefetch(next, 0, 2), next += step;
+    if (PREFETCH) {
+      __builtin_prefetch(next, 0, 2);
+      if (step > 16) __builtin_prefetch(next + 16, 0, 2);
+      next += step;
+    }
     b += bk;
 #pragma GCC unroll 4
     for (int t = 0; t < (R + 2) / 3; t++) third[t] += ak;
@@ -55,17 +59,17 @@ static __attribute__((noinline, unused)) void fusec_block(
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
 }
-template <int V, bool AHEAD>
+template <int V, bool PREFETCH>
 static __attribute__((noinline, unused)) void fusec_rows(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long rows, long long terms, bool adds) {
-  // Each block of rows prefetches its share of the terms that follow.
-  long long i = 0, step = AHEAD ? (bk * FUSEC_R + rows - 1) / (rows > 0 ? rows : 1) : 0;
-  const float *next = b + terms * bk;
+  long long i = 0;
+  const float *next = b + terms * bk;  // each block prefetches its share of as many terms
 #define FUSEC_BLOCKS(R)                                                                        \
-  for (; i + R <= rows; i += R, next += step * terms)                                          \
-    fusec_block<R, V, AHEAD>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds, \
-                             next, step);
+  for (long long step = PREFETCH ? (bk * R + rows - 1) / (rows > R ? rows : R) : 0;            \
+       i + R <= rows; i += R, next += step * terms)                                            \
+    fusec_block<R, V, PREFETCH>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds, \
+                                next, step);
   FUSEC_BLOCKS(FUSEC_R)
 #if FUSEC_W == 16
   FUSEC_BLOCKS(8)
@@ -74,15 +78,15 @@ static __attribute__((noinline, unused)) void fusec_rows(
   FUSEC_BLOCKS(1)
 #undef FUSEC_BLOCKS
 }
-template <bool AHEAD = false>
+template <bool PREFETCH = false>
 FUSEC_INLINE void f_multiply(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long rows, long long columns,
     long long terms, bool adds) {
   long long j = 0;
   for (; j + 2 * FUSEC_W <= columns; j += 2 * FUSEC_W, b += 2 * bp, c += 2 * cp)
-    fusec_rows<2, AHEAD>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
-  if (j < columns) fusec_rows<1, AHEAD>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+    fusec_rows<2, PREFETCH>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+  if (j < columns) fusec_rows<1, PREFETCH>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
 }
 
 // ---- bf16 ---------------------------------------------------------------------------------------

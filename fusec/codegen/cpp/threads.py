@@ -1,8 +1,8 @@
-"""How threads share a kernel's grid: the schedule of its OpenMP loop.
+"""The OpenMP schedule of a kernel's grid.
 
-Points of equal work are dealt out before the loop. Tiles of products are few and long, and those of
-a triangle unequal: a thread takes the next when it has done one, and no thread waits for all that
-was dealt to another, which some other program may have interrupted.
+Points of equal work are dealt out before the loop, by ``schedule(static)``. Tiles of products are
+few and long, and those of a triangle unequal: ``schedule(dynamic)``. So a thread that another
+program interrupts delays one chunk, not its half of a product.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from fusec.ir.dtype import F32
 from fusec.ir.program import Multiply, Program, statements
 
 
-def streams(product: Multiply, program: Program) -> bool:
-    """Return True if a product reads panels of weights, which follow each other in memory.
+def reads_panels(product: Multiply, program: Program) -> bool:
+    """Return True if a product reads its right operand in place, as dense panels.
 
-    Values of an attention lie like panels, but are multiplied with what a kernel computes.
+    A panel is dense if its terms are as far apart as it has columns; the next one follows. Values
+    of an attention have this layout, too, but their left operand is computed in the kernel.
     """
     left, right = product.left.buffer, product.right.buffer
     in_place = right.dtype is F32 and {left, right} <= set(program.buffers)
-    return in_place and product.right.row in {n * product.width for n in product.panels}
+    return in_place and product.right.row in {count * product.width for count in product.panels}
 
 
-def schedule(program: Program) -> str:
+def omp_schedule(program: Program) -> str:
     """Return the schedule of a kernel's loop over its grid."""
     if not program.multiplies:
         return "static"
     products = [s for s in statements(program.body) if isinstance(s, Multiply)]
     extents = [axis.extent for axis in program.grid]
-    if not any(streams(p, program) for p in products) or not all(e.is_constant for e in extents):
+    known = all(extent.is_constant for extent in extents)
+    if not known or not any(reads_panels(p, program) for p in products):
         return "dynamic"
     tiles = math.prod(extent.const for extent in extents)
-    return f"dynamic, {max(1, min(program.code.adjacent, tiles // program.code.shares))}"
+    return f"dynamic, {max(1, min(program.code.chunk, tiles // program.code.chunks))}"

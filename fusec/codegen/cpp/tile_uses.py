@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from fusec.codegen.lowering.layout import ends_of
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import (
-    Buffer,
     Dot,
     Expr,
     Load,
     Reduce,
     Var,
+    substitute,
 )
-from fusec.ir.index import Axis, Index, index, most, product
+from fusec.ir.index import Axis, Index, index, is_nonnegative, most, product
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
 
@@ -155,11 +155,31 @@ class TileUses:
         counts = self.counts(load.guard)
         if counts is None or any(s is None or s.axes & self.lanes for s in steps):
             return None
-        if right and columns in counts and not _is_inside(offset, load.buffer.base):
+        others = {axis: count for axis, count in counts.items() if axis is not columns}
+        if right and columns in counts and not self._is_inside(var, load, others):
             return None
         if right and load.dtype is F32 and steps[1] is not index(1):
             return None
         return load
+
+    def _is_inside(self, var: Expr, load: Load, counts: Mapping[Axis, Index]) -> bool:
+        """Return True if the dense buffer of a value's load has an element for each masked lane.
+
+        Args:
+            counts: lane axis -> number of leading elements that are read.
+        """
+        assert isinstance(var, Var)
+        place, stops = self.defined[var], dict(counts)
+        for loop in (self.at[place[:depth]] for depth in range(1, len(place))):
+            if isinstance(loop, For) and len(loop.stops) == 1:
+                stops[loop.axis] = loop.stops[0]
+        (offset,), size = load.indices, product(load.buffer.base.shape)
+        for axis, stop in stops.items():
+            step = offset.coefficient(axis)
+            if step is not None and is_nonnegative(step):
+                offset = substitute(offset, {axis: stop - 1})
+        last = most(offset)
+        return last is not None and size.is_constant and last < size.const
 
     def is_turned(self, load: Load, row: Axis, column: Axis) -> bool:
         """Return True for a load that is contiguous along a tile's rows: a transposed tile."""
@@ -172,12 +192,6 @@ class TileUses:
             and along is not index(1)
             and self.counts(load.guard) is not None
         )
-
-
-def _is_inside(offset: Index, buffer: Buffer) -> bool:
-    """Return True if a dense buffer has an element at each value of an offset."""
-    last, size = most(offset), product(buffer.shape)
-    return last is not None and size.is_constant and last < size.const
 
 
 def placed(body: Iterable[Statement], above: Place = ()) -> Iterator[tuple[Place, Statement]]:

@@ -176,8 +176,8 @@ def has_panels(
     if outputs <= tuning.panel:
         return False
     if rows > machine.skinny_rows:
-        tiles = rows <= machine.cached.panel_rows[0] and tuning.panel <= 4 * machine.vector
-        return tiles and weight.dtype is torch.float32
+        fits = rows <= machine.cached.streamed_rows and tuning.panel <= 4 * machine.vector
+        return fits and weight.dtype is torch.float32
     is_cached = again and weight.nbytes <= tuning.cached_bytes
     return outputs % tuning.panel == 0 and (weight.dtype.itemsize == 2 or is_cached)
 

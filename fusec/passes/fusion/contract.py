@@ -128,7 +128,7 @@ def cut_with_products(
         alone: whether products of many rows are decomposed on their own, too.
     """
     few = _skinny_products(graph, machine)
-    panels = _panel_products(graph) - few
+    panels = _panel_products(graph, machine.loops.panel) - few
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
@@ -141,12 +141,13 @@ def cut_with_products(
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls, tried or cut)
-            decided = _IN_PANELS if calls <= panels else _LOST
+            rule = _IN_PANELS if calls <= panels else None
+            decided = rule or _LOST
             if group is not None and judge is not None:
                 signature = group.signature
                 if signature not in known:
-                    ruled = None if decided is _LOST else decided
-                    by_rule = cache(partial(_by_rule, group, machine, ruled))
+                    by_model = cache(partial(_by_model, group, machine))
+                    by_rule = (lambda: _IN_PANELS) if rule else by_model
                     offered = Choice("group", group.describe, group, (LIBRARY,), by_rule, FUSED)
                     known[signature] = judge(offered)
                 decided = known[signature]
@@ -169,9 +170,7 @@ _IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
 
 
-def _by_rule(group: Group, machine: Machine, ruled: Decided | None) -> Decided:
-    if ruled is not None:
-        return ruled
+def _by_model(group: Group, machine: Machine) -> Decided:
     fused = sum(kernel_cost(k, machine).us for k in group.kernels)
     separate = modelled_us(group.separate(), machine)
     reason = f"modelled: fused {fused:.4g} us, the library and the rest {separate:.4g} us"
@@ -281,14 +280,14 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
     }
 
 
-def _panel_products(graph: Graph) -> set[str]:
+def _panel_products(graph: Graph, columns: int) -> set[str]:
     """Return the calls of products whose decompositions read weights in panels."""
     return {
         call.node
         for call in graph.externs
         if call.product
         and call.product.panels
-        and any(match_panels(n) for d in call.decomposition for n in postorder((d.expr,)))
+        and any(match_panels(n, columns) for d in call.decomposition for n in postorder((d.expr,)))
     }
 
 

@@ -60,6 +60,7 @@ class _Inliner:
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
+        self.panel = machine.loops.panel
         self.vector = machine.vector
         self.uses = find_uses(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
@@ -133,7 +134,7 @@ class _Inliner:
                 sums = reductions(expr)
                 products = (match_skinny(n, self.skinny_rows) for n in sums)
                 found = [p.few for p in products if p and (computed or p.panel)]
-                found += [p.few for n in sums if computed and (p := match_panels(n))]
+                found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:
                 return False

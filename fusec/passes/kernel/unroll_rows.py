@@ -26,10 +26,10 @@ from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import SkinnyProduct, match_skinny
+from fusec.ir.streamed import StreamedProduct, match_skinny
 
 
-def worthwhile(product: SkinnyProduct, machine: Machine) -> bool:
+def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
     """Return True if a product has few enough rows for the layout and type of its weights."""
     rows, tuning = product_of(a.extent for a in product.rows).const, machine.loops
     if rows <= tuning.always:
@@ -71,7 +71,7 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
 
 
 def _points(
-    product: SkinnyProduct, columns: int, vector: int
+    product: StreamedProduct, columns: int, vector: int
 ) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
     """Return the new grid axes, and for each unrolled column a substitution of the column axes.
 
@@ -121,7 +121,7 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
     return next(fitting, 0)
 
 
-def _loaded(product: SkinnyProduct) -> Expr | None:
+def _loaded(product: StreamedProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened or not, or None."""
     few = product.few
     inner = few.arg if isinstance(few, Cast) and not product.panel else few
@@ -132,7 +132,7 @@ def _divides(columns: int, extent: Index) -> bool:
     return columns == 1 or (extent.is_constant and extent.const % columns == 0)
 
 
-def _products(kernel: Kernel, machine: Machine) -> list[SkinnyProduct]:
+def _products(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
     """Return a kernel's skinny products; empty if it has other reductions or ragged axes."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     found = [match_skinny(n, machine.skinny_rows) for n in sums]

@@ -2,7 +2,8 @@
 
 A tile is long enough to keep the product's inner loop busy, and short enough for the cache to hold
 each product's result, the values between two products, and operands, which may have to be copied.
-Lanes are whole vectors; an axis without a loop has enough lanes to hold it.
+Lanes are whole vectors; an axis without a loop has enough lanes to hold it. Where weights lie in
+panels, a tile is a panel wide, and as high as its left operand, with all terms, stays in the cache.
 
 Worked example, an attention with head dimension 64: 96 queries and 128 keys are scores and weights
 of 2*48 KB, queries and sums of 2*24 KB, keys and values of 2*32 KB: 208 KB of 512.
@@ -34,8 +35,8 @@ def _shapes(
         return [((rows, rows), step) for rows, step in shapes]
     if use.panel:
         terms = use.looped.extent.hint() if use.looped else 1
-        held = tuning.panel_bytes // (F32.itemsize * terms)
-        rows = next((r for r in tuning.panel_rows if r <= held), tuning.panel_rows[-1])
+        cached = tuning.panel_bytes // (F32.itemsize * terms)
+        rows = next((r for r in tuning.panel_rows if r <= cached), tuning.panel_rows[-1])
         return [((rows, use.panel), tuning.terms)]
     return [(sides, tuning.terms) for sides in tuning.sides]
 

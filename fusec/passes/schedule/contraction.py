@@ -26,7 +26,7 @@ from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import match_panels
+from fusec.ir.streamed import StreamedProduct, match_panels
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.descriptors import with_descriptors
@@ -87,7 +87,7 @@ def _find_axis_use(
     between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
     crossed = _longest(around)
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
-    panels = [p for n in products if machine.is_cpu and (p := match_panels(n))]
+    panels = _in_panels(products, machine)
     tiled = _tiled(kernel, products, inside, {p.columns[-1] for p in panels})
     nests = around or all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
@@ -120,10 +120,11 @@ def _tiled(
     return tuple(sorted(tiled, key=kernel.grid.index))
 
 
-def _computes_rows(product: Reduce) -> bool:
-    """Return True if each panel of a product would compute its rows again."""
-    found = match_panels(product)
-    return found is not None and not isinstance(found.few, Load)
+def _in_panels(products: Iterable[Reduce], machine: Machine) -> list[StreamedProduct]:
+    """Return the products of a CPU's kernel whose weights lie in panels."""
+    if not machine.is_cpu:
+        return []
+    return [p for n in products if (p := match_panels(n, machine.loops.panel))]
 
 
 def _loops_around(
@@ -208,7 +209,7 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
     (tiling, *_) = _tilings(one)
     if machine.is_cpu:
         by_lanes = any(not (p.left_axes and p.right_axes) for p in one.products.values())
-        if by_lanes or any(map(_computes_rows, one.products)):
+        if by_lanes or any(not isinstance(p.few, Load) for p in _in_panels(one.products, machine)):
             return False
         return tile_bytes(one.work, tiling) <= machine.cache_bytes
     return bool(one.use.tiled) or one.work.registers(tiling) <= machine.sm.tile_registers

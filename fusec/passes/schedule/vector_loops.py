@@ -18,7 +18,7 @@ from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.serial import hits_of, serial_reductions, shared_axes
-from fusec.ir.streamed import SkinnyProduct, match_skinny
+from fusec.ir.streamed import StreamedProduct, match_skinny
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
@@ -39,7 +39,7 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     return (plan,)
 
 
-def _streams(kernel: Kernel) -> list[SkinnyProduct]:
+def _streams(kernel: Kernel) -> list[StreamedProduct]:
     """Return the sums of a kernel that stream weights, each for a single row."""
     found = (match_skinny(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
     return [product for product in found if product is not None]

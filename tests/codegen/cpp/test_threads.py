@@ -66,6 +66,18 @@ def test_what_stands_before_a_product_is_computed_once(
     assert "f_erf" in up.split("extern")[-1] and "f_erf" not in down.split("extern")[-1]
 
 
+def test_columns_of_a_batch_are_no_panels() -> None:
+    """Of ``x[b, s, d]`` summed along s, d lies like the columns of a panel, if it is as long."""
+    with seeded(0):
+        w, x = torch.randn(128, 64), torch.randn(500, 64, 3)
+
+    def mixed(w: Tensor, x: Tensor) -> Tensor:
+        return F.gelu(torch.einsum("ts,bsd->btd", w, x))
+
+    (kernel,) = fusec.kernels(mixed, w, x, race="fused")
+    assert "a_bmm_acc[8192]" in kernel.source and "f_multiply<" not in kernel.source[-4000:]
+
+
 def test_values_of_an_attention_are_no_panels() -> None:
     with seeded(0):
         q, k, v = torch.randn(3, 1, 4, 192, 64).unbind()

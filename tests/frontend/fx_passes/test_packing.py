@@ -387,17 +387,18 @@ def test_products_of_more_rows_read_panels_in_f32(rows: int, race: str) -> None:
 
 
 @pytest.mark.parametrize("outputs", (33, 47, 80, 127))
-@pytest.mark.parametrize("rows", (20, 150))
-def test_the_last_panel_may_be_padded(outputs: int, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "terms"), [(20, 48), (150, 48), (150, 300), (150, 65)])
+def test_the_last_panel_may_be_padded(outputs: int, rows: int, terms: int) -> None:
+    """Also where terms do not fill their tiles: panels are read in place, within the weight."""
     with seeded(0):
-        module = nn.Sequential(nn.Linear(48, outputs), nn.GELU()).eval()
-        x = torch.randn(rows, 48)
+        module = nn.Sequential(nn.Linear(terms, outputs), nn.GELU()).eval()
+        x = torch.randn(rows, terms)
     x[3, 5] = float("nan")
     with torch.no_grad():
         made, eager = fused(module)(x), module(x)
         torch.testing.assert_close(made, eager, equal_nan=True, rtol=1e-4, atol=1e-5)
         (kernel,) = kernels_of(module, x)
-    assert kernel.count("f_multiply<true>(") == 1 and "a_frozen" not in kernel
+    assert "f_multiply<true>(" in kernel and "a_frozen" not in kernel
 
 
 def test_weights_that_lie_along_their_outputs_have_panels() -> None:

@@ -22,7 +22,7 @@ from fusec.ir.expr import Op
 from fusec.ir.graph import Def, Graph, Schedule
 from fusec.ir.index import floordiv, index, mod
 from fusec.ir.monoid import SUM
-from fusec.ir.streamed import SkinnyProduct
+from fusec.ir.streamed import StreamedProduct
 from fusec.ir.verify import verify_schedule
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
@@ -245,7 +245,7 @@ def test_more_than_twelve_rows_stream_weights_that_gain_by_it(
 ) -> None:
     m, n, k = axes("m n k", rows, 64, terms)
     few = load(buffer("x", rows, terms), m, k)
-    product = SkinnyProduct((m,), (n,), few, index(terms), itemsize, panel)
+    product = StreamedProduct((m,), (n,), few, index(terms), itemsize, panel)
     assert worthwhile(product, WIDE) is streamed
 
 
