@@ -175,6 +175,9 @@ class RowTuning:
     """
     loop_row: int = 256
     """Elements of a part of a row from which a loop over parts keeps a warp busy."""
+    wide_bytes: int = 6
+    """Bytes of an element's operands from which a thread has half of the elements beside column
+    sums: with f32, or a residual's gradient, registers would spill (sm_90, Triton 3.7)."""
     many_sums: int = 3
     """Column sums beside a row from which a thread gets half as many elements."""
     loop_elements: int = 4096

@@ -116,7 +116,8 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         share = (1024 if lanes[-1].tile <= tuning.warp_row else 512) if sums else 256
         # Many sums beside the row's tiles, or an address for each element: fewer of them a thread.
         fewer = many if loops[-1].tile < 2 else odd
-        share //= 2 if fewer else 1
+        wide = sum(b.dtype.itemsize for b in _row_tiles(kernel, row)) >= tuning.wide_bytes
+        share //= 2 if fewer or (sums and wide) else 1
         warps = width // share
     warps = max(1, min(16, warps))
     stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
