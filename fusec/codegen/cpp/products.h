@@ -15,10 +15,10 @@
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are accumulated:
 // 24 accumulators of 32 registers, or 12 of 16. There is a pointer to every third row only, so that
-// the pointers fit in the general registers. If `b` is streamed (PREFETCH), each block of rows prefetches
-// its share of what follows, `step` elements in each iteration: the first block alone would wait for
-// memory (128 x 768 x 3072, weights from memory: 319 GFLOP/s instead of 266; two threads, AVX-512,
-// 2026-11-27).
+// the pointers fit in the general registers. If `b` is streamed (PREFETCH), each block of rows
+// prefetches its share of what follows, `step` elements in each iteration: the first block alone
+// would wait for memory (128 x 768 x 3072, weights from memory: 319 GFLOP/s instead of 266; two
+// threads, AVX-512, 2026-11-27).
 
 #define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
 typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));

@@ -92,7 +92,7 @@ def _find_axis_use(
     nests = around or all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
         return None
-    panel = min((p.panel for p in panels), default=0)
+    panel = machine.loops.panel if panels else 0
     use = AxisUse(tiled, looped, (*around, *between), whole, crossed, panel)
     return use if _is_flat(nodes, products, use) else None
 
