@@ -50,7 +50,7 @@ def tile_bytes(work: TileResources, tiling: Tiling) -> int:
 def _tiling(use: AxisUse, sides: tuple[int, int], step: int, vector: int) -> Tiling:
     lanes = {axis: whole_vectors(axis, axis.extent.const, vector) for axis in use.whole}
     for axis, side in zip(use.tiled, sides, strict=False):
-        lanes[axis] = even_lanes(axis, side, vector)
+        lanes[axis] = side if side == use.panel else even_lanes(axis, side, vector)
     loops = (use.looped,) if use.crossed is None else (use.crossed, use.looped)
     for loop, most in zip(loops, (step, sides[0]), strict=False):
         if loop is not None:

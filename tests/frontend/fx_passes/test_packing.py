@@ -47,7 +47,7 @@ CONVOLUTION = "mkldnn._convolution_pointwise.default"
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.Conv2d(8, 6, 3, bias=False),
     "strided": lambda: nn.Conv2d(8, 6, (3, 1), stride=2, padding=(1, 0), dilation=(2, 1)),
-    "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, dilation=2, groups=8),
     "folded": lambda: nn.Sequential(nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6)),
 }
 
