@@ -116,10 +116,10 @@ def _precompiled(folder: Path) -> tuple[str, Path, Sequence[str]]:
     header. Of all libraries that g++ links with, kernels need libgomp alone, and of that its name:
     reading them all is a third of g++'s time.
     """
-    from fusec.codegen.cpp.printer import prelude
+    from fusec.codegen.cpp.prelude import prelude
     from fusec.runtime.kernels import cpp_kernel
 
-    text = prelude(cpp_kernel.vector_width(), products=False)
+    text = prelude(cpp_kernel.vector_width())
     made, compiler = folder / "made", cpp_kernel.find_compiler(None)
     made.mkdir(parents=True, exist_ok=True)
     with FileLock(made / "lock"):

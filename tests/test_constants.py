@@ -33,6 +33,7 @@ DEFINITIONS = {
         "passes/schedule/tiling": {"MIN_LANES"},
     },
     "a value of arithmetic: beyond it, results would be wrong": {
+        "codegen/triton/floats8": {"_IMPLICIT", "_QUIET_NAN"},
         "codegen/triton/base_two": {"HUGE"},
         "frontend/ops/winograd": {"OF_PIXELS", "OF_SUMS", "OF_WEIGHTS"},
         "frontend/ops/activations": {"_TANH_CUBE"},

@@ -191,7 +191,7 @@ HOPPER_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
     tiles=TileTuning(small_programs=3),
-    code=CodeTuning(waits_for_sums=True),
+    code=CodeTuning(converts_float8=True, waits_for_sums=True),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -210,7 +210,7 @@ _HOPPER_UNMEASURED = replace(
     products_per_us=3.95e8,
     rates=ProductRates(),
     tiles=TileTuning(),
-    code=CodeTuning(),
+    code=CodeTuning(converts_float8=True),
 )
 """As Hopper, without what only an H100 measured."""
 # Of what was measured nowhere, memory is 0.9 and products are 0.7 of the data sheets, as on Hopper.
@@ -236,9 +236,14 @@ RTX_5090_MACHINE = replace(
         tile_registers=128,
         descriptors=True,
     ),
+    code=CodeTuning(converts_float8=True),
 )
 MI300_MACHINE = replace(
-    _HOPPER_UNMEASURED, units=304, parts=608, sm=Resources(shared_bytes=65536, tile_registers=128)
+    _HOPPER_UNMEASURED,
+    units=304,
+    parts=608,
+    sm=Resources(shared_bytes=65536, tile_registers=128),
+    code=CodeTuning(),
 )
 
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}

@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.prelude import prelude_of
 from fusec.codegen.host import wrapper
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
@@ -232,7 +233,6 @@ def cpp_units(compiled: Compiled, width: int, most: int, least_text: int) -> lis
         most: the most units; fewer where there is less to compile.
         least_text: characters of kernels that are worth a unit of their own.
     """
-    prelude = partial(cpp.prelude, width)
     parts = _parts(compiled, 1 if compiled.added else most, least_text)
     launching = [print_run(run, compiled.programs) for run in compiled.runs]
     launching += [compiled.added] * bool(compiled.added)
@@ -240,7 +240,7 @@ def cpp_units(compiled: Compiled, width: int, most: int, least_text: int) -> lis
         elsewhere = [name for part in parts[1:] for name in part]
         launching[:0] = [f"{cpp.CppPrinter(compiled.programs[k]).head()};" for k in elsewhere]
     return [
-        prelude(products=any(compiled.programs[name].multiplies for name in part))
+        prelude_of(width, (compiled.programs[name] for name in part))
         + "\n".join([*(compiled.sources[name] for name in part), *(launching if k == 0 else ())])
         for k, part in enumerate(parts)
     ]

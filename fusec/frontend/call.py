@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 
 from fusec.errors import InternalError, Unsupported
-from fusec.frontend.shapes import SizeMap, TensorType
+from fusec.frontend.shapes import SizeMap, TensorType, to_torch_dtype
 from fusec.frontend.stand_ins import StandIns
 from fusec.frontend.value import (
     ComplexValue,
@@ -27,7 +27,7 @@ from fusec.frontend.value import (
     positions,
     whole,
 )
-from fusec.ir.dtype import BF16, BOOL, F16, F32, I32, I64, DType, Kind, NumberForm, compute_type
+from fusec.ir.dtype import BOOL, F32, I32, I64, DType, Kind, NumberForm, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin
 from fusec.ir.index import Index, index, product
@@ -268,6 +268,7 @@ def _narrowed(arg: Scalar, dtype: DType) -> Scalar:
 
 
 def round_number(value: float, dtype: DType) -> float:
-    """Return ``value`` rounded to ``dtype``, for 16-bit and 32-bit floats."""
-    kinds = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
-    return torch.tensor(value, dtype=kinds[dtype]).item() if dtype in kinds else value
+    """Return ``value`` rounded to ``dtype``, for floats of up to 32 bits."""
+    if dtype is not F32 and dtype not in ROUND:
+        return value
+    return torch.tensor(value, dtype=to_torch_dtype(dtype)).item()

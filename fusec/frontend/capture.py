@@ -45,7 +45,7 @@ from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, TensorValue, Value, is_whole, whole
-from fusec.ir.dtype import NumberForm
+from fusec.ir.dtype import F8, NumberForm
 from fusec.ir.expr import Buffer, Expr, Load, reach, reductions
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
@@ -63,7 +63,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
-from fusec.torch_interior import pytree
+from fusec.torch_interior import OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -77,6 +77,15 @@ for _module in _RULE_MODULES:  # importing one registers its lowerings
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it recognises an output that is a view of an input by that offset.
+_MOVES = {
+    *(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default),
+    *(aten.clone.default, aten.copy.default, aten.copy_.default, aten.cat.default),
+    *(aten.where.self, aten.constant_pad_nd.default, aten.flip.default, aten.roll.default),
+    *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.repeat.default),
+    *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
+}
+"""Operations beside views that floats of 8 bits take part in: they convert or move elements."""
+
 _PLACED = {
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -296,7 +305,7 @@ class _Capture:
             value = self.env.get(source)
             if isinstance(value, TensorValue) and value.reads_memory:
                 kinds.extend(self._types_of(source))
-        if any(k.is_opaque for k in kinds):
+        if any(k.is_opaque or (k.dtype in F8 and not _moves(node.target)) for k in kinds):
             return "a type that only eager kernels compute with"
         if refused := may_refuse(node.target, node.args, node.kwargs):
             return refused
@@ -544,6 +553,12 @@ class NodeDefinitions(_Capture):
         if not made.reads_memory:
             self.env[node] = made
         return (*found, Def(own.buffer, made.axes, made.expr))
+
+
+def _moves(target: Any) -> bool:
+    """Return True for an operation whose result has elements of its operand, converted or not."""
+    is_view = isinstance(target, OpOverload) and target.is_view
+    return is_view or target in _MOVES or target in LIFTS
 
 
 def _given(line: Line) -> set[Size]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import BF16, F16, F32, DType
+from fusec.ir.dtype import BF16, F16, F32, HALF, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
@@ -90,7 +90,7 @@ def sides(node: Expr) -> Factors | None:
 
 def _operand(factor: Expr) -> Expr:
     """Return the 16-bit value that a factor was converted from or rounded to, else the factor."""
-    if isinstance(factor, Cast) and factor.arg.dtype in (F16, BF16):
+    if isinstance(factor, Cast) and factor.arg.dtype in HALF:
         return factor.arg
     if isinstance(factor, Op) and factor.name in _ROUNDED:
         return cast(factor.args[0], _ROUNDED[factor.name])

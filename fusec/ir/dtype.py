@@ -1,13 +1,14 @@
 """Element types, as they are stored in memory and as arithmetic uses them.
 
 A value of a 16-bit float type is computed in f32 and rounded when it is stored; small integers are
-computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels do.
+computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels do. Float types of
+8 bits are converted from f32 and to it; as in eager there is no arithmetic on them.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Kind(enum.Enum):
@@ -17,7 +18,52 @@ class Kind(enum.Enum):
     UNSIGNED = "unsigned"
     SIGNED = "signed"
     FLOAT = "float"
-    OPAQUE = "opaque"  # no arithmetic here: float8, quantised etc., and complex as a whole
+    OPAQUE = "opaque"  # no arithmetic here: quantised etc., and complex as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """How the bits of a float of up to 16 bits are read.
+
+    A code is a sign bit, if there is one, above bits of the exponent e and the mantissa m. It is
+    (1 + m / 2^mantissa) 2^(e - bias), or with e = 0 m / 2^mantissa 2^(1 - bias), with its sign.
+    The formats are those of the Open Compute Project's OFP8 and MX (2023); with ``fnuz`` those of
+    Noune et al., 8-bit Numerical Formats for Deep Neural Networks (2022).
+
+    Attributes:
+        exponent, mantissa: numbers of bits.
+        largest: the code of the largest finite number.
+        nan: the code of NaN.
+        infinity: the code of infinity, if there is one.
+        saturates: what is too large becomes the largest number; else infinity, or else NaN.
+        has_sign: without, numbers are powers of two: a sign is dropped, and 0 is the least power.
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int
+    largest: int
+    nan: int
+    infinity: int | None = None
+    saturates: bool = False
+    has_sign: bool = True
+
+    @property
+    def sign(self) -> int:
+        """The sign bit, or 0."""
+        return int(self.has_sign) << (self.exponent + self.mantissa)
+
+    @property
+    def too_large(self) -> int:
+        """The code of a number above the largest, and of infinity, without their sign."""
+        if self.saturates:
+            return self.largest
+        return self.nan if self.infinity is None else self.infinity
+
+    @property
+    def has_negative_zero(self) -> bool:
+        """False where that code is NaN."""
+        return self.nan != self.sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +73,7 @@ class DType:
     name: str
     kind: Kind
     itemsize: int
+    format: FloatFormat | None = field(default=None, compare=False)
 
     @property
     def is_float(self) -> bool:
@@ -52,13 +99,27 @@ I8 = DType("i8", Kind.SIGNED, 1)
 I16 = DType("i16", Kind.SIGNED, 2)
 I32 = DType("i32", Kind.SIGNED, 4)
 I64 = DType("i64", Kind.SIGNED, 8)
-F16 = DType("f16", Kind.FLOAT, 2)
-BF16 = DType("bf16", Kind.FLOAT, 2)
+F16 = DType("f16", Kind.FLOAT, 2, FloatFormat(5, 10, 15, 0x7BFF, 0x7E00, 0x7C00))
+BF16 = DType("bf16", Kind.FLOAT, 2, FloatFormat(8, 7, 127, 0x7F7F, 0x7FC0, 0x7F80))
+HALF = (F16, BF16)
 F32 = DType("f32", Kind.FLOAT, 4)
 F64 = DType("f64", Kind.FLOAT, 8)
 C64 = DType("c64", Kind.OPAQUE, 8)
 C128 = DType("c128", Kind.OPAQUE, 16)
 INT32_MAX = 2**31 - 1
+
+F8: tuple[DType, ...] = tuple(
+    DType(f"f8{name}", Kind.FLOAT, 1, layout)
+    for name, layout in (
+        ("e4m3fn", FloatFormat(4, 3, 7, 0x7E, 0x7F, saturates=True)),
+        ("e4m3fnuz", FloatFormat(4, 3, 8, 0x7F, 0x80)),
+        ("e5m2", FloatFormat(5, 2, 15, 0x7B, 0x7F, 0x7C)),
+        ("e5m2fnuz", FloatFormat(5, 2, 16, 0x7F, 0x80)),
+        ("e8m0fnu", FloatFormat(8, 0, 127, 0xFE, 0xFF, has_sign=False)),
+    )
+)
+"""Float types of 8 bits: only conversions and copies have them."""
+F8E4M3FN = F8[0]
 
 PART: dict[DType, DType] = {C64: F32, C128: F64}
 """Complex type -> the type of its two parts, in which memory and arithmetic have it."""
@@ -93,18 +154,14 @@ OPAQUE_TYPES: tuple[DType, ...] = tuple(
         ("u16", 2),
         ("u32", 4),
         ("u64", 8),
-        ("f8e4m3fn", 1),
-        ("f8e4m3fnuz", 1),
-        ("f8e5m2", 1),
-        ("f8e5m2fnuz", 1),
-        ("f8e8m0fnu", 1),
         ("f4e2m1fn_x2", 1),
         ("unknown", 1),
     )
 )
 
 DTYPES: dict[str, DType] = {
-    d.name: d for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, F32, F64, C64, C128, *OPAQUE_TYPES)
+    d.name: d
+    for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, *F8, F32, F64, C64, C128, *OPAQUE_TYPES)
 }
 
 
@@ -113,7 +170,7 @@ def compute_type(dtype: DType) -> DType:
 
     That is f32, f64, i32, i64 or bool.
     """
-    if dtype in (F16, BF16):
+    if dtype.format is not None:
         return F32
     if dtype in (U8, I8, I16):
         return I32

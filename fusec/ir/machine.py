@@ -328,6 +328,8 @@ class TileTuning:
 class CodeTuning:
     """How programs are printed; each ``Program`` has its machine's."""
 
+    converts_float8: bool = False
+    """Does the GPU have instructions that convert float8_e4m3fn and float8_e5m2 (from sm_89 on)?"""
     waits_for_sums: bool = False
     """Do loops use the sum of a product whose left operand is computed (``unread_sums``)?"""
     chain: int = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.ir.dtype import BF16, F16, DType
+from fusec.ir.dtype import F8, HALF, DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,10 @@ _ROWS = (
     ScalarOp("erfc", 1, takes="float", cost=32),
     ScalarOp("erfinv", 1, takes="float", cost=40),
     ScalarOp("lgamma", 1, takes="float", cost=64),
-    ScalarOp("round_f16", 1, takes="f32", cost=2),  # f32 -> f32, to the nearest f16
-    ScalarOp("round_bf16", 1, takes="f32", cost=2),  # f32 -> f32, to the nearest bf16
+    # f32 -> f32, to the nearest number of a type, ties to even.
+    ScalarOp("round_f16", 1, takes="f32", cost=2),
+    ScalarOp("round_bf16", 1, takes="f32", cost=2),
+    *(ScalarOp(f"round_{dtype}", 1, takes="f32", cost=8) for dtype in F8),
     ScalarOp("and", 2, takes="bits", infix="&"),  # bool and integers: bitwise
     ScalarOp("or", 2, takes="bits", infix="|"),
     ScalarOp("xor", 2, takes="bits", infix="^"),
@@ -114,5 +116,5 @@ SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 CHECKED: dict[str, int] = {"nonzero": 1, "within": 0, "probability": 0}
 """Operation that may raise an error on CPUs -> a first argument for which it never does."""
 
-ROUND: dict[DType, str] = {F16: "round_f16", BF16: "round_bf16"}
-"""16-bit type -> the operation that rounds an f32 to it."""
+ROUND: dict[DType, str] = {dtype: f"round_{dtype}" for dtype in (*HALF, *F8)}
+"""Type of fewer than 32 bits -> the operation that rounds an f32 to it."""

@@ -52,7 +52,8 @@ typedef struct {
 /* An input or an output: its elements lie one after another, the last axis fastest. */
 typedef struct {
   const char *name;
-  const char *dtype; /* "bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64" */
+  const char *dtype; /* "bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64",
+                        or a float of 8 bits, as "f8e4m3fn" */
   size_t rank;
   const int64_t *sizes; /* so many as `rank`; -1 is one that follows from what is chosen */
   size_t bytes;         /* 0, where a size is -1 */

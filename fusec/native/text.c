@@ -64,7 +64,9 @@ const char *fusec_dtype(fusec_text name, size_t *bytes) {
     const char *name;
     size_t bytes;
   } types[] = {{"bool", 1}, {"u8", 1},  {"i8", 1},   {"i16", 2}, {"i32", 4},
-               {"i64", 8},  {"f16", 2}, {"bf16", 2}, {"f32", 4}, {"f64", 8}};
+               {"i64", 8},  {"f16", 2}, {"bf16", 2}, {"f32", 4}, {"f64", 8},
+               {"f8e4m3fn", 1}, {"f8e4m3fnuz", 1}, {"f8e5m2", 1}, {"f8e5m2fnuz", 1},
+               {"f8e8m0fnu", 1}};
   for (size_t k = 0; k < sizeof types / sizeof *types; ++k)
     if (fusec_equal(name, types[k].name)) {
       *bytes = types[k].bytes;

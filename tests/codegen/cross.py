@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.prelude import prelude_of
 from fusec.ir.program import Program
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE
 
@@ -60,7 +60,7 @@ class Elsewhere:
 
     def __init__(self, sources: Mapping[str, str], programs: Sequence[Program], at: Path) -> None:
         self.places = {program.name: k for k, program in enumerate(programs)}
-        unit = cpp.prelude(4, products=any(p.multiplies for p in programs))
+        unit = prelude_of(4, programs)
         unit += "\n".join(sources[program.name] for program in programs)
         unit += _SERVER % "\n".join(map(self._case, programs))
         (at / "kernels.cpp").write_text(unit)

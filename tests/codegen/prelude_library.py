@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fusec.codegen.cpp.prelude import prelude
+from fusec.ir.dtype import F8
+
 Array = np.ndarray[Any, Any]
 
 MEMORY = {
     "f32": "f4", "f64": "f8", "bf16": "u2", "f16": "u2", "i64": "i8", "i32": "i4", "i16": "i2",
-    "i8": "i1", "u8": "u1", "bool": "u1",
+    "i8": "i1", "u8": "u1", "bool": "u1", **{dtype.name: "u1" for dtype in F8},
 }  # fmt: skip
 """The NumPy type of each element type in memory."""
 VALUES = ("f32", "f64", "i64", "i32", "bool")
@@ -122,19 +124,14 @@ EXPORT iota(i64 *y, i64 n, m_bool *first) { st_i64(y, v_iota() + n), st_bool(fir
 """
 
 
-def prelude(width: int) -> str:
-    """Return the text in front of kernels at one width."""
-    text = resources.files("fusec.codegen.cpp").joinpath("prelude.h").read_text(encoding="utf-8")
-    return f"#define FUSEC_W {width}\n{text}\n"
-
-
 def source(width: int, exports: list[str]) -> str:
     """Return a translation unit that exports conversions, memory access, reductions and more.
 
     Args:
         exports: further lines, such as ``UNARY(exp, f32, f32)``.
     """
-    lines = [prelude(width), _EXPORTS, *exports, "ROUND(bf16)", "ROUND(f16)"]
+    lines = [prelude(width, floats8=F8), _EXPORTS, *exports]
+    lines += [f"ROUND({d})" for d in ("bf16", "f16", *F8)]
     lines += [f"CONVERT({a}, {b})" for a in VALUES for b in (*VALUES, "i16", "i8", "u8")]
     lines += [f"SELECT({d})" for d in VALUES] + [f"REDUCE({d})" for d in VALUES[:4]]
     lines += [f"MEMORY({d})" for d in MEMORY]

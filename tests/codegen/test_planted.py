@@ -16,6 +16,7 @@ import torch
 
 from fusec.archive.graph import load_kernels
 from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.prelude import prelude
 from fusec.codegen.triton import gluon
 from fusec.driver.build import BUILDS
 from fusec.driver.compiler import target_for
@@ -85,7 +86,7 @@ def kernels() -> dict[str, Launch]:
     program = program_of("norm")
     text = cpp.print_kernel(program)
     named = {"": f" {program.name}("} | {f: f" wrong{n}(" for n, f in enumerate(CPP)}
-    unit = cpp.prelude(cpp_kernel.vector_width(), products=False)
+    unit = prelude(cpp_kernel.vector_width())
     for fault, name in named.items():
         right, wrong = CPP.get(fault, ("", ""))
         assert right in text, f"the kernel has no {right}"

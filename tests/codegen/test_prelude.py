@@ -18,8 +18,12 @@ import numpy as np
 import pytest
 import torch
 
+from fusec.codegen.cpp.prelude import prelude
+from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.dtype import DTYPES, F8
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
-from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, prelude, source
+from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, source
+from tests.float_cases import floats_near, narrowed
 from tests.philox import random_bits
 from tests.quick_build import QUICK as QUICK_BUILD
 
@@ -393,6 +397,30 @@ def test_sixteen_bit_floats_round_as_torch_does_bit_by_bit(library: Library, dty
         np.testing.assert_array_equal(rounded, stored.to(torch.float32).numpy())
 
 
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in F8])
+def test_eight_bit_floats_are_torchs_bit_by_bit(library: Library, dtype: str) -> None:
+    """Read every code; write every bf16 and f16, ties and their neighbours, and any f32."""
+    kind = to_torch_dtype(DTYPES[dtype])
+    every = np.arange(256, dtype="u1")
+    exact = torch.from_numpy(every).view(kind).float().numpy()
+    lanes, scalars = np.empty(256, "f4"), np.empty(256, "f4")
+    library(f"load_{dtype}", every, lanes, scalars, 256)
+    for loaded in (lanes, scalars):
+        np.testing.assert_array_equal(loaded, exact)
+        number = ~np.isnan(exact)
+        np.testing.assert_array_equal(np.signbit(loaded)[number], np.signbit(exact)[number])
+    x = padded(floats_near(exact))
+    stored = narrowed(torch.from_numpy(x), DTYPES[dtype])
+    lanes8, scalars8 = np.empty(len(x), "u1"), np.empty(len(x), "u1")
+    library(f"store_{dtype}", x, lanes8, scalars8, len(x))
+    for codes in (lanes8, scalars8):
+        np.testing.assert_array_equal(codes, stored.view(torch.uint8).numpy())
+    for how in "vs":
+        rounded = np.empty_like(x)
+        library(f"{how}_round_{dtype}", x, rounded, len(x))
+        np.testing.assert_array_equal(rounded, stored.float().numpy())
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 
@@ -416,6 +444,8 @@ def some(dtype: str, count: int) -> Array:
         return RNG.integers(0, 2, count, "u1")
     if dtype in ("bf16", "f16"):
         return RNG.integers(1, 0x7000, count, "u2")
+    if dtype.startswith("f8"):
+        return RNG.integers(1, 0x70, count, "u1")
     if dtype in ("f32", "f64"):
         return RNG.normal(size=count).astype(MEMORY[dtype])
     info = np.iinfo(MEMORY[dtype])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.prelude import prelude
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 
 EXPORTS = """
@@ -70,7 +70,7 @@ def library(
     if width > vector_width():
         pytest.skip(f"this CPU has no vectors of {width} floats")
     folder = tmp_path_factory.mktemp("products")
-    text = cpp.prelude(width, products=True) + EXPORTS
+    text = prelude(width, products=True) + EXPORTS
     (folder / "all.cpp").write_text(text)
     command = [compiler, *FLAGS, *OPTIMISE, *more, "-Wall", "-Werror", "all.cpp", "-o", "all.so"]
     subprocess.run(command, cwd=folder, check=True)

@@ -25,7 +25,7 @@ from fusec.ir.program import (
 )
 from fusec.ir.verify_program import verify_program
 from fusec.tools.interpreter.program import run_program
-from fusec.tools.interpreter.scalar import round_bf16
+from fusec.tools.interpreter.scalar import round_to
 from tests.ir.graphs import buffer, f32
 
 RNG = np.random.default_rng(0)
@@ -253,7 +253,7 @@ def test_bf16_is_rounded_where_it_is_cast() -> None:
     )
     values = normal(2, 16)
     seen = run(program(*body, reads=(source,), writes=(wide,)), 2, values)
-    assert np.array_equal(seen.reshape(2, 16), round_bf16(values))
+    assert np.array_equal(seen.reshape(2, 16), round_to(BF16)(values))
 
 
 def test_gather_reads_at_a_value_of_the_program() -> None:

@@ -11,10 +11,11 @@ import torch
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, U8, DType, compute_type
 from fusec.ir.expr import Expr, Op
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
-from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.scalar import ROUND, SCALAR_OPS
 from fusec.tools.interpreter.expression import Env
 from fusec.tools.interpreter.graph import to_storage
 from fusec.tools.interpreter.scalar import OPERATIONS, scalar_operation
+from tests.float_cases import narrowed
 from tests.ir.graphs import axes, buffer, eval_expr, load
 from tests.philox import KNOWN_ANSWERS, philox, random_bits
 
@@ -44,8 +45,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "nonzero": lambda a: a,
     "within": lambda k, n: k,
     "probability": lambda a: a,
-    "round_f16": lambda a: a.half().float(),
-    "round_bf16": lambda a: a.bfloat16().float(),
+    **{name: lambda a, to=to: narrowed(a, to).to(a.dtype) for to, name in ROUND.items()},
     "random": lambda seeds, indices: torch.from_numpy(
         np.concatenate(
             [random_bits(int(s), [int(i) % 2**64]) for s, i in zip(seeds, indices, strict=True)]

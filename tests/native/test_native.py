@@ -708,6 +708,11 @@ TYPES = {
     "bf16": (lambda x, y: F.gelu(x @ y), values(12, 16).bfloat16(), values(16, 20).bfloat16()),
     "f16": (lambda x, y: F.gelu(x @ y), values(12, 16).half(), values(16, 20).half()),
     "bool": (lambda x, y: (x > 0) & y, values(5, 7), values(5, 7, seed=2) > 0),
+    "f8e4m3fn": (
+        lambda x, y: x.to(torch.float8_e4m3fn).float() * y.float(),
+        values(5, 7),
+        values(5, 7).to(torch.float8_e4m3fn),
+    ),
     "f64": (lambda x, y: (x * y).sum(1), values(5, 7).double(), values(5, 7).double()),
     "f64, products": (lambda x, y: F.relu(x @ y), values(5, 7).double(), values(7, 3).double()),
     "pads": (

@@ -41,7 +41,8 @@ Of the {trained} with a backward graph, {backward} have it lowered.
 - Larger products (`mm`, `bmm`) and attention are eager kernels on CPUs only (design.md, §4); the
   table's samples have a few rows and columns, and become sums in kernels.
 - `seeds`: one small eager kernel draws the seeds of random numbers; the draws are lowered.
-- `other types`: tensors of a type that only eager kernels compute with: `float8`, `complex32`.
+- `other types`: tensors of a type that only eager kernels compute with: `complex32`, and `float8`
+  but for conversions and copies.
 - `outside graphs`: Dynamo ends its graph there, for the size of the result depends on data, say.
 - A tensor without elements is left to the eager kernel; that is not counted.
 

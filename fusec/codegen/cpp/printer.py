@@ -22,15 +22,13 @@ Worked example::
 
 from __future__ import annotations
 
-from importlib import resources
-
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, reads_panels
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, DType, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -60,25 +58,12 @@ from fusec.ir.program import (
     statements,
     stored_alone,
 )
-from fusec.ir.scalar import CHECKED
+from fusec.ir.scalar import CHECKED, ROUND
 
 _VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
 _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
 _VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-
-
-def prelude(width: int, *, products: bool) -> str:
-    """Return the text before the kernels of one translation unit, for ``width`` lanes.
-
-    Args:
-        products: whether any of the kernels multiplies matrices.
-    """
-    names = ("prelude.h", "products.h") if products else ("prelude.h",)
-    texts = (
-        resources.files("fusec.codegen.cpp").joinpath(name).read_text("utf-8") for name in names
-    )
-    return "\n".join((f"#define FUSEC_W {width}", *texts, ""))
 
 
 def print_kernel(program: Program) -> str:
@@ -405,7 +390,7 @@ class CppPrinter:
         arg = self.operand(node.arg, vector)
         source, target = compute_type(node.arg.dtype), compute_type(node.dtype)
         text = arg if source is target else f"to_{_VALUE[target]}({arg})"
-        if node.dtype in (F16, BF16):
+        if node.dtype in ROUND:
             if var is not None and var in self.unrounded:
                 return text  # the store rounds
             return f"round_{node.dtype}({text})"

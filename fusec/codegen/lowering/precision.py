@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, reach
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.program import For, Let, Program, Put, Statement, Update, reads, statements
@@ -165,7 +165,7 @@ def _is_narrow(score: Expr, values: _Values) -> bool:
     """Return True for a value that, possibly below selections, had 16 bits."""
     while isinstance(value := values.get(score), Select):
         score = value.then
-    return isinstance(value, Cast) and value.arg.dtype in (F16, BF16)
+    return isinstance(value, Cast) and value.arg.dtype in HALF
 
 
 def _is_summed(value: Expr, uses: _Uses) -> bool:
@@ -188,7 +188,7 @@ def _is_op(value: Expr, *names: str) -> bool:
 
 
 def _rounds(value: Expr) -> bool:
-    narrows = isinstance(value, Cast) and value.dtype in (F16, BF16)
+    narrows = isinstance(value, Cast) and value.dtype in HALF
     return narrows or _is_op(value, "round_f16", "round_bf16")
 
 

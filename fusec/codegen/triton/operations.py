@@ -16,10 +16,13 @@ Worked example: ``maximum`` of f32 is ``tl.maximum(a, b, propagate_nan=tl.Propag
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from fusec.codegen.triton import floats8
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
+from fusec.ir.dtype import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
+from fusec.ir.scalar import ROUND
 
 STAGE = "codegen.triton"
 LIBDEVICE = "libdevice"
@@ -34,6 +37,7 @@ TYPES = {
     BF16: ("tl.bfloat16", "*bf16"),
     F32: ("tl.float32", "*fp32"),
     F64: ("tl.float64", "*fp64"),
+    **dict.fromkeys(F8, ("tl.uint8", "*u8")),
 }
 """Element type -> the text of it in a kernel, and of a pointer to it in a signature."""
 
@@ -170,6 +174,7 @@ ROWS: dict[str, Row] = {
     "lgamma": Row("libdevice.lgamma({0})"),
     "round_f16": Row("{0}.to(tl.float16).to({t})"),
     "round_bf16": Row("{0}.to(tl.bfloat16).to({t})"),
+    **{ROUND[dtype]: Row(f"_round_{dtype}({{0}}.to(tl.float32)).to({{t}})") for dtype in F8},
     "and": _bitwise("&"),
     "or": _bitwise("|"),
     "xor": _bitwise("^"),
@@ -267,16 +272,13 @@ def _random(seed, index):
     "_min": f"def _min(a, b):\n    return tl.minimum(a, b, {_NAN})",
     "_any": "def _any(a, b):\n    return a | b",
     "_all": "def _all(a, b):\n    return a & b",
+    **floats8.functions(),
 }
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Return the names that a template or function requires: of ``FUNCTIONS``, and ``LIBDEVICE``.
-
-    A template that calls one of ``FUNCTIONS`` begins with it.
-    """
-    called = text.partition("(")[0]
-    names = (called,) if called in FUNCTIONS else ()
+    """Return the names that a template or function requires: functions, and ``LIBDEVICE``."""
+    names = tuple(name for name in re.findall(r"\b(_\w+)\(", text) if name in FUNCTIONS)
     return (*names, LIBDEVICE) if LIBDEVICE in text else names
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from fusec.codegen.triton import floats8
 from fusec.codegen.triton.arguments import (
     TABLE,
     grid_exprs,
@@ -46,7 +47,7 @@ from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, 
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template, text_of
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F32, I32, DType, compute_type
+from fusec.ir.dtype import BOOL, F8, F32, I32, DType, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -110,7 +111,8 @@ class TritonPrinter:
 
     def module(self) -> str:
         kernels = self._kernels()
-        functions = [f"@triton.jit\n{FUNCTIONS[f]}" for f in self._functions()]
+        known = FUNCTIONS | floats8.functions(by_hardware=self.program.code.converts_float8)
+        functions = [f"@triton.jit\n{known[f]}" for f in self._functions()]
         imports = ["import triton", "import triton.language as tl"]
         if LIBDEVICE in self.needs:
             imports.append("from triton.language.extra import libdevice")
@@ -415,7 +417,8 @@ class TritonPrinter:
             pointer = f"tl.max_contiguous({pointer}, {run})"
         if load.guard is None:
             return f"tl.load({pointer})"
-        other = _number(False if load.dtype is BOOL else 0.0 if load.dtype.is_float else 0)
+        is_float = load.dtype.is_float and load.dtype not in F8
+        other = _number(False if load.dtype is BOOL else 0.0 if is_float else 0)
         return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
 
     def _load_tile(self, copy: DescriptorCopy) -> str:
@@ -445,11 +448,20 @@ class TritonPrinter:
         if isinstance(cast.arg, Const):
             return self._full(Const(cast.arg.value, cast.dtype), ())
         name = self._name(cast.arg)
+        if cast.arg.dtype in F8:
+            name = self._call(f"_of_{cast.arg.dtype}", name)
+        if cast.dtype in F8:
+            name = name if cast.arg.dtype is F32 else f"{name}.to(tl.float32)"
+            return self._call(f"_to_{cast.dtype}", name)
         if cast.dtype is BOOL:
             return f"{name} != 0"
         if cast.arg.dtype.is_float and cast.dtype.is_integer and cast.dtype.itemsize < 4:
             name = f"{name}.to(tl.int32)"  # so that a value out of range wraps, as in PyTorch
         return f"{name}.to({text_of(cast.dtype)})"
+
+    def _call(self, function: str, argument: str) -> str:
+        self.needs.add(function)
+        return f"{function}({argument})"
 
     def _select(self, select: Select) -> str:
         condition = self._operand(select.condition)
@@ -481,6 +493,8 @@ class TritonPrinter:
         return _number(value.value)
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
+        if value.dtype in F8:
+            return self._call(f"_to_{value.dtype}", self._full(Const(value.value, F32), lanes))
         dtype = text_of(value.dtype)
         return f"tl.full({self._shape(lanes)}, {self._literal(value)}, {dtype})"
 

@@ -4,7 +4,7 @@
 numbers are part of the program, like that of ``x * 0.5``: they are constants of the kernels that
 read them, so that neither an archive nor a program in C has to store the tensor. Where an eager
 kernel is the consumer, a kernel writes the tensor first. Types that kernels do not compute with
-(``float8``, ``uint16``) stay tensors.
+(``uint16``) stay tensors.
 
 Worked example: ``m = torch.tensor([0.5, 0.25, 0.25])`` is ``m[i0] = where(i0 < 1, 0.5, 0.25)``.
 """

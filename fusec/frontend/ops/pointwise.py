@@ -8,6 +8,7 @@ read 16-bit floats exactly. Worked example, ``add(x, y, alpha=2)`` of bf16 tenso
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -32,9 +33,10 @@ from fusec.frontend.ops.arithmetic import (
 from fusec.frontend.ops.comparisons import truth
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value, broadcast
-from fusec.ir.dtype import F16, F32, F64, DType, compute_type
+from fusec.ir.dtype import F8E4M3FN, F16, F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.scalar import ROUND
+from fusec.torch_interior import running_plainly
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -309,12 +311,31 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
         return value
     if target in ROUND:
         value = read_exact(x, at, F32) if x.dtype in ROUND else cast(value, F32)
-        return cast(op(ROUND[target], value), target)
+        return cast(_rounded(value, target), target)
     if x.dtype in ROUND and not target.is_float:
         return cast(read_exact(x, at, F32), target)
     if x.dtype is F64 and target is F32:
         return cast(value, F32)
     return cast(value, target)
+
+
+def _rounded(value: Expr, target: DType) -> Expr:
+    """Return the nearest number of a type of fewer than 32 bits, as eager rounds an f32 to it."""
+    nearest = op(ROUND[target], value)
+    if target is F8E4M3FN and not _saturates():
+        too_large = greater(op("abs", value), 464.0)  # halfway to 480, whose code is NaN's
+        return select(too_large, like(math.nan, value), nearest)
+    return nearest
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Return True if eager converts what is too large for ``float8_e4m3fn`` to its largest number.
+
+    So it does from torch 2.13 on; before that to NaN.
+    """
+    with running_plainly():
+        return bool(torch.tensor(1e9).to(torch.float8_e4m3fn).float().isfinite())
 
 
 @lowers(aten.copy.default)

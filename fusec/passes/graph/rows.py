@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import BF16, F16, F32
+from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import (
     Buffer,
     Expr,
@@ -308,7 +308,7 @@ class RowBody:
         arguments = (self._argument(left, 1), self._argument(right, 0))
         self._gone.add(made)
         total = made
-        if made.dtype in (BF16, F16):
+        if made.dtype in HALF:
             self.widened[made] = tuple(b for b in node.reads if b in self.made)
             total = Buffer.row_major(f"{made.name}_sum", made.shape, F32)
             self._gone.add(total)

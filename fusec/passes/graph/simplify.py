@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
-from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
+from fusec.ir.dtype import BOOL, F32, HALF, I32, I64, INT32_MAX
 from fusec.ir.edges import OPPOSITE, edges_when
 from fusec.ir.expr import (
     Cast,
@@ -101,7 +101,7 @@ def _is_number(node: Expr, value: float) -> TypeGuard[Const]:
 def implicit_rounding(node: Cast) -> Expr:
     """``f32(bf16(x))`` of an f32 x is x: between two operations nobody asked for the rounding."""
     match node.arg:
-        case Cast(arg=value, dtype=kind) if node.dtype is value.dtype is F32 and kind in ROUND:
+        case Cast(arg=value, dtype=kind) if node.dtype is value.dtype is F32 and kind in HALF:
             return value
     return node
 

@@ -2,9 +2,9 @@
 
 NumPy has no bf16: a bf16 array is a float32 array that holds values of bf16 only. It is rounded, to
 nearest even, wherever a value of that type is made: by a cast, an operation, a reduction, a store.
-An operation on f16 or bf16 is computed in float32 and rounded once.
+So are arrays of 8-bit floats. An operation on f16 or bf16 is computed in float32 and rounded once.
 
-Worked example: ``scalar_operation("add", BF16)(a, b)`` is ``round_bf16(a + b)``.
+Worked example: ``scalar_operation("add", BF16)(a, b)`` is ``round_to(BF16)(a + b)``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, DType
+from fusec.ir.dtype import BOOL, F8, F16, DType, FloatFormat
 from fusec.ir.monoid import MIN, Monoid
+from fusec.ir.scalar import ROUND
 
 Array: TypeAlias = NDArray[Any]
 Operation: TypeAlias = Callable[..., Array]
@@ -31,14 +32,14 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "i32": np.int32,
     "i64": np.int64,
     "f16": np.float16,
-    "bf16": np.float32,
+    **dict.fromkeys(("bf16", *(dtype.name for dtype in F8)), np.float32),
     "f32": np.float32,
     "f64": np.float64,
 }
 
 
 def numpy_type(dtype: DType) -> type[np.generic]:
-    """Return the NumPy type that holds values of ``dtype``; float32 for bf16.
+    """Return the NumPy type that holds values of ``dtype``; float32 for bf16 and 8-bit floats.
 
     Raises:
         InternalError: for an opaque type: no expression has one.
@@ -48,12 +49,46 @@ def numpy_type(dtype: DType) -> type[np.generic]:
     return _NUMPY_TYPES[dtype.name]
 
 
-def round_bf16(values: Array) -> Array:
-    """Return the values as float32, each rounded to the nearest bf16 (ties to even, NaN kept)."""
-    single = np.ascontiguousarray(values, dtype=np.float32).reshape(np.shape(values))
-    bits = single.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(single), single, rounded.view(np.float32))
+def encode(values: Array, layout: FloatFormat) -> Array:
+    """Return the code of the nearest number of a format, ties to even, for each value."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32).astype(np.int64)
+    magnitude, dropped = bits & 0x7FFFFFFF, 23 - layout.mantissa
+    rebias = (127 - layout.bias) << 23
+    # The last bit that is kept; without a mantissa it is the one that normal numbers leave out.
+    last = magnitude >> dropped & 1 if layout.mantissa else magnitude >> dropped > 0
+    codes = (magnitude + (1 << dropped >> 1) - 1 + last - rebias) >> dropped
+    if layout.mantissa:
+        small = magnitude < rebias + (1 << 23)  # subnormal: a multiple of the least number
+        number = np.where(small, magnitude, 0).astype(np.uint32).view(np.float32)
+        multiple = np.rint(number.astype(np.float64) * 2.0 ** (layout.bias + layout.mantissa - 1))
+        codes = np.where(small, multiple.astype(np.int64), codes)
+    is_nan = magnitude > 0x7F800000
+    codes = np.where(codes > layout.largest, layout.too_large, codes)
+    codes = np.where(is_nan, layout.nan, codes)
+    negative = (bits >> 31 != 0) & (layout.has_negative_zero | (codes != 0))
+    return np.asarray(codes | np.where(negative, layout.sign, 0))
+
+
+def decode(codes: Array, layout: FloatFormat) -> Array:
+    """Return the numbers that codes of a format stand for, as float32."""
+    unsigned = codes & ~layout.sign
+    exponent, mantissa = unsigned >> layout.mantissa, unsigned & ((1 << layout.mantissa) - 1)
+    implicit = np.where(exponent > 0, 1 << layout.mantissa, 0) if layout.has_sign else 1
+    scale = np.maximum(exponent, int(layout.has_sign)) - layout.bias - layout.mantissa
+    with np.errstate(over="ignore"):  # where the code is none of a number
+        values = np.ldexp((mantissa + implicit).astype(np.float32), scale)
+    above = np.where(unsigned == layout.infinity, np.inf, np.nan)
+    is_number = (unsigned <= layout.largest) & (codes != layout.nan)
+    values = np.where(is_number, values, above).astype(np.float32)
+    return np.asarray(np.where(codes & layout.sign, -values, values))
+
+
+def round_to(dtype: DType) -> Operation:
+    """Return the operation that rounds float32 values to the nearest numbers of a narrow type."""
+    layout = dtype.format
+    if layout is None:
+        raise InternalError(f"{dtype} is not narrow", stage="interpreter")
+    return lambda values: decode(encode(values, layout), layout)
 
 
 def convert(values: Array, dtype: DType) -> Array:
@@ -65,8 +100,8 @@ def convert(values: Array, dtype: DType) -> Array:
         return values
     if dtype is BOOL:
         return np.asarray(values != 0)
-    if dtype is BF16:
-        return round_bf16(values)
+    if dtype.format is not None and dtype is not F16:
+        return round_to(dtype)(values)
     target = numpy_type(dtype)
     if dtype.is_integer and values.dtype.kind == "f":
         return values.astype(np.int64).astype(target)
@@ -185,8 +220,7 @@ OPERATIONS: dict[str, Operation] = {
     "erfc": _vectorized(math.erfc),
     "erfinv": _vectorized(_erfinv),
     "lgamma": _vectorized(_lgamma),
-    "round_f16": lambda a: a.astype(np.float16),
-    "round_bf16": round_bf16,
+    **{name: round_to(dtype) for dtype, name in ROUND.items()},
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import fusec
 from fusec.codegen.cpp import printer as cpp
+from fusec.codegen.cpp.prelude import prelude_of
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import generate
@@ -44,7 +45,7 @@ Library = dict[str, cpp_kernel.CppKernel]
 def build(programs: list[Program]) -> Library:
     """Build programs with different names in one translation unit, and load it."""
     width = cpp_kernel.vector_width()
-    unit = cpp.prelude(width, products=any(p.multiplies for p in programs))
+    unit = prelude_of(width, programs)
     unit += "\n".join(cpp.print_kernel(p) for p in programs)
     library = cpp_kernel.build(unit, Options())
     folder = Path(tempfile.mkdtemp(prefix="fusec-test-"))

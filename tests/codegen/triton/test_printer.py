@@ -18,12 +18,13 @@ from fusec.ir.expr import Const, Op, Reduce
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program, Scratch
-from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.scalar import ROUND, SCALAR_OPS
 from fusec.tools.interpreter.expression import Env, eval_scalar
 from fusec.tools.interpreter.program import run_program
 from tests.codegen import programs
 from tests.codegen.kernels import named_values
 from tests.codegen.programs import Builder, buffer, f32, form_of, tiled
+from tests.float_cases import narrowed
 from tests.philox import random_bits
 from tests.triton_interpreter import interpret
 
@@ -253,8 +254,7 @@ TORCH_OPS = {
     "not": torch.bitwise_not,
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
-    "round_f16": lambda a: a.half().to(a.dtype),
-    "round_bf16": lambda a: a.bfloat16().to(a.dtype),
+    **{name: lambda a, to=to: narrowed(a, to).to(a.dtype) for to, name in ROUND.items()},
     "nonzero": lambda a: a,
     "within": lambda k, n: k,
     "probability": lambda a: a,

@@ -22,7 +22,7 @@ from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import chunk, chunk_rows, cut_loops
 from fusec.passes.stage import fold
 from fusec.tools.interpreter.graph import run_graph, run_schedule
-from fusec.tools.interpreter.scalar import round_bf16
+from fusec.tools.interpreter.scalar import round_to
 from tests.fuzz.pipeline import context
 from tests.ir.graphs import buffer, graph, mm, whole
 from tests.passes.pipelines import numbers
@@ -85,7 +85,7 @@ class Head:
     def inputs(self) -> tuple[np.ndarray, ...]:
         t = np.arange(self.rows) * 5 % V
         x, w = numbers(self.rows, C), numbers(C, V, seed=1)
-        return (round_bf16(x), round_bf16(w), t) if self.dtype is BF16 else (x, w, t)
+        return (round_to(BF16)(x), round_to(BF16)(w), t) if self.dtype is BF16 else (x, w, t)
 
 
 def at(source: Buffer, *axes: Axis) -> Expr:

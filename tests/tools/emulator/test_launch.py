@@ -10,8 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from fusec.errors import BuildError
+from fusec.frontend.shapes import to_torch_dtype
+from fusec.ir.dtype import F8, DType
 from fusec.tools.emulator.launch import Arguments, Compiled, TensorMap, span
 from fusec.tools.report.emulation import Emulator, emulate
+from tests.float_cases import floats_near
 from tests.tools.emulator.recorded import linear, normal, softmax
 
 
@@ -115,3 +118,21 @@ def test_a_block_with_more_shared_memory_than_the_gpu_has_is_no_launch() -> None
     kernel = linear("never").compiled.kernel
     with pytest.raises(BuildError, match=r"\d+ bytes of shared memory; sm_120 has 101376"):
         Compiled.of(replace(kernel, num_stages=8), "sm_120")
+
+
+@pytest.mark.parametrize("dtype", F8, ids=str)
+def test_eight_bit_floats_are_converted_as_torch_does(dtype: DType) -> None:
+    """Every code is read; what may round otherwise is written, bit by bit, but for signs of NaN."""
+    kind = to_torch_dtype(dtype)
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(kind)
+    x = torch.from_numpy(floats_near(every.float().numpy()))
+    torch._dynamo.reset()
+    emulator = Emulator.of("sm_90", {"race": "library", "strict": True})
+    backend = {"backend": emulator.backend}
+    read = torch.compile(lambda q: q.to(torch.float32), **backend)(every)
+    torch.testing.assert_close(read, every.float(), rtol=0, atol=0, equal_nan=True)
+    got = torch.compile(lambda x: x.to(kind), **backend)(x).view(torch.uint8)
+    wanted = x.to(kind).view(torch.uint8)
+    differ = got != wanted
+    assert x[differ].isnan().all() and ((got ^ wanted)[differ] == 0x80).all()
+    assert len(emulator.kernels) == 2

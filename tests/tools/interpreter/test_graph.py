@@ -14,7 +14,7 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.tools.interpreter.expression import Env
 from fusec.tools.interpreter.graph import run_graph, run_kernel, run_schedule, to_storage
-from fusec.tools.interpreter.scalar import round_bf16
+from fusec.tools.interpreter.scalar import round_to
 from tests.ir.graphs import (
     axes,
     below,
@@ -74,12 +74,12 @@ def test_symbolic_rows_are_given_or_read_from_a_tensor() -> None:
 
 
 def test_bf16_rounds_where_the_graph_casts() -> None:
-    x, w, b = round_bf16(normal(4, 32)), normal(32), normal(32)
+    x, w, b = round_to(BF16)(normal(4, 32)), normal(32), normal(32)
     (y, _) = run_graph(layer_norm(4, 32, dtype=BF16), [x, w, b])
     normalized = torch.nn.functional.layer_norm(
         torch.from_numpy(x), (32,), torch.from_numpy(w), torch.from_numpy(b)
     )
-    assert np.array_equal(y, round_bf16(y))
+    assert np.array_equal(y, round_to(BF16)(y))
     close(y, normalized.bfloat16(), tolerance=1e-2)
 
 
@@ -90,9 +90,9 @@ def test_softmax_matches_torch() -> None:
 
 
 def test_matmul_in_bf16_accumulates_in_f32() -> None:
-    a, b = round_bf16(normal(6, 40)), round_bf16(normal(40, 7))
+    a, b = round_to(BF16)(normal(6, 40)), round_to(BF16)(normal(40, 7))
     (out,) = run_graph(matmul(6, 7, 40), [a, b])
-    assert np.array_equal(out, round_bf16(a.astype(np.float64) @ b.astype(np.float64)))
+    assert np.array_equal(out, round_to(BF16)(a.astype(np.float64) @ b.astype(np.float64)))
 
 
 def test_concatenation_by_guarded_loads_never_leaves_its_inputs() -> None:
@@ -216,8 +216,8 @@ def test_bf16_rounding_is_torchs() -> None:
     bits = RNG.integers(0, 2**32, 20000, dtype=np.uint32)
     values = np.concatenate([bits.view(np.float32), np.float32([np.inf, -np.inf, np.nan, -0.0])])
     expected = torch.from_numpy(values).bfloat16().float().numpy()
-    np.testing.assert_array_equal(round_bf16(values), expected)
-    assert np.signbit(round_bf16(np.float32([-0.0])))[0]
+    np.testing.assert_array_equal(round_to(BF16)(values), expected)
+    assert np.signbit(round_to(BF16)(np.float32([-0.0])))[0]
 
 
 def test_value_has_a_dimension_for_each_free_axis() -> None:

@@ -1,0 +1,122 @@
+"""Floats of 8 bits in Triton kernels: their codes are ``tl.uint8``, their values f32.
+
+Conversions are written on the bits, to nearest even: they run on each GPU and in Triton's
+interpreter, and are exact, where Triton's own saturate to another number than eager or refuse a
+target. Where the GPU has an instruction (``CodeTuning.converts_float8``), that is used.
+
+Worked example: ``_to_f8e5m2(x)`` of an f32 tile is its codes, ``_of_f8e5m2`` the way back.
+"""
+
+from __future__ import annotations
+
+from fusec.ir.dtype import F8, DType, FloatFormat
+
+_IMPLICIT = 1 << 23
+_QUIET_NAN = 0x7FC00000
+HARDWARE = {"f8e4m3fn": "tl.float8e4nv", "f8e5m2": "tl.float8e5"}
+"""Type -> Triton's, of those that NVIDIA's GPUs convert from sm_89 on."""
+
+
+def functions(*, by_hardware: bool = False) -> dict[str, str]:
+    """Return the functions that convert and round, by name.
+
+    Args:
+        by_hardware: use the GPU's instructions where there are any.
+    """
+    found: dict[str, str] = {}
+    for dtype in F8:
+        layout = dtype.format
+        assert layout is not None
+        fast = by_hardware and dtype.name in HARDWARE
+        found[f"_to_{dtype}"] = (_fast_encoder if fast else _encoder)(dtype, layout)
+        found[f"_of_{dtype}"] = _fast_decoder(dtype) if fast else _decoder(dtype, layout)
+        found[f"_round_{dtype}"] = f"def _round_{dtype}(x):\n    return _of_{dtype}(_to_{dtype}(x))"
+    return found
+
+
+def _encoder(dtype: DType, layout: FloatFormat) -> str:
+    dropped, rebias = 23 - layout.mantissa, (127 - layout.bias) << 23
+    last = f"(size >> {dropped}) & 1" if layout.mantissa else f"tl.where(size < {_IMPLICIT}, 0, 1)"
+    half = (1 << (dropped - 1)) - 1
+    lines = [
+        f"def _to_{dtype}(x):",
+        "    bits = x.to(tl.int32, bitcast=True)",
+        "    size = bits & 0x7fffffff",
+        f"    code = (size - {rebias} + {half} + ({last})) >> {dropped}",
+    ]
+    if layout.mantissa:
+        # Added to 2^23 times the least number, what is below the normal ones is a multiple of it.
+        shift = (127 + 24 - layout.bias - layout.mantissa) << 23
+        lines += [
+            f"    moved = tl.abs(x) + {2.0 ** ((shift >> 23) - 127)!r}",
+            f"    small = moved.to(tl.int32, bitcast=True) - {shift}",
+            f"    code = tl.where(size < {rebias + _IMPLICIT}, small, code)",
+        ]
+    lines += [
+        f"    code = tl.where(code > {layout.largest}, {layout.too_large}, code)",
+        f"    code = tl.where(size > 0x7f800000, {layout.nan}, code)",
+        *_signed(layout, "bits"),
+        "    return code.to(tl.uint8)",
+    ]
+    return "\n".join(lines)
+
+
+def _signed(layout: FloatFormat, bits: str) -> list[str]:
+    """Return the lines that give a code its sign."""
+    if not layout.has_sign:
+        return []
+    if layout.has_negative_zero:
+        return [f"    code = code | (({bits} >> 24) & 0x80)"]
+    return [f"    code = tl.where(code != 0, code | (({bits} >> 24) & 0x80), code)"]
+
+
+def _decoder(dtype: DType, layout: FloatFormat) -> str:
+    dropped, rebias = 23 - layout.mantissa, (127 - layout.bias) << 23
+    lines = [f"def _of_{dtype}(code):", "    code = code.to(tl.int32)"]
+    if not layout.has_sign:
+        lines += [
+            f"    bits = tl.where(code == 0, {_IMPLICIT // 2}, code << 23)",
+            f"    bits = tl.where(code == {layout.nan}, {_QUIET_NAN}, bits)",
+            "    return bits.to(tl.float32, bitcast=True)",
+        ]
+        return "\n".join(lines)
+    least_normal = 2.0 ** (1 - layout.bias)
+    lines += [
+        "    size = code & 0x7f",
+        f"    bits = (size << {dropped}) + {rebias}",
+        # Below the normal numbers: what exceeds the least normal one.
+        f"    small = (bits + {_IMPLICIT}).to(tl.float32, bitcast=True) - {least_normal!r}",
+        "    small = small.to(tl.int32, bitcast=True)",
+        f"    bits = tl.where(size < {1 << layout.mantissa}, small, bits)",
+    ]
+    if layout.infinity is not None:
+        lines.append(f"    bits = tl.where(size == {layout.infinity}, 0x7f800000, bits)")
+        lines.append(f"    bits = tl.where(size > {layout.infinity}, {_QUIET_NAN}, bits)")
+    else:
+        lines.append(f"    bits = tl.where(code == {layout.nan}, {_QUIET_NAN}, bits)")
+        if layout.has_negative_zero:
+            lines.append(f"    bits = tl.where(code == {layout.nan | 0x80}, {_QUIET_NAN}, bits)")
+    lines.append("    return (bits | ((code & 0x80) << 24)).to(tl.float32, bitcast=True)")
+    return "\n".join(lines)
+
+
+def _fast_encoder(dtype: DType, layout: FloatFormat) -> str:
+    """The instruction gives the largest number for what is larger, and for infinity."""
+    lines = [f"def _to_{dtype}(x):"]
+    converted = f"x.to({HARDWARE[dtype.name]}).to(tl.uint8, bitcast=True)"
+    if layout.saturates:
+        return "\n".join((*lines, f"    return {converted}"))
+    # Halfway between the largest number and the next, which has the code of infinity.
+    step = 2.0 ** ((layout.largest >> layout.mantissa) - layout.bias - layout.mantissa)
+    largest = step * ((1 << (layout.mantissa + 1)) - 1)
+    lines += [
+        "    infinity = ((x.to(tl.int32, bitcast=True) >> 24) & 0x80 | "
+        f"{layout.too_large}).to(tl.uint8)",
+        f"    return tl.where(tl.abs(x) >= {largest + step / 2!r}, infinity, {converted})",
+    ]
+    return "\n".join(lines)
+
+
+def _fast_decoder(dtype: DType) -> str:
+    converted = f"code.to({HARDWARE[dtype.name]}, bitcast=True).to(tl.float32)"
+    return f"def _of_{dtype}(code):\n    return {converted}"
