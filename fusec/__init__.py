@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "expect", "explain", "kernels", "load", "refreeze", "watch"]
+__all__ = [
+    "__version__",
+    "expect",
+    "explain",
+    "kernels",
+    "load",
+    "refreeze",
+    "register_decomposition",
+    "watch",
+]
 
 
 def __dir__() -> list[str]:
@@ -19,6 +28,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
     from fusec.archive.model import load
     from fusec.driver.backend import refreeze
+    from fusec.frontend.aot.custom_operations import register_decomposition
     from fusec.tools.report import explain, kernels
     from fusec.tools.report.expect import expect
     from fusec.tools.report.watching import watch
@@ -42,6 +52,10 @@ else:
             from fusec.archive import model  # local, as above
 
             return model.load
+        if name == "register_decomposition":
+            from fusec.frontend.aot import custom_operations  # local, as above
+
+            return custom_operations.register_decomposition
         if name == "refreeze":
             from fusec.driver import backend  # local, as above
 

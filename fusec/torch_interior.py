@@ -48,6 +48,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental import _config as symbols_config
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as tracing_nothing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import _get_qualified_name as qualified_name
 from torch.fx.passes.split_module import split_module
@@ -133,6 +134,7 @@ __all__ = [
     "traces",
     "traces_code",
     "tracing",
+    "tracing_nothing",
     "unset_fake_temporarily",
     "views_without_gradient",
     "whole_backward",

@@ -93,7 +93,7 @@ LAYERS: dict[str, set[str]] = {
     | {"tools.dumps", "tools.emulator", "archive", ""},
     "backend": {"driver.backend", "export", "torch_interior"}
     | {"tools.dumps", "tools.summary", "tools.verify"},
-    "": {"driver.backend", "tools.report", "archive"},
+    "": {"driver.backend", "frontend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`.

@@ -433,7 +433,7 @@ FAULTS = (
         in_fx(argument("interpolate", "mode", "bicubic")),
     ),
     Fault(
-        "flex_attention", "flex", "keys for queries",
+        "spell_out", "flex", "keys for queries",
         in_fx(exchanged("decomposed_flex_attention", 0, 1)),
     ),
     Fault("masked_writes", "masked", "another number", in_fx(argument("assign", 2, 2.0))),

@@ -19,7 +19,7 @@ from tests.support import TORCH
 EXAMPLES = {
     "equal_sizes": "lengths",
     "whole_gradients": "upsample",
-    "flex_attention": "flex",
+    "spell_out": "flex",
     "masked_writes": "masked",
     "share_cat_prefixes": "dense",
     "fold_channels": "scaled",

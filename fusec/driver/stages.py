@@ -27,6 +27,7 @@ from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
+from fusec.frontend.aot.custom_operations import spell_out
 from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
@@ -34,7 +35,6 @@ from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_channels
 from fusec.frontend.fx_passes.draws import replace_draws
 from fusec.frontend.fx_passes.equal_sizes import unify_sizes
-from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.freezing import freeze
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
@@ -204,9 +204,9 @@ DYNAMO = (
         _changing(keep_gradients_whole),
     ),
     _on_dynamo(
-        "flex_attention",
-        "trace `flex_attention`, its `score_mod` and `mask_mod` into plain operations",
-        _changing(spell_out_attention),
+        "spell_out",
+        "write `flex_attention`, and custom operations that write and have a decomposition, out",
+        _changing(spell_out),
     ),
     _on_dynamo(
         "masked_writes",

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from fusec.frontend.aot.custom_operations import custom_decompositions
 from fusec.frontend.aot.eager_strides import with_eager_strides
 from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
@@ -158,7 +159,7 @@ def decompositions(
         eager_draws: keep random draws as eager's own calls, so that they follow eager's stream:
             PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
     """
-    table = dict(_table())
+    table = {**_table(), **dict(custom_decompositions())}
     for target in _overloads(_DRAWS):
         table.pop(target, None)
     if eager_sums:

@@ -30,7 +30,7 @@ EMULATED = ("sm_80", "sm_90")
 LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
 """The structures of a compile, each after the last stage that changes it."""
 _REWRITES = """
-    equal_sizes whole_gradients flex_attention masked_writes share_cat_prefixes fold_channels
+    equal_sizes whole_gradients spell_out masked_writes share_cat_prefixes fold_channels
     memory_formats channel_products winograd short_convolutions draws freeze softmax_gradients
     summed_products wide_products partition capture eager_rounding chunk simplify dead_code share
     row_parts split_reduction inline recompute unread fuse library_epilogue store_parts split_loop

@@ -1,0 +1,207 @@
+"""Custom operations with a decomposition: fused, right, gradients as in eager; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusec
+from fusec.errors import UsageError
+from fusec.export import Call, build
+from fusec.frontend.aot import custom_operations
+from fusec.options import Options
+from tests.support import compile_with
+
+LIBRARY = torch.library.Library("own", "DEF")
+LIBRARY.define("gated(Tensor x) -> Tensor")
+LIBRARY.define("norm(Tensor(a!) out, Tensor x, Tensor weight, *, float eps) -> ()")
+LIBRARY.define("added_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight) -> ()")
+LIBRARY.define("turned(Tensor x) -> (Tensor, Tensor)")
+LIBRARY.define("gate_gradient(Tensor grad, Tensor x) -> Tensor")
+LIBRARY.define("several(Tensor x) -> Tensor")
+LIBRARY.define("several.scaled(Tensor x, float by) -> Tensor")
+
+
+def gated(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def norm(out: Tensor, x: Tensor, weight: Tensor, *, eps: float) -> None:
+    out.copy_(F.rms_norm(x, (x.shape[-1],), weight, eps))
+
+
+def added_norm(x: Tensor, residual: Tensor, weight: Tensor) -> None:
+    residual.add_(x)
+    x.copy_(F.rms_norm(residual, (x.shape[-1],), weight, 1e-6))
+
+
+def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first result lies along its columns, which the decomposition does not know."""
+    return (x * 2).t().contiguous().t(), x.sum(-1)
+
+
+def gate_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient that is not the function's own, so that tests see which one was taken."""
+    return torch.cat([grad, grad * 3], -1) * x
+
+
+LIBRARY.impl("gated", gated, "CPU")
+LIBRARY.impl("norm", norm, "CPU")
+LIBRARY.impl("added_norm", added_norm, "CPU")
+LIBRARY.impl("turned", turned, "CPU")
+LIBRARY.impl("gate_gradient", gate_gradient, "CPU")
+LIBRARY.impl("several", lambda x: x + 1, "CPU")
+torch.library.register_fake("own::gated", lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+torch.library.register_fake(
+    "own::turned", lambda x: (x.new_empty(x.shape[::-1]).t(), x.new_empty(x.shape[:-1]))
+)
+torch.library.register_fake("own::gate_gradient", lambda grad, x: torch.empty_like(x))
+torch.library.register_autograd(
+    "own::gated",
+    lambda ctx, grad: torch.ops.own.gate_gradient(grad, ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@pytest.fixture(autouse=True)
+def of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(custom_operations, "_DECOMPOSITIONS", {})
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def left(fn: Any, *inputs: Any, train: bool = False) -> list[str]:
+    """Return what runs as eager kernels."""
+    torch._dynamo.reset()
+    found = fusec.explain(fn, *inputs, train=train)
+    return [call.op for graph in found.graphs for call in graph.externs]
+
+
+def gate_and_scale(x: Tensor) -> Tensor:
+    return torch.ops.own.gated(x + 1) * 2
+
+
+def test_an_operation_is_an_eager_kernel_until_it_is_decomposed() -> None:
+    x = torch.randn(4, 16)
+    assert left(gate_and_scale, x) == ["own.gated.default"]
+    fusec.register_decomposition("own::gated")(gated)
+    assert left(gate_and_scale, x) == []
+    torch.testing.assert_close(compile_with(gate_and_scale)(x), gate_and_scale(x))
+
+
+@pytest.mark.parametrize("named", [
+    "own::gated", "own::gated.default", torch.ops.own.gated, torch.ops.own.gated.default,
+])  # fmt: skip
+def test_an_operation_has_several_names(named: Any) -> None:
+    assert fusec.register_decomposition(named)(gated) is gated
+    assert left(gate_and_scale, torch.randn(4, 16)) == []
+
+
+def test_what_custom_op_returns_names_it() -> None:
+    @torch.library.custom_op("own::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    fusec.register_decomposition(twice)(lambda x: x * 2)
+    assert left(lambda x: twice(x) + 1, torch.randn(4)) == []
+
+
+def test_a_registered_gradient_stays_and_is_fused_where_it_is_decomposed() -> None:
+    ours, theirs = (torch.ones(4, 16, requires_grad=True) for _ in range(2))
+    fusec.register_decomposition("own::gated")(gated)
+    assert left(gate_and_scale, ours, train=True) == ["own.gate_gradient.default"]
+    fusec.register_decomposition("own::gate_gradient")(gate_gradient)
+    assert left(gate_and_scale, ours, train=True) == []
+    compile_with(gate_and_scale)(ours).sum().backward()
+    gate_and_scale(theirs).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert theirs.grad is not None and theirs.grad[0, 8] == 12  # 3 times, of 2 and of x + 1
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    torch.ops.own.norm(out, x * 2, weight, eps=1e-6)
+    return out + 1
+
+
+def in_place(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    torch.ops.own.added_norm(x, residual, weight)
+    return x * residual
+
+
+@pytest.mark.parametrize(("fn", "count"), [(normed, 1), (in_place, 2)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operations_that_write_their_arguments(fn: Any, count: int, dynamic: bool) -> None:
+    fusec.register_decomposition("own::norm")(norm)
+    fusec.register_decomposition("own::added_norm")(added_norm)
+    compiled = compile_with(fn, dynamic=dynamic)
+    for rows in (4, 7):
+        given = [torch.randn(rows, 16) for _ in range(count)]
+        ours, theirs = ([x.clone() for x in given] for _ in range(2))
+        weight = torch.rand(16)
+        torch.testing.assert_close(compiled(*ours, weight), fn(*theirs, weight))
+        torch.testing.assert_close(ours, theirs)
+    assert {*left(fn, *ours, weight)} <= {"copy_.default"}  # of two rows that each other reads
+
+
+def test_a_write_has_no_gradient_as_in_eager() -> None:
+    fusec.register_decomposition("own::norm")(norm)
+    x, weight = torch.randn(4, 16, requires_grad=True), torch.rand(16, requires_grad=True)
+    assert not compile_with(normed)(x, weight).requires_grad
+
+
+def test_results_have_the_strides_that_the_operation_declares() -> None:
+    fusec.register_decomposition("own::turned")(lambda x: (x * 2, x.sum(-1)))
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.own.turned(x)  # type: ignore[no-any-return]
+
+    x = torch.randn(4, 6)
+    for ours, theirs in zip(compile_with(fn)(x), fn(x), strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs)
+    assert left(fn, x) == []
+
+
+@pytest.mark.parametrize(("decomposed", "seen"), [
+    (lambda x: x * 2, r"float32\[4, 16\], where the operation returns float32\[4, 8\]"),
+    (lambda x: gated(x).half(), r"float16\[4, 8\], where"),
+    (lambda x: (gated(x), x), r"float32\[4, 8\], float32\[4, 16\], where"),
+    (lambda x: None, "1 results, where"),
+])  # fmt: skip
+def test_other_results_are_an_error(decomposed: Any, seen: str) -> None:
+    fusec.register_decomposition("own::gated")(decomposed)
+    with pytest.raises(Exception, match=f"the decomposition of own.gated.default returns {seen}"):
+        compile_with(gate_and_scale)(torch.randn(4, 16))
+
+
+def test_what_cannot_be_registered() -> None:
+    with pytest.raises(UsageError, match="no operation 'own::nothing'"):
+        fusec.register_decomposition("own::nothing")
+    with pytest.raises(UsageError, match=r"add.Tensor is PyTorch's own"):
+        fusec.register_decomposition(torch.ops.aten.add.Tensor)
+    with pytest.raises(UsageError, match="several overloads: name one"):
+        fusec.register_decomposition("own::several")
+    with pytest.raises(UsageError, match="is no custom operation"):
+        fusec.register_decomposition(torch.relu)
+    with pytest.raises(UsageError, match=r"does not take the arguments of own::norm\("):
+        fusec.register_decomposition("own::norm")(lambda out, x, weight: None)
+
+
+def test_a_model_with_a_decomposition_is_shipped_without_the_operation(tmp_path: Path) -> None:
+    fusec.register_decomposition("own::gated")(gated)
+    x = torch.randn(4, 16)
+    path = tmp_path / "gate.fusec"
+    path.write_bytes(build(gate_and_scale, Call((x,)), [Options.from_compile(None, None)]))
+    model = fusec.load(path)
+    fusec.register_decomposition("own::gated")(lambda x: x[:, ::2] * 0)  # what is shipped stays
+    torch.testing.assert_close(model(x), gate_and_scale(x))
