@@ -32,6 +32,7 @@ overwrite what it reads, b can lie over a instead::
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -279,8 +280,7 @@ class _HostState:
         for buffer in step.reads:
             if buffer not in made or self.held.get(self.memory[buffer]) is buffer:
                 self.read(buffer, line)
-        for buffer in made:
-            self.overwrite(step, buffer, line)
+        self.overwrite(step, made, line)
         for buffer in set(step.writes) - set(made):
             check(buffer not in self.memory, line, f"{buffer} is in memory twice")
             self.memory[buffer] = buffer
@@ -291,11 +291,14 @@ class _HostState:
                 self.shared.update(step.reads)
         self.known.update(step.defines_sizes)
 
-    def overwrite(self, step: Step, buffer: Buffer, line: str) -> None:
+    def overwrite(self, step: Step, made: tuple[Buffer, ...], line: str) -> None:
         """Check that a step reads the operands whose memory it writes before it writes it."""
-        beneath = [b for b in step.reads if self.memory[b] is self.memory[buffer] and b != buffer]
-        may = overwritable(step) if beneath and isinstance(step, Kernel) else {}
-        for over in beneath:
+        lying = defaultdict(list)
+        for buffer in step.reads:
+            lying[self.memory[buffer]].append(buffer)
+        pairs = [(m, over) for m in made for over in lying[self.memory[m]] if over != m]
+        may = overwritable(step) if pairs and isinstance(step, Kernel) else {}
+        for buffer, over in pairs:
             problem = f"{buffer} lies over {over}, which may be read after {buffer} is written"
             check(over in may.get(buffer, ()), line, problem)
 

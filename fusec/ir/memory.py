@@ -40,77 +40,91 @@ def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
     """
     found: dict[Buffer, tuple[Buffer, ...]] = {}
     operands = {b: footprint(b) for b in kernel.reads if b not in kernel.writes}
+    places: dict[Buffer, set[Index]] = {b: set() for b in operands}
+    for load in loads(s.expr for s in kernel.stores):
+        if load.buffer in places:
+            places[load.buffer].add(load.buffer.offset(load.indices))
     for store in kernel.stores:
-        own = footprint(store.buffer)
-        fits = [b for b, size in operands.items() if size == own]
-        over = tuple(b for b in fits if _is_read_before(kernel, store, b))
-        if over and kernel.writes.count(store.buffer) == 1:
-            found[store.buffer] = over
+        own, place = footprint(store.buffer), {store.buffer.offset(store.indices)}
+        fits = [b for b, size in operands.items() if size == own and places[b] <= place]
+        if fits and kernel.writes.count(store.buffer) == 1:
+            over = _read_before(kernel, store, fits)
+            if over:
+                found[store.buffer] = over
     return found
 
 
-def _is_read_before(kernel: Kernel, store: Store, operand: Buffer) -> bool:
-    """Return True if a kernel reads an operand where it stores a result, and before it does.
+def _read_before(kernel: Kernel, store: Store, operands: list[Buffer]) -> tuple[Buffer, ...]:
+    """Return the operands that a kernel reads before it stores a result over them.
 
     Reductions over the inside axes of a point are complete before anything is stored there. Without
     inside axes a point is one block, in which all operands of a store precede it. A reduction
-    beside the store (``_beside``) uses the element that the store has loaded.
+    beside the store uses the element that the store has loaded. The kernel is walked once for the
+    store, and again only for operands that a reduction beside it reads.
     """
-    place = store.buffer.offset(store.indices)
-    for load in loads(s.expr for s in kernel.stores):
-        if load.buffer is operand and operand.offset(load.indices) is not place:
-            return False
     inside = frozenset(kernel.inside)
     awaited = {
         node
         for node in postorder((store.expr,))
         if not inside or (isinstance(node, Reduce) and node.axes.isdisjoint(inside))
     }
-    awaited |= _beside(kernel, store, operand)
-    return not any(
-        _reads_outside(s.expr, operand, awaited, at_element=s is store) for s in kernel.stores
-    )
+    late = _read_outside(kernel, store, awaited)
+    beside = _beside(kernel, store) if late.intersection(operands) else ()
+    found = []
+    for operand in operands:
+        if operand in late and beside:
+            fitting = {node for node, loaded in beside if loaded.get(operand, True)}
+            if operand in _read_outside(kernel, store, awaited | fitting):
+                continue
+        elif operand in late:
+            continue
+        found.append(operand)
+    return tuple(found)
 
 
-def _beside(kernel: Kernel, store: Store, operand: Buffer) -> set[Expr]:
-    """Return the reductions in a store's loop nest that load the operand only as the store does.
+def _beside(kernel: Kernel, store: Store) -> list[tuple[Reduce, dict[Buffer, bool]]]:
+    """Return the reductions in a store's loop nest, and whether each loads a buffer as it does.
 
     They have its axes, and depend on no reduction that the store does not depend on: the gradient
     of a bias is summed in the loops that store its summands.
     """
     axes = store.buffer.offset(store.indices).axes
     at_store = reach((store.expr,), lambda node: () if isinstance(node, Reduce) else children(node))
-    loaded = {node for node in at_store if isinstance(node, Load) and node.buffer is operand}
+    loaded = {node for node in at_store if isinstance(node, Load)}
     awaited = set(postorder((store.expr,)))
-    return {
-        node
-        for node in postorder(s.expr for s in kernel.stores)
-        if isinstance(node, Reduce)
-        and frozenset(node.over) | node.axes == axes
-        and awaited.issuperset(n for n in postorder(node.bodies) if isinstance(n, Reduce))
-        and loaded.issuperset(n for n in loads(node.bodies) if n.buffer is operand)
-    }
-
-
-def _reads_outside(root: Expr, operand: Buffer, awaited: set[Expr], *, at_element: bool) -> bool:
-    """Return True if an expression reads an operand outside the nodes ``awaited``.
-
-    Args:
-        at_element: loads outside reductions are allowed.
-    """
-    waiting, seen = [root], set(awaited)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
+    found = []
+    for node in postorder(s.expr for s in kernel.stores):
+        if not isinstance(node, Reduce) or frozenset(node.over) | node.axes != axes:
             continue
-        seen.add(node)
-        match node:
-            case Load(buffer=buffer) if buffer is operand and not at_element:
-                return True
-            case Reduce() if any(load.buffer is operand for load in loads((node,))):
-                return True
-        waiting += children(node)
-    return False
+        if awaited.issuperset(n for n in postorder(node.bodies) if isinstance(n, Reduce)):
+            as_store: dict[Buffer, bool] = {}
+            for load in loads(node.bodies):
+                as_store[load.buffer] = as_store.get(load.buffer, True) and load in loaded
+            found.append((node, as_store))
+    return found
+
+
+def _read_outside(kernel: Kernel, store: Store, awaited: set[Expr]) -> set[Buffer]:
+    """Return the buffers that a kernel reads outside the nodes ``awaited``.
+
+    The store's own expression may load them outside reductions: those are the element's.
+    """
+    found: set[Buffer] = set()
+    others = [s.expr for s in kernel.stores if s is not store]
+    for roots, at_element in (([store.expr], True), (others, False)):
+        waiting, seen = roots, set(awaited)
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            match node:
+                case Load(buffer=buffer) if not at_element:
+                    found.add(buffer)
+                case Reduce():
+                    found.update(load.buffer for load in loads((node,)))
+            waiting += children(node)
+    return found
 
 
 def footprint(buffer: Buffer) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import index
 from fusec.ir.machine import FusionTuning
+from fusec.ir.memory import overwritable
 from fusec.ir.monoid import SUM
 from fusec.passes.dag import TopologicalOrder
 from fusec.passes.fusion import fuse as fusion
@@ -126,6 +127,28 @@ def test_twice_the_graph_is_twice_the_work(
     few, many = (count_calls(functools.partial(cut, example)) for example in (small, large))
     assert many < 2.7 * few
     assert many < calls * len(large.nodes)
+
+
+def states(count: int) -> Graph:
+    """x = tanh(x) * y for a y of each step; all x are results."""
+    x, inputs, lines = buffer("x", ROWS, COLUMNS), [], []
+    inputs.append(x)
+    for k in range(count):
+        inputs.append(buffer(f"y{k}", ROWS, COLUMNS))
+        lines.append(line(f"tanh{k}", "tanh", x))
+        lines.append(line(f"x{k}", "mul", lines[-1].buffer, inputs[-1]))
+        x = lines[-1].buffer
+    return graph(tuple(inputs), tuple(lines), *(n.buffer for n in lines[1::2]))
+
+
+def test_a_kernel_is_walked_once_for_each_result_that_may_lie_over_an_operand() -> None:
+    """A recurrence of 64 steps took 130 CPU-seconds where it was walked for each pair of both."""
+    machine = find_target("cpu")
+    counts = []
+    for count in (12, 24):
+        (kernel,) = kernels(fuse(states(count), machine.machine, machine.accepts))
+        counts.append(count_calls(functools.partial(overwritable, kernel)))
+    assert counts[1] < 4 * counts[0] < 20_000
 
 
 def layers(count: int) -> Graph:
