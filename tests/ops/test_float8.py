@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
+from fusec.tools.report.emulation import emulate
 from tests.support import compile_with
 
 FLOATS8 = (
@@ -136,3 +137,36 @@ def test_a_norm_and_its_quantisation_are_one_kernel_at_the_floor(target: str) ->
     assert len(graph.kernels) == 1 and not graph.externs
     moved = 2 * x.numel() + 2 * weight.numel() + x.numel() + 4 * x.shape[0]
     assert graph.bytes_moved == moved == graph.bytes_floor
+
+
+def dequantised_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A linear layer whose weight has 8 bits and a scale for each row, with its activation."""
+    return F.silu(F.linear(x, weight.to(x.dtype) * scale.to(x.dtype)))
+
+
+def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(rows, columns).to(torch.float8_e4m3fn), torch.rand(rows, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128])
+def test_a_product_reads_a_weight_of_8_bits(rows: int) -> None:
+    """In one kernel on a GPU, which moves the least bytes: no weight in bf16 is written."""
+    x, (weight, scale) = torch.randn(rows, 256, dtype=torch.bfloat16), weights(512, 256)
+    torch._dynamo.reset()
+    (graph,) = fusec.explain(dequantised_linear, x, weight, scale, target="sm_90").graphs
+    assert len(graph.kernels) == 1 and not graph.externs
+    assert graph.bytes_moved == graph.bytes_floor
+    torch._dynamo.reset()
+    compiled = compile_with(dequantised_linear)
+    theirs = dequantised_linear(x, weight, scale)
+    torch.testing.assert_close(compiled(x, weight, scale), theirs, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.slow
+def test_a_product_with_a_weight_of_8_bits_is_right_in_the_emulator() -> None:
+    x, (weight, scale) = torch.randn(16, 128, dtype=torch.bfloat16), weights(64, 128)
+    torch._dynamo.reset()
+    found = emulate(dequantised_linear, [x, weight, scale], options={"race": "fused"})
+    assert found.faults == (), str(found)
+    assert len(found.kernels) == 1
