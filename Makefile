@@ -41,7 +41,7 @@ INTERIORS := tests/runtime/kernels/test_triton_kernel.py tests/runtime/kernels/t
 EMULATED := gpt2 bert llama vit
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples docs emulate test test-all test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
+.PHONY: help demo examples docs emulate test test-all test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
@@ -50,6 +50,7 @@ help:
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests; with TORCH_TESTS=PATH, PyTorch's folder test, its own"
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
+	@echo "make test-torchao       quantised layers of torchao, a part of make test-all"
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
 	@echo "make test-oldest        make test with the oldest torch and Triton, in .venv-oldest"
@@ -103,7 +104,13 @@ emulate: $(STAMP)
 	  $(EMULATE) --race fused tests/tools/emulator/blocks.py:$$block || exit 1; \
 	done
 
-test-all: $(STAMP)
+# Apart from the rest: wherever torchao is installed, transformers imports it.
+test-torchao: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --upgrade -c constraints.txt \
+	  --target build/torchao torchao
+	PYTHONPATH=build/torchao $(PYTEST) --slow tests/models/test_torchao.py
+
+test-all: $(STAMP) test-torchao
 	$(PYTEST) --slow $(if $(TORCH_TESTS),--torch-tests $(TORCH_TESTS))
 
 test-newest: $(NEWEST_STAMP)
