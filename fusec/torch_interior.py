@@ -45,6 +45,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.autograd import _unsafe_preserve_version_counter as keep_versions
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 from torch.fx.experimental import _config as symbols_config
@@ -101,6 +102,7 @@ __all__ = [
     "debug_directory",
     "detect_fake_mode",
     "disable_modes",
+    "dispatch_functionalize",
     "dynamo_config",
     "fake_mode",
     "flex_scores",

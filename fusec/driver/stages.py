@@ -205,7 +205,7 @@ DYNAMO = (
     ),
     _on_dynamo(
         "spell_out",
-        "write `flex_attention`, and custom operations that write and have a decomposition, out",
+        "decompose `flex_attention`, and custom operations that write their arguments",
         _changing(spell_out),
     ),
     _on_dynamo(

@@ -75,8 +75,6 @@ _RULE_MODULES = (
 for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
 
-# Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
-# sizes are symbolic), it recognises an output that is a view of an input by that offset.
 _MOVES = {
     *(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default),
     *(aten.clone.default, aten.copy.default, aten.copy_.default, aten.cat.default),
@@ -84,8 +82,10 @@ _MOVES = {
     *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.repeat.default),
     *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
 }
-"""Operations beside views that floats of 8 bits take part in: they convert or move elements."""
+"""Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
 
+# Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
+# sizes are symbolic), it recognises an output that is a view of an input by that offset.
 _PLACED = {
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -556,7 +556,7 @@ class NodeDefinitions(_Capture):
 
 
 def _moves(target: Any) -> bool:
-    """Return True for an operation whose result has elements of its operand, converted or not."""
+    """Return True for an operation that computes nothing: it makes, converts or moves elements."""
     is_view = isinstance(target, OpOverload) and target.is_view
     return is_view or target in _MOVES or target in LIFTS
 

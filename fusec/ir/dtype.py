@@ -35,7 +35,8 @@ class FloatFormat:
         largest: the code of the largest finite number.
         nan: the code of NaN.
         infinity: the code of infinity, if there is one.
-        saturates: what is too large becomes the largest number; else infinity, or else NaN.
+        saturates: what is too large becomes the largest number; else infinity, or else NaN. Where
+            torch does not saturate (before 2.13), the frontend says so (``ops/pointwise.py``).
         has_sign: without, numbers are powers of two: a sign is dropped, and 0 is the least power.
     """
 

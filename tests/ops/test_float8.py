@@ -76,6 +76,17 @@ def test_elements_are_moved(kind: torch.dtype) -> None:
     check(move, torch.randn(6, 10), torch.tensor([4, 0]))
 
 
+def test_results_of_8_bits_are_verified() -> None:
+    def step(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache.copy_(x * 2)
+        return x.to(torch.float8_e8m0fnu)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="fusec", options={"verify": True, "cache": False})
+    cache = torch.zeros(20).to(torch.float8_e4m3fn)
+    assert compiled(torch.ones(20), cache).float().eq(1).all() and cache.float().eq(2).all()
+
+
 def test_a_cache_is_written_in_place() -> None:
     def step(cache: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         cache[:, 3:5] = key.to(cache.dtype)

@@ -9,16 +9,19 @@ it is captured and fused like any other code. Worked example::
         return F.silu(gate) * up
 
 AOTAutograd decomposes an operation without side effects below autograd, so a gradient that its
-author registered stays. One that writes its arguments is replaced in Dynamo's graph,
-where AOTAutograd makes plain results of its writes; as in eager, no gradient goes through it.
-Outside compiled graphs the operation itself runs.
+author registered stays. One that writes its arguments is replaced in Dynamo's graph, where
+AOTAutograd makes plain results of its writes; as in eager, no gradient goes through it. Outside
+compiled graphs the operation itself runs.
+
+A decomposition may write tensors that it makes; what it returns is copied where it would share
+memory with an argument, or with another result. What it raises is reported as its own.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +30,14 @@ from torch import fx
 from fusec.errors import UsageError
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.fx_nodes import hint_of
-from fusec.torch_interior import OpOverload, OpOverloadPacket, pytree, tracing_nothing
+from fusec.torch_interior import (
+    EXAMPLE,
+    OpOverload,
+    OpOverloadPacket,
+    dispatch_functionalize,
+    pytree,
+    tracing_nothing,
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
@@ -59,11 +69,13 @@ def custom_decompositions() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
     """Yield operations without side effects, each with its decomposition."""
     for target, function in _DECOMPOSITIONS.items():
         if not target._schema.is_mutable:
-            yield target, functools.partial(_checked, target, function)
+            yield target, functools.partial(_decomposed, target, function)
 
 
 def spell_out(gm: fx.GraphModule) -> None:
     """Replace ``flex_attention``, and operations that write their arguments, by plain operations.
+
+    Both need what AOTAutograd does: it differentiates attention, and makes plain results of writes.
 
     Args:
         gm: a graph of Dynamo.
@@ -72,59 +84,108 @@ def spell_out(gm: fx.GraphModule) -> None:
     for part in gm.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        written = [node for node in part.graph.nodes if _written(node) in _DECOMPOSITIONS]
-        for node in written:
-            node.target = _without_gradient(_DECOMPOSITIONS[_written(node)])
-        if written:
+        writing = [node for node in part.graph.nodes if _mutable_target(node) in _DECOMPOSITIONS]
+        for node in writing:
+            target, declared = _mutable_target(node), pytree.tree_leaves(node.meta.get(EXAMPLE))
+            function = _DECOMPOSITIONS[target]
+            node.target = functools.partial(_without_gradient, target, function, declared)
+            functools.update_wrapper(node.target, function)
+        if writing:
             part.recompile()
 
 
-def _written(node: fx.Node) -> Any:
-    """Return the operation of a call if it writes its arguments."""
+def _mutable_target(node: fx.Node) -> Any:
+    """Return the operation that a node calls if it writes its arguments, else None."""
     target = _only_overload(node.target)
-    writes = isinstance(target, OpOverload) and target._schema.is_mutable
-    return target if writes else None
+    return target if isinstance(target, OpOverload) and target._schema.is_mutable else None
 
 
-def _without_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return function(*args, **kwargs)
+def _without_gradient(
+    target: OpOverload,
+    function: Callable[..., Any],
+    declared: Sequence[Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run the decomposition of an operation that writes its arguments, without gradients."""
+    with torch.no_grad():
+        made = _called(target, function, args, kwargs)
+    _check_results(target, pytree.tree_leaves(made), declared)
+    return _apart(made, (args, kwargs))
 
-    return run
 
-
-def _checked(target: OpOverload, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the results of a decomposition, with the strides that the operation declares.
-
-    Raises:
-        UsageError: if the results have not the number, shape or type that the operation has.
-    """
-    made, spec = pytree.tree_flatten(function(*args, **kwargs))
+def _decomposed(target: OpOverload, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the results of a decomposition, with the strides that the operation declares."""
     with tracing_nothing():
         declared = pytree.tree_leaves(target(*args, **kwargs))
+    made = _called(target, dispatch_functionalize(function), args, kwargs)
+    results, spec = pytree.tree_flatten(made)
+    _check_results(target, results, declared)
+    laid_out = pytree.tree_unflatten(map(_laid_out, results, declared), spec)
+    return _apart(laid_out, (args, kwargs))
+
+
+def _called(
+    target: OpOverload, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a decomposition with all arguments of the operation, in their order in its schema.
+
+    Raises:
+        UsageError: for whatever it raises.
+    """
+    parameters = target._schema.arguments
+    given = {a.name: value for a, value in zip(parameters, args, strict=False)}
+    given = {**{a.name: a.default_value for a in parameters}, **given, **kwargs}
+    positional = [given[a.name] for a in parameters if not a.kwarg_only]
+    try:
+        return function(*positional, **{a.name: given[a.name] for a in parameters if a.kwarg_only})
+    except Exception as problem:
+        said = f"{type(problem).__name__}: {problem}"
+        raise UsageError(f"the decomposition of {target} cannot be traced: {said}") from problem
+
+
+def _check_results(target: OpOverload, made: Sequence[Any], declared: Sequence[Any]) -> None:
+    """Check that a decomposition returns what the operation does.
+
+    Raises:
+        UsageError: if the results have another number, shape or type.
+    """
     ours, theirs = map(_described, (made, declared))
     if ours != theirs:
         raise UsageError(
-            f"the decomposition of {target} returns {ours}, where the operation returns {theirs}: "
-            "register a function with its results."
+            f"the decomposition of {target} returns {ours}, where the operation returns {theirs}."
         )
-    return pytree.tree_unflatten(map(_laid_out, made, declared), spec)
 
 
-def _described(results: list[Any]) -> str:
+def _described(results: Sequence[Any]) -> str:
+    """Return types and shapes in words, symbolic sizes by their hints."""
     tensors = (r for r in results if isinstance(r, torch.Tensor))
     kinds = [f"{str(t.dtype).removeprefix('torch.')}{[*map(hint_of, t.shape)]}" for t in tensors]
-    return ", ".join(kinds) if len(kinds) == len(results) else f"{len(results)} results"
+    return ", ".join(kinds) or "nothing"
 
 
 def _laid_out(made: Any, declared: Any) -> Any:
-    """Return a result with the strides of the operation's."""
+    """Return a result with the strides of the operation's; as text, symbols need no guards."""
     if not isinstance(made, torch.Tensor) or str(made.stride()) == str(declared.stride()):
         return made
     empty = torch.empty_strided(made.shape, declared.stride(), dtype=made.dtype, device=made.device)
     return torch.ops.aten.copy.default(empty, made)
+
+
+def _apart(made: Any, given: Any) -> Any:
+    """Return results, each that shares memory with an argument or an earlier result copied."""
+    tensors = (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
+    seen = {t.untyped_storage()._cdata for t in tensors}
+
+    def alone(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        if result.untyped_storage()._cdata in seen:
+            result = result.clone()
+        seen.add(result.untyped_storage()._cdata)
+        return result
+
+    return pytree.tree_map(alone, made)
 
 
 def _overload(operation: Any) -> OpOverload:

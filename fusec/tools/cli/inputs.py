@@ -50,7 +50,9 @@ DTYPES = {
     "c64": "complex64",
     "c128": "complex128",
     "f8e4m3fn": "float8_e4m3fn",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
     "f8e5m2": "float8_e5m2",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
     "f8e8m0fnu": "float8_e8m0fnu",
 }
 _TORCH_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}

@@ -343,6 +343,8 @@ def _largest(value: Any) -> float:
     """Return a tensor's largest magnitude; 0 if that may stand for infinity."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return 0.0
+    if value.element_size() == 1:  # of 8 bits: eager has no arithmetic on it
+        value = value.float()
     largest = float(value.abs().nan_to_num(nan=0.0, posinf=0.0).max())
     return largest if largest < _LIKE_INFINITY else 0.0
 

@@ -24,6 +24,8 @@ LIBRARY.define("norm(Tensor(a!) out, Tensor x, Tensor weight, *, float eps) -> (
 LIBRARY.define("added_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight) -> ()")
 LIBRARY.define("turned(Tensor x) -> (Tensor, Tensor)")
 LIBRARY.define("gate_gradient(Tensor grad, Tensor x) -> Tensor")
+LIBRARY.define("copied(Tensor x) -> Tensor")
+LIBRARY.define("scaled_into(Tensor(a!) out, Tensor x, float by=2.0) -> Tensor")
 LIBRARY.define("several(Tensor x) -> Tensor")
 LIBRARY.define("several.scaled(Tensor x, float by) -> Tensor")
 
@@ -62,6 +64,9 @@ torch.library.register_fake("own::gated", lambda x: x.new_empty((*x.shape[:-1], 
 torch.library.register_fake(
     "own::turned", lambda x: (x.new_empty(x.shape[::-1]).t(), x.new_empty(x.shape[:-1]))
 )
+LIBRARY.impl("copied", torch.clone, "CPU")
+torch.library.register_fake("own::copied", torch.empty_like)
+torch.library.register_fake("own::scaled_into", lambda out, x, by=2.0: torch.empty_like(x))
 torch.library.register_fake("own::gate_gradient", lambda grad, x: torch.empty_like(x))
 torch.library.register_autograd(
     "own::gated",
@@ -173,15 +178,85 @@ def test_results_have_the_strides_that_the_operation_declares() -> None:
 
 
 @pytest.mark.parametrize(("decomposed", "seen"), [
-    (lambda x: x * 2, r"float32\[4, 16\], where the operation returns float32\[4, 8\]"),
-    (lambda x: gated(x).half(), r"float16\[4, 8\], where"),
-    (lambda x: (gated(x), x), r"float32\[4, 8\], float32\[4, 16\], where"),
-    (lambda x: None, "1 results, where"),
+    (lambda x: x * 2, r"returns float32\[4, 16\], where the operation returns float32\[4, 8\]"),
+    (lambda x: gated(x).half(), r"returns float16\[4, 8\], where"),
+    (lambda x: (gated(x), x), r"returns float32\[4, 8\], float32\[4, 16\], where"),
+    (lambda x: None, "returns nothing, where"),
+    (lambda x: x.nothing(), "cannot be traced: AttributeError"),
 ])  # fmt: skip
-def test_other_results_are_an_error(decomposed: Any, seen: str) -> None:
+@pytest.mark.parametrize("fn", [gate_and_scale, torch.ops.own.gated])
+def test_other_results_and_what_it_raises_are_errors(fn: Any, decomposed: Any, seen: str) -> None:
     fusec.register_decomposition("own::gated")(decomposed)
-    with pytest.raises(Exception, match=f"the decomposition of own.gated.default returns {seen}"):
-        compile_with(gate_and_scale)(torch.randn(4, 16))
+    with pytest.raises(Exception, match=f"the decomposition of own.gated.default {seen}"):
+        compile_with(lambda x: fn(x))(torch.randn(4, 16))
+
+
+@pytest.mark.parametrize("decomposed", [
+    lambda x: x.float(), lambda x: x.view(x.shape), lambda x: x.t().t(), lambda x: x.detach(),
+])  # fmt: skip
+def test_a_result_has_memory_of_its_own(decomposed: Any) -> None:
+    fusec.register_decomposition("own::copied")(decomposed)
+
+    def fn(x: Tensor) -> Tensor:
+        y = torch.ops.own.copied(x)
+        x.mul_(2)
+        return y  # type: ignore[no-any-return]
+
+    x = torch.ones(3, 3)
+    y = compile_with(fn)(x)
+    assert torch.equal(y, torch.ones(3, 3)) and torch.equal(x, torch.full((3, 3), 2.0))
+    (alone,) = (compile_with(lambda x: torch.ops.own.copied(x))(x),)
+    alone.mul_(2)
+    assert torch.equal(x, torch.full((3, 3), 2.0))
+
+
+def test_two_results_are_two_tensors() -> None:
+    def same(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.sum(-1, keepdim=True).expand(4, 6)[:, 0]
+
+    fusec.register_decomposition("own::turned")(same)
+    one, other = compile_with(lambda x: torch.ops.own.turned(x))(torch.ones(4, 6))
+    one.add_(1)
+    assert torch.equal(one, torch.full((4, 6), 3.0)) and torch.equal(other, torch.full((4,), 12.0))
+
+
+def test_temporaries_may_be_written() -> None:
+    def by_parts(x: Tensor) -> Tensor:
+        out = torch.empty_like(x[:, : x.shape[1] // 2])
+        out.copy_(gated(x))
+        out += 0
+        return out
+
+    fusec.register_decomposition("own::gated")(by_parts)
+    x = torch.randn(4, 16)
+    for fn in (gate_and_scale, lambda x: torch.ops.own.gated(x)):
+        torch.testing.assert_close(compile_with(fn)(x), fn(x))
+        assert left(fn, x) == []
+
+
+@pytest.mark.parametrize("decomposed", [
+    lambda out, x, by: (out.copy_(x * by), x * by)[1],
+    lambda target, source, factor: (target.copy_(source * factor), source * factor)[1],
+    lambda out, x, by: out.copy_(x * by),
+])  # fmt: skip
+def test_arguments_come_in_order_with_their_defaults(decomposed: Any) -> None:
+    fusec.register_decomposition("own::scaled_into")(decomposed)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(x)
+        result = torch.ops.own.scaled_into(out=out, x=x)
+        out.add_(1)
+        return out, result
+
+    ours, result = compile_with(fn)(torch.ones(3))
+    assert torch.equal(ours, torch.full((3,), 3.0)) and torch.equal(result, torch.full((3,), 2.0))
+
+
+def test_results_of_an_operation_that_writes_are_compared() -> None:
+    fusec.register_decomposition("own::scaled_into")(lambda out, x, by: (x * by)[:1].double())
+    with pytest.raises(Exception, match=r"returns float64\[1\], where the operation returns f"):
+        compile_with(lambda x: torch.ops.own.scaled_into(torch.empty_like(x), x))(torch.ones(3))
 
 
 def test_what_cannot_be_registered() -> None:
