@@ -58,9 +58,9 @@ def _read_before(kernel: Kernel, store: Store, operands: list[Buffer]) -> tuple[
     """Return the operands that a kernel reads before it stores a result over them.
 
     Reductions over the inside axes of a point are complete before anything is stored there. Without
-    inside axes a point is one block, in which all operands of a store precede it. A reduction
-    beside the store uses the element that the store has loaded. The kernel is walked once for the
-    store, and again only for operands that a reduction beside it reads.
+    inside axes a point is one block, in which all operands of a store precede it. So does what
+    reductions beside the store read, if it is the element that the store has loaded. The kernel is
+    walked once for the store, and again only for operands that a reduction beside it reads.
     """
     inside = frozenset(kernel.inside)
     awaited = {
@@ -69,24 +69,23 @@ def _read_before(kernel: Kernel, store: Store, operands: list[Buffer]) -> tuple[
         if not inside or (isinstance(node, Reduce) and node.axes.isdisjoint(inside))
     }
     late = _read_outside(kernel, store, awaited)
-    beside = _beside(kernel, store) if late.intersection(operands) else ()
-    found = []
-    for operand in operands:
-        if operand in late and beside:
-            fitting = {node for node, loaded in beside if loaded.get(operand, True)}
-            if operand in _read_outside(kernel, store, awaited | fitting):
-                continue
-        elif operand in late:
-            continue
-        found.append(operand)
-    return tuple(found)
+    beside = _beside(kernel, store) if late.intersection(operands) else []
+
+    def is_late(operand: Buffer) -> bool:
+        if operand not in late or not beside:
+            return operand in late
+        fitting = {node for node, loads_others in beside if operand not in loads_others}
+        return operand in _read_outside(kernel, store, awaited | fitting)
+
+    return tuple(operand for operand in operands if not is_late(operand))
 
 
-def _beside(kernel: Kernel, store: Store) -> list[tuple[Reduce, dict[Buffer, bool]]]:
-    """Return the reductions in a store's loop nest, and whether each loads a buffer as it does.
+def _beside(kernel: Kernel, store: Store) -> list[tuple[Reduce, set[Buffer]]]:
+    """Return the reductions in a store's loop nest, with the buffers that they load otherwise.
 
     They have its axes, and depend on no reduction that the store does not depend on: the gradient
-    of a bias is summed in the loops that store its summands.
+    of a bias is summed in the loops that store its summands. Buffers that they load as the store
+    does are at its element.
     """
     axes = store.buffer.offset(store.indices).axes
     at_store = reach((store.expr,), lambda node: () if isinstance(node, Reduce) else children(node))
@@ -97,10 +96,7 @@ def _beside(kernel: Kernel, store: Store) -> list[tuple[Reduce, dict[Buffer, boo
         if not isinstance(node, Reduce) or frozenset(node.over) | node.axes != axes:
             continue
         if awaited.issuperset(n for n in postorder(node.bodies) if isinstance(n, Reduce)):
-            as_store: dict[Buffer, bool] = {}
-            for load in loads(node.bodies):
-                as_store[load.buffer] = as_store.get(load.buffer, True) and load in loaded
-            found.append((node, as_store))
+            found.append((node, {n.buffer for n in loads(node.bodies) if n not in loaded}))
     return found
 
 
@@ -112,7 +108,7 @@ def _read_outside(kernel: Kernel, store: Store, awaited: set[Expr]) -> set[Buffe
     found: set[Buffer] = set()
     others = [s.expr for s in kernel.stores if s is not store]
     for roots, at_element in (([store.expr], True), (others, False)):
-        waiting, seen = roots, set(awaited)
+        waiting, seen = [*roots], set(awaited)
         while waiting:
             node = waiting.pop()
             if node in seen:
