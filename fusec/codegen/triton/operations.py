@@ -16,7 +16,6 @@ Worked example: ``maximum`` of f32 is ``tl.maximum(a, b, propagate_nan=tl.Propag
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from fusec.codegen.triton import floats8
@@ -278,7 +277,7 @@ def _random(seed, index):
 
 def names_in(text: str) -> tuple[str, ...]:
     """Return the names that a template or function requires: functions, and ``LIBDEVICE``."""
-    names = tuple(name for name in re.findall(r"\b(_\w+)\(", text) if name in FUNCTIONS)
+    names = tuple(name for name in FUNCTIONS if f"{name}(" in text)
     return (*names, LIBDEVICE) if LIBDEVICE in text else names
 
 

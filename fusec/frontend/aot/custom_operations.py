@@ -40,7 +40,7 @@ from fusec.torch_interior import (
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
 
 
 def register_decomposition(operation: Any) -> Callable[[_Function], _Function]:
@@ -59,7 +59,7 @@ def register_decomposition(operation: Any) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         _check_parameters(target, function)
-        _DECOMPOSITIONS[target] = function
+        DECOMPOSITIONS[target] = function
         return function
 
     return register
@@ -67,7 +67,7 @@ def register_decomposition(operation: Any) -> Callable[[_Function], _Function]:
 
 def custom_decompositions() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
     """Yield operations without side effects, each with its decomposition."""
-    for target, function in _DECOMPOSITIONS.items():
+    for target, function in DECOMPOSITIONS.items():
         if not target._schema.is_mutable:
             yield target, functools.partial(_decomposed, target, function)
 
@@ -84,10 +84,10 @@ def spell_out(gm: fx.GraphModule) -> None:
     for part in gm.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        writing = [node for node in part.graph.nodes if _mutable_target(node) in _DECOMPOSITIONS]
+        writing = [node for node in part.graph.nodes if _mutable_target(node) in DECOMPOSITIONS]
         for node in writing:
             target, declared = _mutable_target(node), pytree.tree_leaves(node.meta.get(EXAMPLE))
-            function = _DECOMPOSITIONS[target]
+            function = DECOMPOSITIONS[target]
             node.target = functools.partial(_without_gradient, target, function, declared)
             functools.update_wrapper(node.target, function)
         if writing:

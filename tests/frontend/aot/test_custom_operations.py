@@ -14,7 +14,7 @@ from torch import Tensor
 import fusec
 from fusec.errors import UsageError
 from fusec.export import Call, build
-from fusec.frontend.aot import custom_operations
+from fusec.frontend.aot.custom_operations import DECOMPOSITIONS
 from fusec.options import Options
 from tests.support import compile_with
 
@@ -76,11 +76,13 @@ torch.library.register_autograd(
 
 
 @pytest.fixture(autouse=True)
-def of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(custom_operations, "_DECOMPOSITIONS", {})
+def of_this_test() -> Iterator[None]:
+    known = dict(DECOMPOSITIONS)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    DECOMPOSITIONS.clear()
+    DECOMPOSITIONS.update(known)
 
 
 def left(fn: Any, *inputs: Any, train: bool = False) -> list[str]:
