@@ -142,7 +142,7 @@ def states(count: int) -> Graph:
 
 
 def test_a_kernel_is_walked_once_for_each_result_that_may_lie_over_an_operand() -> None:
-    """A recurrence of 64 steps took 130 CPU-seconds where it was walked for each pair of both."""
+    """Walked for each pair of both, it took 120 of RWKV's 152 CPU-seconds (64 steps)."""
     machine = find_target("cpu")
     counts = []
     for count in (12, 24):
