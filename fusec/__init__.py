@@ -14,6 +14,7 @@ __all__ = [
     "explain",
     "kernels",
     "load",
+    "name_size",
     "refreeze",
     "register_decomposition",
     "watch",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name 
     from fusec.archive.model import load
     from fusec.driver.backend import refreeze
     from fusec.frontend.aot.custom_operations import register_decomposition
+    from fusec.frontend.named_sizes import name_size
     from fusec.tools.report import explain, kernels
     from fusec.tools.report.expect import expect
     from fusec.tools.report.watching import watch
@@ -56,6 +58,10 @@ else:
             from fusec.frontend.aot import custom_operations  # local, as above
 
             return custom_operations.register_decomposition
+        if name == "name_size":
+            from fusec.frontend import named_sizes  # local, as above
+
+            return named_sizes.name_size
         if name == "refreeze":
             from fusec.driver import backend  # local, as above
 

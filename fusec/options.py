@@ -106,6 +106,16 @@ class Options:
         "compile every operation to a kernel, so that C can call the graph without torch",
         changes_code=True,
     )
+    deterministic: bool = _option(
+        False,
+        "choose by rule, time nothing: each compile of a program makes the same code",
+        changes_code=True,
+    )
+    batch_invariant: bool = _option(
+        False,
+        "the same bits for all values of a size that fusec.name_size names, a batch's (CPU)",
+        changes_code=True,
+    )
     # A larger budget may find another winner, which an entry of a smaller one would hide.
     race_budget_s: float | None = _option(
         None,
@@ -224,6 +234,21 @@ class Options:
             parsed = _parsed(declared[name], value.strip(), f"option {name!r}")
             chosen[name] = _checked(declared[name], parsed, f"option {name!r}")
         return chosen
+
+    @property
+    def alone(self) -> bool:
+        """Whether products and convolutions are kernels of fusec's own, never a library's calls."""
+        return self.native or self.batch_invariant
+
+    @property
+    def by_rule(self) -> bool:
+        """Whether nothing that a run, or a setting of the process, may change decides a choice."""
+        return self.deterministic or self.batch_invariant
+
+    @property
+    def times(self) -> bool:
+        """Whether candidates may be timed."""
+        return self.autotune and self.race == "auto" and not self.alone and not self.by_rule
 
     def race_seconds(self, device: str) -> float:
         """Return the seconds that the races of one graph may take on a kind of device."""

@@ -26,6 +26,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, disable, maybe_mark_dynamic, symbolic_convert
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis, TorchDynamoException
 from torch._dynamo.utils import counters, dynamo_timed, get_debug_dir
 from torch._functorch import config as functorch_config
@@ -122,6 +123,7 @@ __all__ = [
     "keep_dynamo_names",
     "keep_versions",
     "known_number",
+    "mark_unbacked",
     "maybe_mark_dynamic",
     "min_cut_rematerialization_partition",
     "pytree",

@@ -25,7 +25,7 @@ FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
 WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.launches"}
-WHOLE |= {"driver.observers"}
+WHOLE |= {"driver.observers", "driver.invariance"}
 
 LAYERS: dict[str, set[str]] = {
     # What every layer stands on.
@@ -46,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
+    "driver.invariance": {"errors", "ir", "frontend"},
     "driver.observers": {"options", "passes", "runtime", "driver.pipeline", "driver.trace"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},

@@ -211,10 +211,20 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         if Options(**{field.name: another(field)}).key() != Options().key()
     }
     assert changing == {
-        *("autotune", "chunk_bytes", "cudagraphs", "descriptors", "fallback_random", "fusion"),
+        *("autotune", "batch_invariant", "chunk_bytes", "cudagraphs", "descriptors"),
+        *("deterministic", "fallback_random", "fusion"),
         *("channels_last", "memory_budget", "merge_limit", "native"),
         *("precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
+
+
+def test_nothing_is_timed_where_rules_choose() -> None:
+    assert Options().times and not Options().by_rule
+    for name in ("deterministic", "batch_invariant"):
+        assert Options(**{name: True}).by_rule and not Options(**{name: True}).times
+    for name in ("native", "batch_invariant"):
+        assert Options(**{name: True}).alone and not Options(**{name: True}).times
+    assert not Options(autotune=False).times and not Options(race="fused").times
 
 
 def test_each_option_has_a_variable_and_a_line_of_help() -> None:

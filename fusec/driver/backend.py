@@ -24,6 +24,7 @@ from fusec.driver.compiler import (
     run_eagerly,
     target_for,
 )
+from fusec.driver.invariance import check_named, refuse
 from fusec.driver.observers import AROUND, Around, observers_of
 from fusec.driver.partition import Joint
 from fusec.driver.splitting import SplittingCompiler
@@ -80,8 +81,12 @@ def compile_captured(
     Args:
         begin: compiles a graph that Dynamo's frame can run, as ``start`` does.
     """
-    chosen = Options.from_compile(mode, options)
+    chosen = chosen_options(mode, options)
     name_in_model(gm)
+    if chosen.batch_invariant:
+        check_named(example_inputs)
+        if (reason := only_for_python(gm) or only_for_eager(gm)) is not None:
+            refuse(f"all of a graph ({reason})")
     if (reason := only_for_python(gm)) is not None:
         raise SkipFrame(reason)
     recompiles.warn_of_recompiles(gm)
@@ -99,17 +104,28 @@ def compile_captured(
     except Unsupported as error:
         if is_shipping():
             raise
+        if chosen.batch_invariant:
+            refuse(f"all of a graph ({error.reason})")
         explain_fallback("a graph", error)
         return gm.forward
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
-        if chosen.strict:
+        if chosen.strict or chosen.batch_invariant:
             raise
         explain_fallback("a graph, forward and backward,", error)
         return gm.forward
     tell_kept(split, chosen)
+    if chosen.batch_invariant and split.kept:
+        refuse(", ".join(kept.op for kept in split.kept))
     return call
+
+
+def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """Return the options of a compile; torch's deterministic algorithms imply ours."""
+    chosen = Options.from_compile(mode, options)
+    asked = torch.are_deterministic_algorithms_enabled()
+    return replace(chosen, deterministic=True) if asked else chosen
 
 
 def splitting(compile_one: Callable[..., Any], context: CompileContext) -> SplittingCompiler:

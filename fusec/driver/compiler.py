@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from fusec.driver.contests import (
     convolution_contest,
     product_contest,
 )
+from fusec.driver.invariance import refuse
 from fusec.driver.launches import graph_id, launch_titles
 from fusec.driver.observers import CompileHooks, observers_of
 from fusec.driver.pipeline import (
@@ -132,7 +134,9 @@ def _or_eagerly(
         with long_compile(f"graph {trace.name}"), _telling(trace):
             return compiled()
     except Exception as error:
-        if options.strict and not isinstance(error, Unsupported):
+        if options.batch_invariant and not isinstance(error, UsageError):
+            refuse(f"all of graph {trace.name!r} ({describe_failure(error)})")
+        if options.batch_invariant or (options.strict and not isinstance(error, Unsupported)):
             raise
         trace.problem = f"{type(error).__name__}: {error}"
         explain_fallback(f"graph {trace.name!r}", error)
@@ -390,7 +394,10 @@ def target_for(device: torch.device, options: Options) -> Target:
         UsageError: if the options name one that does not run there.
     """
     if options.target is None:
-        return target_of_device(device_target(device), **features_of(device))
+        own = target_of_device(device_target(device), **features_of(device, options))
+        if options.batch_invariant and own.device != "cpu":
+            raise UsageError(f"batch_invariant is for CPUs, and this graph is on {device}.")
+        return own
     target = find_target(options.target, **features_of(None))
     if target.device != device.type:
         raise UsageError(
@@ -400,16 +407,18 @@ def target_for(device: torch.device, options: Options) -> Target:
     return target
 
 
-def features_of(device: torch.device | None) -> dict[str, Any]:
+def features_of(device: torch.device | None, options: Options | None = None) -> dict[str, Any]:
     """Return the properties of torch's settings, and of a device, that ``find_target`` takes.
 
     Args:
         device: whose own target is meant; None for a target that was named.
+        options: under ``by_rule`` the number of threads is the machine's, not the process's.
     """
+    by_rule = options is not None and options.by_rule
     here = {
         "vector_width": cpp_kernel.vector_width(),
         "tiles": cpp_kernel.has_tiles(),
-        "threads": torch.get_num_threads(),
+        "threads": (os.cpu_count() or 1) if by_rule else torch.get_num_threads(),
         "tf32": allows_tf32(),
     }
     if device is None or device.type != "cuda":
@@ -526,8 +535,7 @@ def _races_of(device: torch.device, target: Target, options: Options) -> Races:
 
 def _races(options: Options) -> bool:
     """Return True if candidates may be timed, on the device of this machine."""
-    timed = options.autotune and options.race == "auto" and not options.native
-    return timed and options.target is None
+    return options.times and options.target is None
 
 
 def _processor(device: torch.device) -> str:

@@ -22,6 +22,7 @@ from fusec.codegen.host import wrapper
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
+from fusec.driver.invariance import check_invariance
 from fusec.driver.launches import describe_launches
 from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
@@ -181,6 +182,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
     Raises:
         Unsupported: if all of it has to run as eager kernels.
         InvalidIR: under ``verify``, naming the stage that made something illegal.
+        UsageError: under ``batch_invariant``, naming calls that add in an order that is not known.
     """
     trace = context.trace
     captured = context.observed(CAPTURE, gm)
@@ -192,7 +194,10 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
     with trace.timed("passes"):
         schedule = fold(PASSES, graph, context)
     with trace.timed("codegen"):
-        return generate(schedule, context, held)
+        compiled = generate(schedule, context, held)
+    if context.options.batch_invariant:
+        check_invariance(gm, compiled.schedule, compiled.programs)
+    return compiled
 
 
 def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:

@@ -163,9 +163,8 @@ def _changes_convolutions(context: CompileContext) -> bool:
 
 
 def _fuses_products(context: CompileContext) -> bool:
-    options = context.options
-    fuses = options.fusion and (options.race != "library" or options.native)
-    return fuses and context.machine.multiplies
+    left = context.options.race == "library" and not context.options.alone
+    return _fuses(context) and context.machine.multiplies and not left
 
 
 def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -234,7 +233,8 @@ def _freezes(context: CompileContext) -> bool:
 
 
 def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-    freeze(gm, context.machine, packs=context.target.libraries, panels=_fuses_products(context))
+    packs = context.target.libraries and not context.options.alone
+    freeze(gm, context.machine, packs=packs, panels=_fuses_products(context))
     return gm
 
 
@@ -245,7 +245,7 @@ _IMAGES = (
         "run sets of convolutions channels-last where they gain by it (CPU)",
         _formats,
         only=lambda context: (
-            context.options.channels_last and context.target.formats and not context.options.native
+            context.options.channels_last and context.target.formats and not context.options.alone
         ),
     ),
     _on_convolutions(
@@ -329,7 +329,7 @@ CAPTURE = Stage(
     lambda gm, context: capture(
         gm,
         context.trace.name,
-        GraphBuilder(context.options.native, context.target.device, context.machine.fusion),
+        GraphBuilder(context.options.alone, context.target.device, context.machine.fusion),
     ),
     "FX graph",
     "Graph",
@@ -441,9 +441,9 @@ def _contract(graph: Graph, context: CompileContext) -> Schedule:
     if not _fuses_products(context):
         return cut(graph)
     options, machine = context.options, context.machine
-    judge = None if options.native or options.race == "fused" else context.judge
+    judge = None if options.alone or options.race == "fused" else context.judge
     tried = partial(fold, FUSE, context=context.quiet())
-    return cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.native)
+    return cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.alone)
 
 
 PASSES = (
@@ -457,7 +457,7 @@ PASSES = (
         "chunk",
         "compute lines around a far wider product in a loop over chunks of rows",
         _chunk,
-        only=lambda context: _fuses(context) and not context.options.native,
+        only=lambda context: _fuses(context) and not context.options.alone,
         inner=CLEAN,
     ),
     Stage(

@@ -19,6 +19,8 @@ from fusec.torch_interior import HigherOrderOperator
 _ONCE = {"cond", "invoke_subgraph"}
 _AGAIN = {"while_loop", "while_loop_stack_output", "scan", "map_impl"}
 """Operations that call a subgraph with the traced tensors, and later with others."""
+CALLS_PARTS = _ONCE | _AGAIN
+"""Operations whose subgraphs are compiled: they compute nothing themselves."""
 
 
 def find_parts(gm: fx.GraphModule) -> Mapping[str, tuple[fx.GraphModule, bool]]:
@@ -30,7 +32,7 @@ def find_parts(gm: fx.GraphModule) -> Mapping[str, tuple[fx.GraphModule, bool]]:
     for node in gm.graph.find_nodes(op="get_attr"):
         part = operator.attrgetter(node.target)(gm)
         targets = (u.target for u in node.users if isinstance(u.target, HigherOrderOperator))
-        callers = {target.name() for target in targets} & (_ONCE | _AGAIN)
+        callers = {target.name() for target in targets} & CALLS_PARTS
         if callers and isinstance(part, fx.GraphModule):  # else a tensor: a constant
             _, loops = found.get(node.target, (part, False))
             found[node.target] = part, loops or bool(callers & _AGAIN)

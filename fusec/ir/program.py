@@ -136,7 +136,9 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Multiply:
-    """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32, in any order of k.
+    """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32.
+
+    The order of k is the language's, but depends on ``terms`` alone, not on rows and panels.
 
     Both operands are f32, or both are bf16. The columns of ``into`` are contiguous within a panel,
     as are those of ``right`` in f32. ``into`` overlaps neither operand.
