@@ -22,7 +22,10 @@ are private. The backend's options are on [a page of their own](options.md), the
 `fusec --help`.
 """
 BACKEND = 'torch.compile(model, backend="fusec")'
-FUNCTIONS = ("expect", "explain", "kernels", "load", "refreeze", "register_decomposition", "watch")
+FUNCTIONS = (
+    *("expect", "explain", "kernels", "load", "name_size", "refreeze"),
+    *("register_decomposition", "watch"),
+)
 RETURNED = {
     "fusec.tools.report.Explanation": Explanation,
     "fusec.tools.report.watching.Watch": Watch,

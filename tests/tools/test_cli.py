@@ -140,6 +140,7 @@ def check_schema(document: dict) -> None:
             "remarks",
             "modules",
             "called",
+            "sums",
             *numbers,
         }
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)

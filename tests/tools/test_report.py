@@ -447,3 +447,19 @@ def test_what_explain_prints_of_a_step_is_short() -> None:
     assert len(str(explained).splitlines()) < 130
     kernels = [kernel for graph in explained.graphs for kernel in graph.kernels]
     assert len(kernels) > 12  # enough to be long
+
+
+@pytest.mark.parametrize("option", ["deterministic", "batch_invariant"])
+def test_the_order_of_sums_is_explained_where_rules_choose(option: str) -> None:
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q) if q.dim() == 4 else F.softmax(q, -1)
+
+    x = torch.randn(5, 64)
+    explained = fusec.explain(attend, x, dynamic=True, options={option: True})
+    (sums,) = explained.graphs[0].sums
+    assert len(sums.sizes) == 1 and sums.sizes[0] in "".join(sums.over)
+    text = str(explained)
+    assert "  order of sums\n" in text and f"changes with {sums.sizes[0]}" in text
+    fixed = fusec.explain(lambda x: x.sum(0), x, options={option: True})
+    assert ":5" in str(fixed) and "no symbolic size changes it" in str(fixed)
+    assert "order of sums" not in str(fusec.explain(attend, x, dynamic=True))

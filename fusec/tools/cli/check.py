@@ -4,6 +4,7 @@
   fusec check model.py:Block --input "bf16[8,128|77|200,768]" --dynamic
   fusec check --static model.py:Block --input bf16[8,128,768] --target sm_90
   fusec check --emulate model.py:Block --input bf16[2,16,64] --train
+  fusec check --invariant model.py:Block --input "f32[1|2|33,16,64]"
 
 Without --static the model runs on this machine, on random inputs: eagerly, in fp64 and compiled.
 With several sizes of an axis it is called for each in turn; --dynamic compiles once for all.
@@ -12,6 +13,8 @@ fault if it spills registers, moves less than 16 bytes at a time where it could,
 cores, or does not fit the processor.
 With --emulate every kernel that a GPU (sm_90, or --target sm_80) would run is executed on this
 machine's CPU, and checked as it runs: bounds, races, barriers, waits. Use small sizes.
+With --invariant the model is compiled under batch_invariant, and called with the first 1, 2 and 33
+rows of the same inputs: each result has to have the same bits in all calls, with any threads.
 Exit code 1 if a result is wrong or a kernel has a fault.
 """
 
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--static", action="store_true", help="kernels, from their machine code")
     parser.add_argument("--emulate", action="store_true", help="kernels of a GPU, run on this CPU")
+    parser.add_argument("--invariant", action="store_true", help="bits at several batch sizes")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="a line for each tensor, however many"
     )
@@ -56,14 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; return 1 if there is a fault."""
     check_model_line(arguments)
-    if arguments.static and arguments.emulate:
-        raise UsageError("--static runs nothing, --emulate runs kernels: leave out one of them.")
+    if arguments.static + arguments.emulate + arguments.invariant > 1:
+        raise UsageError(
+            "--static, --emulate and --invariant check different things: leave out one of them."
+        )
     _check_target(arguments)
     if arguments.static:
         verdict = _check_kernels(arguments)
         show_report(verdict, json=arguments.json)
     else:
-        verdict = (_emulate_kernels if arguments.emulate else _check_results)(arguments)
+        judge = _emulate_kernels if arguments.emulate else _check_results
+        verdict = (_check_invariance if arguments.invariant else judge)(arguments)
         show(verdict.to_json() if arguments.json else verdict.text(whole=arguments.verbose))
     return FAULTS if verdict.faults else 0
 
@@ -99,6 +106,22 @@ def _emulate_kernels(arguments: argparse.Namespace) -> Any:
     target = arguments.target or EMULATED[-1]
     said = f"running {arguments.model}: eagerly, in fp64 and emulated"
     return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
+
+
+def _check_invariance(arguments: argparse.Namespace) -> Any:
+    # Local: as above.
+    import torch
+
+    from fusec.tools.cli.model import load_with_inputs
+    from fusec.tools.report.invariance import check_invariance
+
+    given = parse_inputs(arguments.input)
+    if arguments.train:
+        raise UsageError("--invariant compares results of inference: leave out --train.")
+    progress(f"running {arguments.model} under batch_invariant, at each size")
+    with user_code(arguments):
+        fn, calls = load_with_inputs(arguments.model, given, False, torch.device("cpu"))
+        return check_invariance(fn, *calls, options=forced_options(arguments))
 
 
 def _check_results(arguments: argparse.Namespace) -> Any:

@@ -73,6 +73,7 @@ def explain(
     target: str | None = None,
     dynamic: bool = False,
     race: str | None = None,
+    options: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Explanation:
     """Return what fusec makes of ``fn(*inputs, **named)``: printable, and ``to_json()``.
@@ -86,11 +87,12 @@ def explain(
         target: "cpu", "sm_90"...; this machine's if not given.
         race: "fused" or "library" forces one way to run matrix products; by default the cost model
             decides here, where nothing is timed.
+        options: of the compile, as those of ``torch.compile``: ``{"freeze": True}``.
     Raises:
         ModelError: if the model itself fails with these inputs.
     """
     with watch() as watched:
-        staged = stage_call(fn, inputs, named, train, target, dynamic, race)
+        staged = stage_call(fn, inputs, named, train, target, dynamic, race, options)
     return explanation(choose_target(target).name, staged, watched.seen)
 
 
@@ -107,6 +109,7 @@ def kernels(
     target: str | None = None,
     dynamic: bool = False,
     race: str | None = None,
+    options: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> KernelTexts:
     """Return the kernels that fusec generates for ``fn(*inputs, **named)``, as of ``explain``."""
@@ -119,7 +122,7 @@ def kernels(
             staged.target.language,
             staged,
         )
-        for staged in stage_call(fn, inputs, named, train, target, dynamic, race)
+        for staged in stage_call(fn, inputs, named, train, target, dynamic, race, options)
         if staged.compiled is not None
         for step in all_launches(staged.compiled.schedule)
     )
@@ -133,20 +136,28 @@ def stage_call(
     target: str | None,
     dynamic: bool,
     race: str | None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Staged]:
     """Return the graphs of ``fn(*inputs, **named)``, compiled to source text, as of ``explain``."""
-    own = {"target": (target, str | None), "race": (race, str | None), "train": (train, bool)}
-    for name, (value, kind) in {**own, "dynamic": (dynamic, bool)}.items():
+    own = {
+        "target": (target, str | None),
+        "race": (race, str | None),
+        "train": (train, bool),
+        "dynamic": (dynamic, bool),
+        "options": (options, Mapping | None),
+    }
+    for name, (value, kind) in own.items():
         if not isinstance(value, kind):
             raise UsageError(
                 f"{name}= is an option of fusec's, not the model's argument: that is given in its "
                 "place, or in a function around the model."
             )
     row = choose_target(target)
-    options = Options.from_compile(None, None if race is None else {"race": race})
-    given = fitting(fn, inputs, named, (*own, "dynamic")) if named else inputs
-    seen = observe(fn, given, train=train, dynamic=dynamic, options=options, target=row)
-    staged = [take_through(one, row, options) for one in seen]
+    forced = {} if race is None else {"race": race}
+    chosen = Options.from_compile(None, {**(options or {}), **forced})
+    given = fitting(fn, inputs, named, tuple(own)) if named else inputs
+    seen = observe(fn, given, train=train, dynamic=dynamic, options=chosen, target=row)
+    staged = [take_through(one, row, chosen) for one in seen]
     for one in staged:
         one.check()
     return staged

@@ -19,6 +19,7 @@ from fusec.tools.report.explanation import (
     GraphReport,
     KernelReport,
     LoopReport,
+    SumReport,
 )
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.terminal import (
@@ -91,6 +92,7 @@ def graph_text(graph: GraphReport) -> str:
     for loop in graph.loops:
         lines += ["", *indented(_loop_lines(loop))]
     lines += _section("eager kernels", _extern_lines(graph.externs))
+    lines += _section("order of sums", _sum_lines(graph.sums))
     taken = [d for d in graph.decisions if d.is_merge and d.taken]
     rejected = [d for d in graph.decisions if d.is_merge and not d.taken]
     saved = sum(d.saved_us or 0 for d in taken)
@@ -160,6 +162,22 @@ def _loop_lines(loop: LoopReport) -> list[str]:
         f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
         " it reads each time",
     ]
+
+
+def _sum_lines(sums: Sequence[SumReport]) -> list[str]:
+    """Return the axes that kernels sum over, and which sizes change the order."""
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for one in sums:
+        alike.setdefault((one.over, one.sizes), []).append(one.kernel)
+    rows = [
+        (
+            kernels[0] if len(kernels) == 1 else f"{len(kernels)} kernels",
+            f"over {', '.join(over)}",
+            f"changes with {', '.join(sizes)}" if sizes else "no symbolic size changes it",
+        )
+        for (over, sizes), kernels in alike.items()
+    ]
+    return fitted_table(rows, names=(1,), indent=4) if rows else []
 
 
 def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:

@@ -40,6 +40,7 @@ from fusec.driver.pipeline import Compiled
 from fusec.frontend.modules import kernel_modules, module_kinds
 from fusec.frontend.origin import module_path
 from fusec.ir.decision import Decision
+from fusec.ir.definition import by_name
 from fusec.ir.graph import (
     ForeachKernel,
     Kernel,
@@ -50,6 +51,7 @@ from fusec.ir.graph import (
     launched_externs,
 )
 from fusec.ir.machine import Machine
+from fusec.ir.sum_order import axes_of_terms, sizes_of_sums
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager import node_costs
 from fusec.tools.report.expectation import Expectation
@@ -101,6 +103,20 @@ class ExternReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SumReport:
+    """What the order of a kernel's sums depends on.
+
+    Attributes:
+        over: the axes that it reduces, with their extents: "k:768".
+        sizes: the symbolic sizes that change the order.
+    """
+
+    kernel: str
+    over: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoopReport:
     """One loop over chunks of rows: how many, what it moves in all, what one chunk launches."""
 
@@ -126,6 +142,7 @@ class GraphReport:
         remarks: where it is worse than eager, or bound by launches.
         modules: path -> class of the modules that its nodes are in.
         called: the module that it is a part of, with a graph break before or in it: "h.3 (Block)".
+        sums: the order of sums, under ``deterministic`` and ``batch_invariant``.
     """
 
     name: str
@@ -142,6 +159,7 @@ class GraphReport:
     remarks: tuple[str, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     called: str = ""
+    sums: tuple[SumReport, ...] = ()
 
     def __str__(self) -> str:
         # Local: the text reads this module.
@@ -239,6 +257,7 @@ def report_graph(staged: Staged) -> GraphReport:
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
         modules=module_kinds(graph),
         called=staged.observed.called,
+        sums=tuple(_report_sums(staged.compiled)) if staged.by_rule else (),
     )
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 
@@ -326,6 +345,16 @@ def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) 
     return KernelReport(
         launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
     )
+
+
+def _report_sums(compiled: Compiled) -> Iterator[SumReport]:
+    """Yield what the order of sums depends on, for each kernel that has some."""
+    for launch in all_launches(compiled.schedule):
+        axes = axes_of_terms(launch.kernels)
+        if axes:
+            sizes = by_name(sizes_of_sums(compiled.programs[launch.name]))
+            over = tuple(f"{axis.name}:{axis.extent}" for axis in axes)
+            yield SumReport(launch.name, over, tuple(size.name for size in sizes))
 
 
 def _function(compiled: Compiled, kernel: str) -> str:

@@ -42,6 +42,7 @@ class Staged:
         problem: why the whole graph runs as eager kernels, or "".
         failure: the error that stopped the compile, or None; earlier stages have records.
         records: the outputs of stages, by name.
+        by_rule: rules made each choice (``Options.by_rule``).
     """
 
     observed: Observed
@@ -51,6 +52,7 @@ class Staged:
     problem: str = ""
     failure: Exception | None = None
     records: Mapping[str, Record] = field(default_factory=dict)
+    by_rule: bool = False
 
     @property
     def name(self) -> str:
@@ -131,7 +133,8 @@ def take_through(
         return Staged(observed, target, trace, None, problem.reason, records=records.kept)
     except Exception as error:  # a defect: the stages before it help to find it
         return Staged(observed, target, trace, None, str(error), error, records.kept)
-    return Staged(observed, target, trace, compiled, records=records.kept)
+    kept = records.kept
+    return Staged(observed, target, trace, compiled, records=kept, by_rule=options.by_rule)
 
 
 def check_stage(stage: str, target: Target) -> None:
