@@ -22,7 +22,8 @@ def line_of(name: str, row: Architecture) -> str:
     """Return a line of the table: a training step, forward and backward."""
     if row.graphs > 1:
         return f"| {name} | `{row.model}` | | Dynamo breaks its graph: {row.graphs} graphs |\n"
-    report = fusec.explain(row.build(), *row.arguments(SIZES[0]), train=True, target="cpu")
+    given = row.arguments(SIZES[0])
+    report = fusec.explain(row.build(), *given, train=True, target="cpu:avx512")
     eager = sum(graph.launches_eager for graph in report.graphs)
     launches = sum(graph.launches for graph in report.graphs)
     kept = Counter(
