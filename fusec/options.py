@@ -193,6 +193,17 @@ class Options:
                     f"option {declared.name!r}: {value!r} must be given as {_kind(declared)}"
                 )
 
+        if self.batch_invariant and (self.race == "library" or not self.fusion):
+            raise UsageError(
+                "batch_invariant: products are kernels of fusec's own, which race='library' and "
+                "fusion=False leave to libraries: leave these out."
+            )
+        if self.batch_invariant and self.precision == "eager":
+            raise UsageError(
+                "batch_invariant: precision='eager' leaves biased products in 16 bits to eager's "
+                "kernels: leave it out."
+            )
+
     @classmethod
     def from_compile(
         cls,

@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
-    "driver.invariance": {"errors", "ir", "frontend"},
+    "driver.invariance": {"errors", "ir", "frontend", "torch_interior"},
     "driver.observers": {"options", "passes", "runtime", "driver.pipeline", "driver.trace"},
     "driver.pipeline": WHOLE,
     "driver.race": FOUNDATION | {"ir", "runtime"},

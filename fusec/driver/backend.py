@@ -84,7 +84,7 @@ def compile_captured(
     chosen = chosen_options(mode, options)
     name_in_model(gm)
     if chosen.batch_invariant:
-        check_named(example_inputs)
+        check_named(gm)
         if (reason := only_for_python(gm) or only_for_eager(gm)) is not None:
             refuse(f"all of a graph ({reason})")
     if (reason := only_for_python(gm)) is not None:

@@ -134,8 +134,8 @@ def _or_eagerly(
         with long_compile(f"graph {trace.name}"), _telling(trace):
             return compiled()
     except Exception as error:
-        if options.batch_invariant and not isinstance(error, UsageError):
-            refuse(f"all of graph {trace.name!r} ({describe_failure(error)})")
+        if options.batch_invariant and isinstance(error, Unsupported):
+            refuse(f"all of graph {trace.name!r} ({error.reason})")
         if options.batch_invariant or (options.strict and not isinstance(error, Unsupported)):
             raise
         trace.problem = f"{type(error).__name__}: {error}"

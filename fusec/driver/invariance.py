@@ -13,8 +13,7 @@ without a traced value (``frontend/named_sizes.py``), since
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import fx
@@ -26,22 +25,52 @@ from fusec.ir.definition import by_name, sizes_in_axes
 from fusec.ir.graph import Schedule, all_launches, launched_externs
 from fusec.ir.program import Program
 from fusec.ir.sum_order import axes_of_terms, sizes_of_sums
+from fusec.torch_interior import EXAMPLE
 
 
-def check_named(inputs: Sequence[Any]) -> None:
-    """Check that some size of a graph's inputs is named.
+def check_named(gm: fx.GraphModule) -> None:
+    """Check that a size of a Dynamo graph's inputs is named, and that one layout serves its values.
+
+    Where the named axis has size 1, its stride says nothing: a tensor whose rows are not outermost
+    for 2 of them may be row-major for 1, which would be another graph, with another order of sums.
 
     Raises:
-        UsageError: if none has: the graph would be compiled for these sizes alone.
+        UsageError: if no size is named, or a named axis does not stand in memory as in the shape.
     """
-    if any(free_unbacked_symbols(i) for i in inputs if isinstance(i, torch.Tensor | torch.SymInt)):
-        return
-    raise UsageError(
-        "batch_invariant: no size of this graph's inputs is named, so that it would be compiled "
-        "for these sizes alone. Call fusec.name_size(x, 0) for each input x whose axis 0 is the "
-        "batch, before each call, and compile with fullgraph=True: behind a graph break no size "
-        "has its name."
-    )
+    inputs = [node.meta.get(EXAMPLE) for node in gm.graph.find_nodes(op="placeholder")]
+    sized = [value for value in inputs if isinstance(value, torch.Tensor | torch.SymInt)]
+    if not any(map(free_unbacked_symbols, sized)):
+        raise UsageError(
+            "batch_invariant: no size of this graph's inputs is named: it would be compiled for "
+            "these sizes alone. Call fusec.name_size(x, 0) for each input x whose axis 0 is the "
+            "batch, before each call: an input that is not named fixes the size of all. Compile "
+            "with fullgraph=True: behind a graph break no size has its name."
+        )
+    for tensor in sized:
+        if isinstance(tensor, torch.Tensor) and not all(
+            stands_in_order(tensor, axis)
+            for axis, size in enumerate(tensor.shape)
+            if free_unbacked_symbols(size)
+        ):
+            shape, strides = (list(map(str, n)) for n in (tensor.shape, tensor.stride()))
+            raise UsageError(
+                f"batch_invariant: an input of shape [{', '.join(shape)}] has the strides "
+                f"[{', '.join(strides)}]: rows of a named axis have to stand in memory as in the "
+                "shape, or a single one would be another layout. Pass "
+                "x.clone(memory_format=torch.contiguous_format)."
+            )
+
+
+def stands_in_order(tensor: torch.Tensor, axis: int) -> bool:
+    """Return True if the axes before a named one are outside of it in memory, others inside."""
+    symbols = free_unbacked_symbols(tensor.shape[axis])
+    outside = [bool(symbols & free_unbacked_symbols(stride)) for stride in tensor.stride()]
+    if outside != [k < axis for k in range(tensor.dim())]:
+        return False
+    strides = tensor.stride()
+    inside = [strides[k] * (tensor.shape[k] - 1) for k in range(axis + 1, tensor.dim())]
+    known = all(isinstance(n, int) for n in (strides[axis], *inside))
+    return not known or strides[axis] > sum(inside)
 
 
 def check_invariance(

@@ -3,6 +3,8 @@
 An eager kernel chooses the order of its additions by sizes, strides and threads. Calls that choose
 or move elements, compute each element by itself, or make integers give the same bits in any order.
 
+Random draws follow from the generator's state, not from sums.
+
 Assumes: an operation in no table adds.
 """
 

@@ -28,6 +28,10 @@ def name_size(tensor: _Tensor, axis: int, name: str = "batch") -> _Tensor:
     Raises:
         UsageError: for an axis that the tensor does not have, or whose size is 0.
     """
+    if not (isinstance(tensor, torch.Tensor) and type(axis) is int and isinstance(name, str)):
+        raise UsageError(
+            f"name_size takes a tensor, an axis and a name, not {tensor!r}, {axis!r}, {name!r}."
+        )
     if not -tensor.dim() <= axis < tensor.dim():
         raise UsageError(f"name_size: a tensor of shape {list(tensor.shape)} has no axis {axis}.")
     if tensor.shape[axis] == 0:

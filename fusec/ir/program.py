@@ -324,7 +324,9 @@ def accessed(statement: Statement) -> Buffer | None:
             return None
 
 
-def needed_values(roots: Iterable[Statement], made: Mapping[Expr, Let]) -> set[Expr]:
+def needed_values(
+    roots: Iterable[Statement], made: Mapping[Expr, Let] | Mapping[Expr, Let | Update]
+) -> set[Expr]:
     """Return the values that statements read, and the operands of those that ``made`` defines."""
     named = [value for statement in roots for value in reads(statement)]
     return set(reach(named, lambda value: reads(made[value]) if value in made else ()))

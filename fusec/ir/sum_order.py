@@ -17,22 +17,50 @@ the sum's loops are those inside of the scope of ``acc``: ko alone, so that it d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from fusec.ir.definition import sizes_in
-from fusec.ir.expr import Reduce, Scan
+from fusec.ir.expr import Expr, Reduce, Scan
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, Size
-from fusec.ir.program import Carry, For, Multiply, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import (
+    Carry,
+    For,
+    Let,
+    Multiply,
+    Program,
+    Put,
+    Scratch,
+    Statement,
+    Update,
+    accessed,
+    needed_values,
+)
 
-_Depths: TypeAlias = Mapping[object, int]
-"""Carry or array -> the number of loops around its declaration."""
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a walk has seen.
+
+    Attributes:
+        depths: carry or array -> the number of loops around its declaration.
+        made: value -> the statement that made it last.
+    """
+
+    depths: dict[object, int] = field(default_factory=dict)
+    made: dict[Expr, Let | Update] = field(default_factory=dict)
+
+    def adds(self, put: Put) -> bool:
+        """Return True if what is written follows from what the array held."""
+        needed = needed_values([put], self.made)
+        found = (accessed(self.made[value]) for value in needed if value in self.made)
+        return put.buffer.base in found
 
 
 def sizes_of_sums(program: Program) -> set[Size]:
     """Return the sizes in the bounds of all loops in which a program adds terms."""
-    return sizes_in(_bounds(program.body, (), {}))
+    return sizes_in(_bounds(program.body, (), _Known()))
 
 
 def axes_of_terms(kernels: Iterable[Kernel]) -> tuple[Axis, ...]:
@@ -41,23 +69,25 @@ def axes_of_terms(kernels: Iterable[Kernel]) -> tuple[Axis, ...]:
     return tuple(dict.fromkeys(a for n in nodes if isinstance(n, Reduce | Scan) for a in n.over))
 
 
-def _bounds(body: Iterable[Statement], loops: tuple[For, ...], known: _Depths) -> Iterator[Index]:
+def _bounds(body: Iterable[Statement], loops: tuple[For, ...], known: _Known) -> Iterator[Index]:
     """Yield the bounds of the loops between each sum's declaration and its additions."""
-    known = dict(known)
     for statement in body:
         match statement:
             case Carry(var=var):
-                known[var] = len(loops)
+                known.depths[var] = len(loops)
             case Scratch(buffer=buffer):
-                known[buffer] = len(loops)
+                known.depths[buffer.base] = len(loops)
+            case Let(var=var):
+                known.made[var] = statement
             case Update(var=var):
-                yield from _around(loops[known[var] :])
-            case Put(buffer=buffer, offset=offset):
-                inside = loops[known.get(buffer, 0) :]
+                known.made[var] = statement
+                yield from _around(loops[known.depths[var] :])
+            case Put(buffer=buffer, offset=offset) if known.adds(statement):
+                inside = loops[known.depths.get(buffer.base, 0) :]
                 yield from _around(loop for loop in inside if loop.axis not in offset.axes)
             case Multiply(into=into, terms=terms):
                 yield from terms
-                inside = loops[known.get(into.buffer, 0) :]
+                inside = loops[known.depths.get(into.buffer.base, 0) :]
                 yield from _around(loop for loop in inside if loop.axis not in into.start.axes)
             case For():
                 yield from _bounds(statement.body, (*loops, statement), known)

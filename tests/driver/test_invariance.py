@@ -14,7 +14,7 @@ from torch import nn
 import fusec
 from fusec.driver.backend import chosen_options
 from fusec.driver.invariance import check_invariance
-from fusec.errors import InternalError
+from fusec.errors import InternalError, UsageError
 from fusec.ir.graph import all_launches
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import For, Program
@@ -172,6 +172,22 @@ def test_a_layer_s_gradients_have_the_same_bits_in_each_batch() -> None:
 
 
 @pytest.mark.slow
+def test_a_named_length_has_no_history() -> None:
+    """Without a name Dynamo makes it symbolic at its second value, and plans for the first one."""
+    (x,) = tensors(16, 64)
+
+    def last_of(lengths: tuple[int, ...]) -> torch.Tensor:
+        call = compiled(lambda x: F.scaled_dot_product_attention(x, x, x) @ x.mT)
+        with torch.no_grad():
+            for length in lengths:
+                part = x[:, :length].clone(memory_format=torch.contiguous_format)
+                made = call(fusec.name_size(fusec.name_size(part, 0), 1, "length"))
+        return made
+
+    assert torch.equal(last_of((13,)), last_of((9, 11, 13)))
+
+
+@pytest.mark.slow
 def test_frozen_weights_give_the_same_bits_in_each_batch() -> None:
     model = nn.Sequential(CONV, BATCH, nn.ReLU(), nn.Flatten(), nn.Linear(800, 10)).eval()
     call = compiled(model, freeze=True)
@@ -219,6 +235,39 @@ def test_a_graph_without_a_named_size_is_refused() -> None:
     (x,) = tensors(64)
     said = refused(lambda x: x.sum(1), x)
     assert "fusec.name_size(x, 0)" in said
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(33, -1), lambda x: x[:, :1].mT.mT],
+    ids=["columns first", "one row again", "a column"],
+)
+def test_rows_that_do_not_stand_in_order_are_refused(layout: Callable[..., Any]) -> None:
+    """Of these layouts a single row is another graph, with another order of sums."""
+    (x,) = tensors(100)
+    given = layout(x)
+    if given.shape[1] == 1:  # a column of a matrix has its rows in order
+        compiled(lambda x: x * 2)(fusec.name_size(given, 0))
+    else:
+        said = refused(lambda x: x.exp().sum(1), fusec.name_size(given, 0))
+        assert "memory_format=torch.contiguous_format" in said
+
+
+def test_an_axis_inside_of_others_may_be_named() -> None:
+    (x,) = tensors(16, 64)
+    call = compiled(lambda x: x.softmax(0))
+    with torch.no_grad():
+        whole, *parts = (call(fusec.name_size(x[:, :n].contiguous(), 1)) for n in (16, 1, 2, 5))
+    for part in parts:
+        assert torch.equal(part, whole[:, : part.shape[1]])
+
+
+@pytest.mark.parametrize(
+    "more", [{"fusion": False}, {"race": "library"}, {"precision": "eager"}], ids=str
+)
+def test_options_that_leave_products_to_libraries_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(more))):
+        chosen_options(None, {"batch_invariant": True, **more})
 
 
 def test_a_named_size_is_the_same_code_for_a_batch_of_one() -> None:

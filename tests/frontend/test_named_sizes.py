@@ -41,3 +41,9 @@ def test_an_axis_that_is_not_there_or_empty_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         fusec.name_size(torch.zeros(shape), axis)
+
+
+@pytest.mark.parametrize("given", [([1], 0), (torch.ones(2), "0"), (torch.ones(2), True)], ids=str)
+def test_other_arguments_are_refused(given: tuple[object, object]) -> None:
+    with pytest.raises(UsageError, match="takes a tensor, an axis and a name"):
+        fusec.name_size(*given)  # type: ignore[type-var, arg-type]

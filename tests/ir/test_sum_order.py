@@ -69,6 +69,20 @@ def test_an_array_adds_in_the_loops_that_do_not_walk_it(offset: Index, wanted: s
     assert names(program(Scratch(array, index(BATCH)), body)) == wanted
 
 
+def test_an_array_that_is_only_overwritten_adds_nothing() -> None:
+    array = Buffer("a", (index(BATCH),), (index(1),), F32)
+    kept = loop(m, loop(k, loaded(), Put(array, index(k), V, None)))
+    assert names(program(Scratch(array, index(TERMS)), kept)) == set()
+
+
+def test_an_array_adds_what_a_carry_has_read_of_it() -> None:
+    array = Buffer("a", (index(BATCH),), (index(1),), F32)
+    read = Let(S, Load(array, (index(0),), None))
+    through = (Carry(ACC, Const(0.0, F32)), read, Update(ACC, Op("add", (ACC, S))))
+    body = loop(m, *through, Put(array, index(0), ACC, None))
+    assert names(program(Scratch(array, index(1)), body)) == {"batch"}
+
+
 def test_a_product_adds_its_terms_in_the_loops_that_do_not_walk_its_result() -> None:
     array = Buffer("c", (index(64),), (index(1),), F32)
     one = index(1)

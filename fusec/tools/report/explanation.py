@@ -142,7 +142,8 @@ class GraphReport:
         remarks: where it is worse than eager, or bound by launches.
         modules: path -> class of the modules that its nodes are in.
         called: the module that it is a part of, with a graph break before or in it: "h.3 (Block)".
-        sums: the order of sums, under ``deterministic`` and ``batch_invariant``.
+        sums: the order of sums where sizes are symbolic, under ``deterministic`` and
+            ``batch_invariant``.
     """
 
     name: str
@@ -348,7 +349,9 @@ def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) 
 
 
 def _report_sums(compiled: Compiled) -> Iterator[SumReport]:
-    """Yield what the order of sums depends on, for each kernel that has some."""
+    """Yield what the order of sums depends on, for each kernel of a graph with symbolic sizes."""
+    if not any(program.sizes for program in compiled.programs.values()):
+        return
     for launch in all_launches(compiled.schedule):
         axes = axes_of_terms(launch.kernels)
         if axes:
