@@ -104,16 +104,14 @@ def compile_captured(
     except Unsupported as error:
         if is_shipping():
             raise
-        if chosen.batch_invariant:
-            refuse(f"all of a graph ({error.reason})")
-        explain_fallback("a graph", error)
+        explain_fallback("a graph", error, chosen)
         return gm.forward
     except (FusecError, TorchDynamoException):  # the user's mistake; a message to Dynamo
         raise
     except Exception as error:
-        if chosen.strict or chosen.batch_invariant:
+        if chosen.strict:
             raise
-        explain_fallback("a graph, forward and backward,", error)
+        explain_fallback("a graph, forward and backward,", error, chosen)
         return gm.forward
     tell_kept(split, chosen)
     if chosen.batch_invariant and split.kept:

@@ -134,12 +134,10 @@ def _or_eagerly(
         with long_compile(f"graph {trace.name}"), _telling(trace):
             return compiled()
     except Exception as error:
-        if options.batch_invariant and isinstance(error, Unsupported):
-            refuse(f"all of graph {trace.name!r} ({error.reason})")
-        if options.batch_invariant or (options.strict and not isinstance(error, Unsupported)):
+        if options.strict and not isinstance(error, Unsupported):
             raise
         trace.problem = f"{type(error).__name__}: {error}"
-        explain_fallback(f"graph {trace.name!r}", error)
+        explain_fallback(f"graph {trace.name!r}", error, options)
         return run_eagerly(gm)
 
 
@@ -159,12 +157,18 @@ def _telling(trace: Trace) -> Iterator[None]:
         trace.phase = phase
 
 
-def explain_fallback(graph: str, error: Exception) -> None:
+def explain_fallback(graph: str, error: Exception, options: Options) -> None:
     """Say why a graph runs as eager kernels: a warning, or a line of the log if it is known.
 
     Args:
         graph: what to call it, as "graph 'forward'".
+    Raises:
+        Exception: under ``batch_invariant``, the error itself, or UsageError for Unsupported.
     """
+    if options.batch_invariant:
+        if isinstance(error, Unsupported):
+            refuse(f"{graph} ({error.reason})")
+        raise error
     if isinstance(error, Unsupported):
         logger.info("%s runs as eager kernels: %s", graph, error.reason)
         return
@@ -391,14 +395,13 @@ def target_for(device: torch.device, options: Options) -> Target:
 
     Raises:
         Unsupported: if kernels cannot be made for the device.
-        UsageError: if the options name one that does not run there.
+        UsageError: if the options name one, or ask for something, that does not run there.
     """
+    if options.batch_invariant and device.type != "cpu":
+        raise UsageError(f"batch_invariant is for CPUs, and this graph is on {device}.")
     if options.target is None:
-        own = target_of_device(device_target(device), **features_of(device, options))
-        if options.batch_invariant and own.device != "cpu":
-            raise UsageError(f"batch_invariant is for CPUs, and this graph is on {device}.")
-        return own
-    target = find_target(options.target, **features_of(None))
+        return target_of_device(device_target(device), **features_of(device, options))
+    target = find_target(options.target, **features_of(None, options))
     if target.device != device.type:
         raise UsageError(
             f"the target {target.name!r} is for looking at code of another device than this "

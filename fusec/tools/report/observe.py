@@ -258,7 +258,7 @@ def observe(
     for untraced in observer.untraced:
         if not observer.observed:
             raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
-        explain_fallback("a graph, forward and backward,", untraced)
+        explain_fallback("a graph, forward and backward,", untraced, chosen)
     return tuple(observer.observed)
 
 
