@@ -22,6 +22,7 @@ Worked example::
 
 from __future__ import annotations
 
+from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, reads_panels
@@ -89,6 +90,7 @@ class CppPrinter:
         self.unrounded = stored_alone(program.body)
         self.exponentials = dict(program.exponentials)
         self.positions: dict[Expr, Index] = {}
+        self.safe: dict[Runtime, str] = {}
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
         self.operands = {b for b in arrays if b.dtype is BF16 and program.multiplies}
@@ -251,6 +253,9 @@ class CppPrinter:
         i = self.name(loop.axis)
         stop = self.least(loop.stops)
         start = self.scalar_index(loop.start)
+        around = self.safe
+        steady = (g for g in steady_gathers(loop, self.lane) if g not in around)
+        self.safe = {**around, **{gather: self.check(gather) for gather in steady}}
         if is_unrolled(loop, self.lane, self.code):
             self.emit(f"#pragma GCC unroll {self.code.unrolled}")
         if len(loop.stops) > 1 or loop.start.axes:
@@ -263,6 +268,14 @@ class CppPrinter:
         self.loops.pop()
         self.depth -= 1
         self.emit("}")
+        self.safe = around
+
+    def check(self, gather: Runtime) -> str:
+        """Print a check of an index; return the name of the index, 0 where it is out of range."""
+        place, name = self.operand(gather.expr, False), f"at_{len(self.lines)}"
+        inside = f"fusec_in_range({place}, {self.scalar_index(gather.extent)})"
+        self.emit(f"const long long {name} = fusec_checked({inside}, true, status) ? {place} : 0;")
+        return name
 
     def least(self, stops: tuple[Index, ...]) -> str:
         text = self.scalar_index(stops[0])
@@ -460,7 +473,8 @@ class CppPrinter:
         """Return a load's guard, and whether it has lanes, after range checks of its gathers."""
         text = None if guard is None else self.operand(guard, False)
         vector = guard is not None and self.is_vector(guard)
-        for gather in (atom for atom in offset.atoms() if isinstance(atom, Runtime)):
+        gathers = (atom for atom in offset.atoms() if isinstance(atom, Runtime))
+        for gather in (g for g in gathers if g not in self.safe):
             expr = gather.expr
             wide = self.is_vector(expr)
             place = self.operand(expr, False)
@@ -518,7 +532,7 @@ class CppPrinter:
                     return text
                 return self.hoist(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
             case Runtime():
-                return f"(long long){self.operand(atom.expr, False)}"
+                return self.safe.get(atom) or f"(long long){self.operand(atom.expr, False)}"
             case _:
                 raise InternalError(atom, stage="codegen.cpp")
 
