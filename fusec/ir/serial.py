@@ -78,7 +78,7 @@ def hits_of(node: Reduce) -> tuple[Hit, ...]:
     """Return the axes along which a reduction scatters; none if it is any other reduction."""
     if len(node.bodies) != 1:
         return ()
-    found = [_hit(c, node) for c in _needed_conditions(node.body, *identities(node))]
+    found = [_hit(c, node) for c in needed_conditions(node.body, *identities(node))]
     return tuple(hit for hit in found if hit is not None)
 
 
@@ -98,7 +98,7 @@ def _hit(condition: Expr, node: Reduce) -> Hit | None:
 def scan_of(node: Reduce) -> Scan | None:
     """Return a reduction over the points up to each along an axis as a ``Scan``, else None."""
     needed = [
-        frozenset(_needed_conditions(b, e))
+        frozenset(needed_conditions(b, e))
         for b, e in zip(node.bodies, identities(node), strict=True)
     ]
     for condition in frozenset.intersection(*needed):
@@ -195,16 +195,19 @@ def _axis(value: Expr) -> Axis | None:
     return value.index.as_axis() if isinstance(value, IndexValue) else None
 
 
-def _needed_conditions(node: Expr, identity: Const) -> Iterator[Expr]:
+def needed_conditions(node: Expr, identity: Const) -> Iterator[Expr]:
     """Yield conditions such that a value is the identity where any of them is false."""
     match node:
         case Select(condition=condition, then=value, other=Const() as other) if other is identity:
             yield from _conjuncts(condition)
-            yield from _needed_conditions(value, identity)
+            yield from needed_conditions(value, identity)
         case Load(guard=guard) if guard is not None and identity.value == 0:
             yield from _conjuncts(guard)
         case Cast(arg=value) if identity.value == 0:
-            yield from _needed_conditions(value, Const(0, value.dtype))
+            yield from needed_conditions(value, Const(0, value.dtype))
+        case Op(name="mul", args=(a, b)) if identity.value == 0:  # 0 * NaN is not 0
+            others = frozenset(needed_conditions(b, Const(0, b.dtype)))
+            yield from (c for c in needed_conditions(a, Const(0, a.dtype)) if c in others)
 
 
 def _conjuncts(condition: Expr) -> Iterator[Expr]:

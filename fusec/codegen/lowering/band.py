@@ -20,10 +20,12 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+from fusec.ir.combine import identities
 from fusec.ir.edges import all_edges_when, edges_when
-from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, postorder
+from fusec.ir.expr import Cast, Const, Expr, Load, Op, Reduce, Select, postorder
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
+from fusec.ir.serial import needed_conditions
 
 
 def loop_bounds(
@@ -132,6 +134,21 @@ def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
         at = index(0) if step.const >= 0 else lane.extent - 1
         value = value - step * index(lane) + step * at
     return value
+
+
+def needed_before(reductions: Iterable[Reduce], varying: frozenset[Axis]) -> tuple[Expr, ...]:
+    """Return conditions, read from memory, without which a loop's reductions change nothing.
+
+    None of them depends on ``varying``: the loop, and what is inside. Unlike for an attention's
+    mask, each term is exactly the identity: a factor that is infinite or NaN counts.
+    """
+    shared: dict[Expr, None] | None = None
+    for node in reductions:
+        for body, neutral in zip(node.bodies, identities(node), strict=True):
+            own = dict.fromkeys(needed_conditions(body, neutral))
+            shared = own if shared is None else {c: None for c in shared if c in own}
+    outer = (c for c in shared or () if c.axes.isdisjoint(varying))
+    return tuple(c for c in outer if any(isinstance(n, Load) for n in postorder((c,))))
 
 
 # -- conditions under which a term is the identity -------------------------------------------------

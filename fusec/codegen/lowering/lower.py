@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusec.codegen.lowering.band import loop_bounds, mask_free_part
+from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
 from fusec.codegen.lowering.transformed import lower_transformed
@@ -211,10 +211,14 @@ class _Lowering(Values):
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
         start, last, mask_free = index(0), None, None
-        if self.plan.dots and all(isinstance(t, Accumulate) for t in tasks):
-            reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
-            # Loop bounds must not depend on lanes or inner loops: they have no value before it.
-            inside = self.layout.loops.keys() - self.here.bound - {loop}
+        reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
+        reductions = reductions if len(reductions) == len(tasks) else []
+        # Loop bounds must not depend on lanes or inner loops: they have no value before it.
+        inside = self.layout.loops.keys() - self.here.bound - {loop}
+        needed = needed_before(reductions, frozenset((loop, *self.lanes, *inside)))
+        known = dict.fromkeys(needed, True)
+        whole_or_none = tuple(self._extent_if(c, info.stops[0]) for c in needed)
+        if self.plan.dots and reductions:
             start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
             start = self._not_below_zero(start)
             if self.plan.mask_free:
@@ -225,17 +229,26 @@ class _Lowering(Values):
         for stops, masked in variants:
             if len(stops) == 1 and (stops[0] - start).is_constant and (stops[0] - start).const <= 0:
                 continue
-            ends = stops if last is None else (*stops, last)
+            ends = (*stops, *whole_or_none) if last is None else (*stops, *whole_or_none, last)
             if mask_free is None or (masked and self.plan.peel):
-                self._loop(loop, start, ends, tasks, masked)
-            elif mask_free.stop is not None:
-                self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, mask_free.truth)
-                self._loop(loop, self._not_below_zero(mask_free.stop), ends, tasks, masked)
+                self._loop(loop, start, ends, tasks, masked, known)
+                start = self._later(start, stops[-1]) if not masked else start
+                continue
+            truth = {**known, **mask_free.truth}
+            if mask_free.stop is not None:
+                self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, truth)
+                self._loop(loop, self._not_below_zero(mask_free.stop), ends, tasks, masked, known)
             elif mask_free.first is not None:
-                self._loop(loop, start, (*ends, mask_free.first), tasks, masked)
+                self._loop(loop, start, (*ends, mask_free.first), tasks, masked, known)
                 first = self._not_below_zero(mask_free.first)
-                self._loop(loop, first, ends, tasks, masked, mask_free.truth)
+                self._loop(loop, first, ends, tasks, masked, truth)
             start = self._later(start, stops[-1]) if not masked else start
+
+    def _extent_if(self, condition: Expr, extent: Index) -> Index:
+        """Return the end of a loop: its extent, or 0 where a condition is false."""
+        whole = IndexValue(extent, I64) if extent.terms else Const(extent.const, I64)
+        end = self.value(Select(condition, whole, Const(0, I64)))
+        return index(Runtime(end, extent + 1))
 
     def _loop(
         self,

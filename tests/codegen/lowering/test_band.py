@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import fusec
 from fusec.codegen.lowering.band import loop_bounds
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Reduce, Select, substitute
@@ -143,3 +145,25 @@ def test_inside_an_edge_all_else_that_a_condition_says_is_asked(attention: Calla
     q, k, v = (values(1, 192, 16, seed=s) for s in range(3))
     real = torch.arange(192) % 3 == 0
     check(attention, q, k, v, real, backend=FUSED)
+
+
+# -- loops that change nothing ---------------------------------------------------------------------
+
+
+def _sums_where(used: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.where(used[:, None], x, 0.0) * torch.where(used[:, None], w, 0.0)).sum(1)
+
+
+def _sums_of_masked(used: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.where(used[:, None], x, 0.0) * w).sum(1)
+
+
+@pytest.mark.parametrize("fn", [_sums_where, _sums_of_masked])
+def test_rows_whose_terms_are_all_zero_have_no_iterations(fn: Callable) -> None:
+    used, x, w = torch.tensor([True, False, True]), torch.randn(3, 500), torch.randn(3, 500)
+    x[1, 7], w[1, 3] = math.inf, math.nan
+    compiled = torch.compile(fn, backend="fusec", options={"strict": True})
+    torch.testing.assert_close(compiled(used, x, w), fn(used, x, w), equal_nan=True)
+    (kernel,) = fusec.kernels(fn, used, x, w)
+    skipped = "_end = fusec_least(" in kernel.source
+    assert skipped == (fn is _sums_where)  # 0 * NaN is NaN: the other has to add its terms
