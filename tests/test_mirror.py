@@ -108,6 +108,7 @@ ELSEWHERE = {
     "frontend/fx_passes/draws": "ops/test_random",
     "frontend/fx_passes/fx_nodes": "frontend/fx_passes/test_softmax_gradients",
     "frontend/fallbacks": "ops/test_lowering",
+    "frontend/ops/grouped": "ops/test_grouped",
     "frontend/ops/interpolation": "ops/test_interpolation",
     "frontend/key": "frontend/test_input_objects",
     "frontend/fx_passes/masked_writes": "ops/test_masked_writes",

@@ -69,7 +69,7 @@ aten = torch.ops.aten
 
 _RULE_MODULES = (
     "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
-    "indexing", "interpolation", "pointwise", "pooling", "random", "reductions", "scans",
+    "grouped", "indexing", "interpolation", "pointwise", "pooling", "random", "reductions", "scans",
     "scatters", "views",
 )  # fmt: skip
 for _module in _RULE_MODULES:  # importing one registers its lowerings

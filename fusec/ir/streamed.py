@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusec.ir.contraction import sides
-from fusec.ir.expr import Expr, Load, Reduce, postorder
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder
 from fusec.ir.expr import substitute as substitute_index
-from fusec.ir.index import Axis, Index, floordiv, index, mod, product
+from fusec.ir.graph import Def, Graph
+from fusec.ir.index import Axis, Index, Runtime, floordiv, index, mod, product
 
 WIDEST_PANEL = 128
 """Columns of the widest panel: a wider one is a row-major matrix with terms on other pages."""
@@ -33,6 +34,7 @@ class StreamedProduct:
 
     Attributes:
         rows: the axes of the rows, constant if they are few; none where there is one row.
+        batch: axes that choose the weights, by a number that is read: the group of some rows.
         columns: the axis of the columns; of panels, perhaps two: panels and columns in a panel.
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
@@ -47,6 +49,7 @@ class StreamedProduct:
     terms: Index
     itemsize: int
     panel: int = 0
+    batch: tuple[Axis, ...] = ()
 
 
 def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
@@ -54,19 +57,22 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
 
     Both operands are contiguous along the summed axis, or the weights are in panels.
     """
-    for few, many, own, others, over in _orders(node):
+    for few, many, own, others, shared, over in _orders(node):
         rows = product(a.extent for a in own)
         if not rows.is_constant or rows.const > most or not others:
+            continue
+        if shared and not _is_chosen(many, over, shared):
             continue
         extent = product(a.extent for a in others)
         if extent.is_constant and extent.const <= rows.const:
             continue
-        ordered, columns = _by_serial(own), _by_serial(others)
+        ordered, columns, batch = map(_by_serial, (own, others, shared))
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
-            return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many))
-        panel = _panel(many, over, columns)
+            size = _itemsize(many)
+            return StreamedProduct(ordered, columns, few, over.extent, size, batch=batch)
+        panel = 0 if batch else _panel(many, over, columns)
         if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
             return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
     return None
@@ -77,24 +83,45 @@ def match_panels(node: Expr, width: int) -> StreamedProduct | None:
 
     None for anything else. A single axis of columns need not end with a panel.
     """
-    for few, many, own, others, over in _orders(node):
+    for few, many, own, others, shared, over in _orders(node):
         columns = _by_serial(others)
-        if columns and _panel(many, over, columns) == width:
+        if columns and not shared and _panel(many, over, columns) == width:
             rows, size = _by_serial(own), _itemsize(many)
             return StreamedProduct(rows, columns, few, over.extent, size, width)
     return None
 
 
+def copies_from_tables(graph: Graph) -> dict[Buffer, Def]:
+    """Return the definitions that only copy elements, at places that they read.
+
+    Their readers may load from the table: the weights of a product, one matrix for each row.
+    """
+    return {line.buffer: line for line in graph.defs if _picks(line.expr)}
+
+
+def _picks(value: Expr) -> bool:
+    atoms = (a for i in value.indices for a in i.atoms()) if isinstance(value, Load) else ()
+    return any(isinstance(a, Runtime) for a in atoms)
+
+
 def _orders(
     node: Expr,
-) -> Iterator[tuple[Expr, Expr, frozenset[Axis], frozenset[Axis], Axis]]:
-    """Yield, for a product along one axis: either operand, the other, their axes, that axis."""
+) -> Iterator[tuple[Expr, Expr, frozenset[Axis], frozenset[Axis], frozenset[Axis], Axis]]:
+    """Yield, for a product along one axis: either operand, the other, the axes of each, of both,
+    and that axis."""
     found = sides(node)
-    if found is None or not isinstance(node, Reduce) or found.shared or len(node.over) != 1:
+    if found is None or not isinstance(node, Reduce) or len(node.over) != 1:
         return
     left, right = (found.left, found.left_axes), (found.right, found.right_axes)
     for (few, own), (many, others) in ((left, right), (right, left)):
-        yield few, many, own, others, node.over[0]
+        yield few, many, own, others, found.shared, node.over[0]
+
+
+def _is_chosen(weights: Expr, over: Axis, batch: frozenset[Axis]) -> bool:
+    """Return True if weights depend on a batch only through numbers that are read."""
+    found = [n for n in postorder((weights,)) if isinstance(n, Load) and over in n.axes]
+    plain = (a for n in found for i in n.indices for m, _ in i.terms for a in m)
+    return batch.isdisjoint(a for a in plain if isinstance(a, Axis))
 
 
 def _by_serial(axes: Iterable[Axis]) -> tuple[Axis, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.ir.dtype import BF16, F32, DType
+from fusec.ir.dtype import BF16, F32, I64, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce
-from fusec.ir.index import Axis, IntoIndex, Size, floordiv, index, mod
+from fusec.ir.index import Axis, IntoIndex, Runtime, Size, floordiv, index, mod
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.streamed import match_panels, match_skinny
 from tests.ir.graphs import axes, buffer, load
@@ -51,6 +51,19 @@ def test_a_vector_is_no_rows() -> None:
 )
 def test_other_products_stream_nothing(rows: IntoIndex, columns: IntoIndex, along: str) -> None:
     assert match_skinny(product(rows, columns, along=along)[0], MOST) is None
+
+
+def test_weights_chosen_by_a_number_that_is_read_are_streamed_for_each_choice() -> None:
+    b, m, n, k = axes("b m n k", 6, 4, 64, 32)
+    which = load(buffer("which", 6, dtype=I64), b)
+    x, w = buffer("x", 6, 4, 32), buffer("w", 5, 64, 32)
+    chosen = index(Runtime(which, index(5)))
+    node = Reduce(SUM, (k,), Op("mul", (load(x, b, m, k), load(w, chosen, n, k))))
+    found = match_skinny(node, MOST)
+    assert found is not None
+    assert (found.batch, found.rows, found.columns) == ((b,), (m,), (n,))
+    plain = Op("mul", (load(x, b, m, k), load(buffer("v", 6, 64, 32), b, n, k)))
+    assert match_skinny(Reduce(SUM, (k,), plain), MOST) is None  # an attention's, say
 
 
 def panels(columns: int, width: int, dtype: DType = F32) -> tuple[Reduce, list[Axis]]:

@@ -40,9 +40,11 @@ from fusec.ir.graph import (
 from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
-from fusec.ir.streamed import match_panels, match_skinny
+from fusec.ir.rewrite import inline_loads
+from fusec.ir.streamed import copies_from_tables, match_panels, match_skinny
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll_rows import worthwhile
 
 LIBRARY, FUSED = "library", "fused #"
@@ -267,10 +269,15 @@ def _attending(graph: Graph, machine: Machine) -> set[str]:
 
 
 def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
-    """Return the calls of products with so few rows that streaming their weights pays."""
+    """Return the calls of products with so few rows that streaming their weights pays.
+
+    Also those whose weights a definition only copies from a table, at places that it reads.
+    """
+    copies, simplify = copies_from_tables(graph), simplifier()
 
     def streams(line: Def) -> bool:
-        products = (match_skinny(n, machine.skinny_rows) for n in postorder((line.expr,)))
+        whole = inline_loads(line, copies, simplify)
+        products = (match_skinny(n, machine.skinny_rows) for n in postorder((whole.expr,)))
         return any(p is not None and worthwhile(p, machine) for p in products)
 
     return {

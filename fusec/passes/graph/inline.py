@@ -33,7 +33,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import match_panels, match_skinny
+from fusec.ir.streamed import copies_from_tables, match_panels, match_skinny
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
@@ -63,6 +63,7 @@ class _Inliner:
         self.panel = machine.loops.panel
         self.vector = machine.vector
         self.uses = find_uses(graph)
+        self.copies = copies_from_tables(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
@@ -130,8 +131,8 @@ class _Inliner:
         Each column, or panel, would compute it again. Views and casts are free, except for panels.
         """
         match self.graph.nodes[reader]:
-            case Def(expr=expr) if self.skinny_rows:
-                sums = reductions(expr)
+            case Def() as line if self.skinny_rows:
+                sums = reductions(inline_loads(line, self.copies, self.simplify).expr)
                 products = (match_skinny(n, self.skinny_rows) for n in sums)
                 found = [p.few for p in products if p and (computed or p.panel)]
                 found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]

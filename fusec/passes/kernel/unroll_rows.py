@@ -61,7 +61,8 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
     if not columns:
         return kernel
     product = _products(kernel, machine)[0]
-    grid, points = _points(product, columns, machine.vector)
+    own, points = _points(product, columns, machine.vector)
+    grid = (*product.batch, *own)
     rows = [range(a.extent.const) for a in product.rows]
     stores: list[Store] = []
     for at, column in itertools.product(itertools.product(*rows), points):
@@ -106,8 +107,8 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
     rows, own, panel = first.rows, first.columns, first.panel
     if len(own) == 2 and own[1].extent is not index(panel):
         return 0  # the kernel has been unrolled
-    if set(kernel.grid) != {*rows, *own} or any(
-        (p.rows, p.columns, p.panel) != (rows, own, panel) for p in products
+    if set(kernel.grid) != {*first.batch, *rows, *own} or any(
+        (p.batch, p.rows, p.columns, p.panel) != (first.batch, rows, own, panel) for p in products
     ):
         return 0
     count = len(products)

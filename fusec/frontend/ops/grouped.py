@@ -1,0 +1,212 @@
+"""Lower grouped products: each row is multiplied with the matrix of its group, as in experts.
+
+Rows of a group follow each other; ``offs[e]`` is where group e ends. Rows are taken in *blocks* of
+R rows of one group: a weight that is loaded once is multiplied with all rows of a block. A group's
+last block may have fewer; what is computed of the missing rows is not read. A block without rows
+has no terms. Worked example, blocks of 4, E groups, S rows::
+
+    ends[e]    = sum(f: where(f <= e, (offs[f] - offs[f - 1] + 3)//4, 0))   after a group's blocks
+    group[b]   = sum(e: ends[e] <= b)                                       of a block
+    first[b]   = offs[group - 1] + 4*(b - ends[group - 1])                  its first row, or -1
+    y[b, r, n] = sum(k: x[first[b] + r, k] if first[b] >= 0 * w[group[b], k, n])
+    place[s]   = 4*ends[g - 1] + s - offs[g - 1]                            of a row in y, or -1
+    out[s, n]  = where(place[s] >= 0, y[place[s]//4, place[s]%4, n], 0)     g: the row's group
+
+A block of one row is that row, so that ``out`` is ``y`` itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import AtenCall, Indices
+from fusec.frontend.fallbacks import CONTRACTION
+from fusec.frontend.ops.arithmetic import add, less, mul, select, sub
+from fusec.frontend.ops.products import contraction, is_matrix
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.value import ZERO, Value
+from fusec.ir.dtype import F32, I32
+from fusec.ir.expr import Const, Expr, Load, Reduce, as_value, cast, op, read_index
+from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.monoid import SUM
+from fusec.ir.rewrite import read_at
+from fusec.ir.scalar import ROUND
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of consecutive rows.
+
+    Attributes:
+        ends: where each group ends: ``offs[e]``.
+        rows: the number of rows, of which the last may be in no group.
+        block: rows of a block.
+    """
+
+    call: AtenCall
+    ends: Value
+    rows: Index
+    block: int
+
+    @property
+    def count(self) -> Index:
+        """The number of groups."""
+        return self.ends.shape[0]
+
+    @property
+    def blocks(self) -> Index:
+        """The most blocks that the groups can have: one part of each may be missing rows."""
+        missing = (self.block - 1) * self.count
+        return floordiv(self.rows + missing, index(self.block)) if self.block > 1 else self.rows
+
+    def begin(self, group: Index, ends: Value | None = None) -> Expr:
+        """Return where a group begins, the end of the group before; of rows, or of other ends."""
+        ends = ends or self.ends
+        return cast(ends.at((group - 1,), op("ge", _i32(group), Const(1, I32))), I32)
+
+    def blocks_of(self, group: Index) -> Expr:
+        """Return the number of blocks of a group; on CPUs, offsets that descend are reported."""
+        begin = self.begin(group)
+        size = sub(cast(self.ends.at((group,)), I32), begin)
+        if self.call.is_cpu:
+            size = op("within", size, sub(_i32(self.rows + 1), begin))
+        return op("floordiv", add(size, self.block - 1), Const(self.block, I32))
+
+    def named(self, ends: Value, position: Index) -> tuple[Expr, Index]:
+        """Return whether a position is in a group, given where groups end, and which it is."""
+        over = Axis("e", self.count)
+        before = op("le", cast(ends.at((index(over),)), I32), _i32(position))
+        passed = Reduce(SUM, (over,), cast(before, I32))
+        last = op("minimum", passed, _i32(self.count - 1))
+        return less(passed, _i32(self.count)), read_index(last, self.count)
+
+
+def _i32(value: Index) -> Expr:
+    return cast(as_value(value), I32)
+
+
+def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
+    """Emit ``out[s, n] = sum(k: x[s, k] * w[group of s, k, n])``; 0 for rows in no group."""
+    if not (call.is_cpu and is_matrix(x) and is_matrix(w) and _lies_along_terms(w)):
+        raise Unsupported(CONTRACTION)
+    groups = Groups(call, offs, x.shape[0], _rows_of_block(call, x.shape[0], offs.shape[0]))
+    ends = offs
+    if groups.block > 1:
+        ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
+    group, first = _blocks(groups, ends)
+
+    def body(at: Indices) -> Expr:
+        block, *row, n = at
+        start = first.at((block,))
+        begin = add(op("maximum", start, Const(0, I32)), _i32(row[0] if row else ZERO))
+        source = read_index(op("minimum", begin, _i32(groups.rows - 1)), groups.rows)
+        e = read_index(group.at((block,)), groups.count)
+        used = op("ge", start, Const(0, I32))
+        return contraction(
+            x.shape[1],
+            lambda k: (
+                _factor(x, (source, k), used),
+                _factor(w, (e, k, n), used),
+            ),
+        )
+
+    if groups.block == 1:
+        return call.define(body)
+    shape = (groups.blocks, index(groups.block), w.shape[2])
+    blocks = call.scratch("blocks", shape, call.out.dtype, body)
+    place = call.scratch("place", (groups.rows,), I32, lambda at: _place(groups, ends, at[0]))
+
+    def row(at: Indices) -> Expr:
+        s, n = at
+        own = place.at((s,))
+        there = read_index(op("maximum", own, Const(0, I32)), groups.blocks * groups.block)
+        value = blocks.at(
+            (floordiv(there, index(groups.block)), mod(there, index(groups.block)), n)
+        )
+        return select(op("ge", own, Const(0, I32)), value, Const(0, value.dtype))
+
+    return call.define(row)
+
+
+def _factor(x: Value, at: Indices, guard: Expr) -> Expr:
+    """Return an element in f32, rounded to its own type if that is a 16-bit float."""
+    value = cast(read_at(x.at(at, guard), at), F32)
+    return op(ROUND[x.dtype], value) if x.dtype in ROUND else value
+
+
+def _end_of_blocks(groups: Groups, group: Index) -> Expr:
+    over = Axis("f", groups.count)
+    counts = op("le", _i32(index(over)), _i32(group))
+    return Reduce(SUM, (over,), select(counts, groups.blocks_of(index(over)), Const(0, I32)))
+
+
+def _blocks(groups: Groups, ends: Value) -> tuple[Value, Value]:
+    """Emit each block's group, and its first row, or -1 if it has no rows."""
+
+    def own(at: Indices) -> Expr:
+        return op("add", _i32(groups.named(ends, at[0])[1]), Const(0, I32))
+
+    def first(at: Indices) -> Expr:
+        used, e = groups.named(ends, at[0])
+        blocks = sub(_i32(at[0]), groups.begin(e, ends))
+        row = add(groups.begin(e), mul(blocks, groups.block)) if groups.block > 1 else _i32(at[0])
+        return select(used, row, Const(-1, I32))
+
+    shape = (groups.blocks,)
+    return (
+        groups.call.scratch("group", shape, I32, own),
+        groups.call.scratch("first", shape, I32, first),
+    )
+
+
+def _place(groups: Groups, ends: Value, s: Index) -> Expr:
+    """Return a row's place among the rows of all blocks, or -1 if it is in no group."""
+    used, e = groups.named(groups.ends, s)
+    row = sub(_i32(s), groups.begin(e))
+    return select(used, add(mul(groups.begin(e, ends), groups.block), row), Const(-1, I32))
+
+
+def _lies_along_terms(w: Value) -> bool:
+    """Return True if neighbours in memory are terms of one sum: others are strided."""
+    if w.buffer is None or not isinstance(w.expr, Load):
+        return False
+    return w.buffer.offset(w.expr.indices).coefficient(w.axes[1]) is index(1)
+
+
+def _rows_of_block(call: AtenCall, rows: Index, groups: Index) -> int:
+    """Return how many rows a block has, for as many as a group has on average.
+
+    Raises:
+        Unsupported: for many, with which the library's product of each group is as fast.
+    """
+    each = rows.hint() / max(groups.hint(), 1)
+    block = next((block for most, block in call.lines.fusion.blocks if each <= most), 0)
+    if not block:
+        raise Unsupported(CONTRACTION)
+    return block
+
+
+@lowers("transformers.grouped_mm_fallback.default")
+def grouped_mm_fallback(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
+    """Emit the grouped product of ``transformers``."""
+    return grouped_rows(call, x, w, offs)
+
+
+@lowers(aten._grouped_mm.default)
+def grouped_mm(
+    call: AtenCall,
+    x: Value,
+    w: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Value:
+    """Emit PyTorch's grouped product, of grouped rows."""
+    if offs is None or bias is not None or (len(x.shape), len(w.shape)) != (2, 3):
+        raise Unsupported(CONTRACTION)
+    return grouped_rows(call, x, w, offs)

@@ -1,0 +1,171 @@
+"""Grouped products beside eager: each group of rows has a matrix of its own, as experts do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusec
+from tests.support import BACKEND, check, compile_with, values
+
+grouped_mm_fallback = pytest.importorskip("transformers.integrations.moe") and (
+    torch.ops.transformers.grouped_mm_fallback
+)
+FALLBACK, GROUPED = "transformers.grouped_mm_fallback.default", "_grouped_mm.default"
+
+
+class Case(NamedTuple):
+    x: Tensor
+    w: Tensor
+    offs: Tensor
+
+
+def case(counts: list[int], *, rest: int = 0, terms: int = 24, columns: int = 40) -> Case:
+    """Return rows in groups of some sizes, and ``rest`` rows that are in no group."""
+    offs = torch.tensor(counts).cumsum(0).to(torch.int32)
+    x = values(sum(counts) + rest, terms, seed=1)
+    return Case(x, values(len(counts), columns, terms, seed=2), offs)
+
+
+def experts(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    return grouped_mm_fallback(x, w.transpose(1, 2), offs)
+
+
+def native(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    return torch._grouped_mm(x, w.transpose(1, 2), offs=offs)
+
+
+def spelled_out(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    ends = offs.tolist()
+    parts = zip([0, *ends], ends, w, strict=False)
+    return torch.cat([x[a:b] @ matrix.T for a, b, matrix in parts])
+
+
+def a_split(seed: int) -> list[int]:
+    """Return sizes of groups, some of them empty."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = int(torch.randint(1, 9, (), generator=generator))
+    rows = int(torch.randint(1, 33, (), generator=generator))
+    owner = torch.randint(0, groups, (rows,), generator=generator)
+    return torch.bincount(owner, minlength=groups).tolist()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_rows_are_multiplied_with_the_matrix_of_their_group(seed: int) -> None:
+    check(experts, *case(a_split(seed)), left=())
+
+
+@pytest.mark.parametrize("counts", [[1], [0, 0, 1], [5, 0, 0], [0, 7], [2, 2, 2, 2], [1] * 9])
+def test_groups_may_be_empty(counts: list[int]) -> None:
+    check(experts, *case(counts), left=())
+
+
+def test_rows_in_no_group_are_zero() -> None:
+    check(experts, *case([3, 0, 4], rest=5), left=())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_added_in_f32(dtype: torch.dtype) -> None:
+    x, w, offs = case([9, 0, 4, 1])
+    check(experts, x.to(dtype), w.to(dtype), offs, left=())
+
+
+def test_pytorch_s_own_grouped_product_is_one() -> None:
+    x, w, offs = case([9, 0, 4, 1])
+    check(native, x.bfloat16(), w.bfloat16(), offs, exact=spelled_out, left=())
+
+
+def test_ends_of_groups_may_have_64_bits() -> None:
+    x, w, offs = case([3, 6])
+    check(experts, x, w, offs.long(), left=())
+
+
+def test_one_code_serves_any_number_of_rows() -> None:
+    counts = ([4, 0, 3, 2], [1, 5, 0, 9], [0, 0, 21, 0])
+    first, *others = (Case(x, case([1] * 4).w, offs) for x, _, offs in map(case, counts))
+    check(experts, *first, more=others, dynamic=True)
+
+
+def test_operands_and_results_are_computed_beside_it() -> None:
+    def mlp(x: Tensor, gate: Tensor, down: Tensor, offs: Tensor, weight: Tensor) -> Tensor:
+        a, b = experts(F.rms_norm(x, (24,)), gate, offs).chunk(2, -1)
+        return experts(F.silu(a) * b, down, offs) * weight[:, None]
+
+    x, gate, offs = case([5, 0, 9, 1])
+    down = values(4, 24, 20, seed=3)
+    check(mlp, x, gate, down, offs, values(15, seed=4), left=())
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks what fusec made")
+def test_each_product_is_one_kernel_that_reads_each_weight_of_a_group_once() -> None:
+    given = case([6, 0, 2, 8], terms=64, columns=128)
+    report = fusec.explain(experts, *given)
+    (graph,) = report.graphs
+    products = [k for k in graph.kernels if k.bytes > 32 << 10]
+    assert len(products) == 1
+    assert products[0].bytes < 1.2 * graph.bytes_floor
+
+
+def test_many_rows_of_a_group_are_the_library_s() -> None:
+    if BACKEND == "fusec":
+        check(experts, *case([90, 80]), left=(FALLBACK,))
+        with pytest.raises(AssertionError, match="grouped_mm_fallback"):
+            check(experts, *case([90, 80]), left=())
+
+
+def test_weights_that_lie_along_columns_are_the_library_s() -> None:
+    x, w, offs = case([3, 4])
+    strided = w.transpose(1, 2).contiguous().transpose(1, 2)
+    check(experts, x, strided, offs, left=(FALLBACK,))
+
+
+def test_gradients_are_the_library_s() -> None:
+    check(experts, *case([3, 0, 4]), train=True)
+
+
+@pytest.mark.parametrize("ends", [[4, 2, 7], [2, 9, 7], [2, 4, 8], [-1, 4, 7]])
+def test_ends_that_descend_or_lie_outside_are_reported(ends: list[int]) -> None:
+    if BACKEND != "fusec":
+        pytest.skip("asks what fusec reports")
+    x, w, _ = case([2, 2, 3])
+    call = compile_with(experts)
+    with pytest.raises(IndexError, match="out of range"):
+        call(x, w, torch.tensor(ends, dtype=torch.int32))
+
+
+# -- matrices gathered for each row ---------------------------------------------------------------
+
+
+def gathered(x: Tensor, w: Tensor, which: Tensor) -> Tensor:
+    return torch.bmm(w[which], x.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 20])
+def test_a_matrix_gathered_for_each_row_is_read_in_place(rows: int) -> None:
+    which = values(rows, dtype=torch.int64, low=0, high=5, seed=3)
+    check(gathered, values(rows, 24, seed=1), values(5, 40, 24, seed=2), which)
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks what fusec made")
+def test_no_copy_of_gathered_matrices_is_made() -> None:
+    def mlp(x: Tensor, up: Tensor, down: Tensor, which: Tensor) -> Tensor:
+        return gathered(F.silu(gathered(x, up, which)), down, which)
+
+    which = torch.tensor([3, 1, 1, 0, 2, 3])
+    given = values(6, 64, seed=1), values(5, 96, 64, seed=2), values(5, 64, 96, seed=3), which
+    check(mlp, *given)
+    (graph,) = fusec.explain(mlp, *given).graphs
+    assert not graph.externs
+    assert len(graph.kernels) == 2  # the activation belongs to the first
+
+
+def test_an_index_out_of_range_is_reported() -> None:
+    if BACKEND != "fusec":
+        pytest.skip("asks what fusec reports")
+    call = compile_with(gathered)
+    with pytest.raises(IndexError, match="out of range"):
+        call(values(2, 24), values(5, 40, 24), torch.tensor([1, 5]))
