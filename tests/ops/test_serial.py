@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -154,6 +155,39 @@ def test_a_place_out_of_range_is_an_error_and_nothing_is_written_there(wrong: in
     i[E // 2] = wrong
     with pytest.raises(IndexOutOfRange if BACKEND == "fusec" else Exception):
         fn(x, i, s)
+
+
+@pytest.mark.parametrize("count", [90, 5000])
+def test_the_inverse_of_a_permutation_is_one_kernel(count: int) -> None:
+    def inverse(p: torch.Tensor) -> torch.Tensor:
+        found = torch.empty_like(p)
+        found[p] = torch.arange(len(p))
+        return found * 2
+
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    check(inverse, order, left=("empty_permuted.default",))
+
+
+@pytest.mark.parametrize("count", [7, 6000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("interval", [(8, 0, 7), (100, -1.0, 1.0), (7, -0.3, 1.7), (3, 0.1, 0.2)])
+def test_elements_are_counted_in_the_interval_that_eager_finds(
+    count: int, dtype: torch.dtype, interval: tuple[int, float, float]
+) -> None:
+    bins, low, high = interval
+
+    def histogram(x: torch.Tensor) -> torch.Tensor:
+        return torch.histc(x, bins, low, high)
+
+    edges = torch.linspace(low, high, bins + 1, dtype=dtype)
+    beside = (edges, edges.nextafter(edges + 1), edges.nextafter(edges - 1))
+    special = torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)
+    given = torch.cat([values(count, dtype=dtype), *beside, special])
+    torch.compiler.reset()
+    call = compile_with(histogram)
+    assert torch.equal(call(given), histogram(given))
+    if BACKEND == "fusec":
+        assert externs(histogram, given) == []
 
 
 # -- scans ----------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices, Scalar, arithmetic_type, read
-from fusec.frontend.ops.arithmetic import add, div, mul, select
+from fusec.frontend.ops.arithmetic import add, div, mul, select, sub
 from fusec.frontend.ops.domain import Domain, identity
 from fusec.frontend.ops.indexing import checked, counted_from_front
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import IntoSize, delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
-from fusec.ir.dtype import BOOL, I64, DType, compute_type
+from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
 from fusec.ir.expr import (
     Const,
     Expr,
@@ -73,11 +73,6 @@ class Updates:
         """Return the value of a source, as ``kind``."""
         return cast(self.source(at, number, self.hits(at, number)[1]), kind)
 
-    def last(self, at: Indices) -> Expr:
-        """Return the number of the last source that targets an element; below 0 if none does."""
-        domain = self.at(at)
-        return domain.reduce(MAX, IndexValue(domain.number))
-
 
 def element(x: Value, at: Indices) -> Indices:
     """Return the indices into ``x``, which has one axis if the result is a scalar."""
@@ -88,14 +83,22 @@ def element(x: Value, at: Indices) -> Indices:
 
 
 def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
-    """Emit each element as the last source that targets it, or unchanged."""
-    call.check_steps(updates.extents, _COLLIDE)
-    kind = compute_type(call.out.dtype)
+    """Emit each element as the last source that targets it, or unchanged.
+
+    Raises:
+        Unsupported: for many sources, unless each element may have one, as in the inverse of a
+            permutation: where few are written, eager's kernel moves less.
+    """
     extents = updates.extents
+    each = product(extents) - product(x.shape)
+    if not (each.is_constant and each.const >= 0):
+        call.check_steps(extents, _COLLIDE)
+    kind = compute_type(call.out.dtype)
+    last_of = reduced(call, x, updates, MAX, lambda at, n: IndexValue(linearise(n, extents)))
 
     def body(at: Indices) -> Expr:
         at = element(x, at)
-        last = updates.last(at)
+        last = last_of(at)
         hit = op("ge", last, Const(0, I64))
         place = index(Runtime(select(hit, last, Const(0, I64)), product(extents)))
         number = delinearise(place, extents)
@@ -194,6 +197,34 @@ def hit(call: AtenCall, here: Index, place: Expr, number: Indices) -> Expr:
     steady = call.is_cpu and here.as_axis() is not None and place.axes <= axes
     many = not call.takes_few_steps(tuple(a.extent for a in axes))
     return op("hits" if steady and many else "eq", IndexValue(here), place)
+
+
+@lowers(aten.histc.default)
+def histc(call: AtenCall, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+    """Emit the number of elements in each of equal intervals, found as eager's kernel does.
+
+    Raises:
+        Unsupported: for an interval that depends on data; on GPUs, whose kernel rounds otherwise.
+    """
+    kind = call.out.dtype
+    if not call.is_cpu or kind not in (F32, F64) or not low < high:
+        raise Unsupported(_COLLIDE)
+
+    def bin_of(number: Indices) -> Expr:
+        value = cast(x.at(delinearise(number[0], x.shape)), kind)
+        inside = op("and", op("ge", value, Const(low, kind)), op("le", value, Const(high, kind)))
+        place = div(mul(sub(value, low), float(bins)), Const(high - low, kind))
+        place = op(
+            "minimum", cast(select(inside, place, Const(0, kind)), I64), Const(bins - 1, I64)
+        )
+        return select(inside, place, Const(-1, I64))
+
+    updates = Updates(
+        (product(x.shape),),
+        lambda at, number: (hit(call, at[0], bin_of(number), number), None),
+        lambda at, number, guard: Const(1, kind),
+    )
+    return combine(call, call.lazy(lambda at: Const(0, kind)), updates, SUM)
 
 
 # -- along one axis -------------------------------------------------------------------------------
