@@ -56,6 +56,11 @@ class Def:
     impure: ClassVar[bool] = False
     defines_sizes: ClassVar[tuple[Size, ...]] = ()
 
+    def __str__(self) -> str:
+        from fusec.ir.text import print_def  # local: text imports the structures
+
+        return print_def(self)
+
     def map(self, rule: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Def:
         """Return the line with its expression rewritten; the same object if that is unchanged."""
         (expr,) = rule((self.expr,))

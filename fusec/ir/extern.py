@@ -267,6 +267,11 @@ class Extern:
     bound_sizes: tuple[BoundSize, ...] = ()
     library: str | None = None
 
+    def __str__(self) -> str:
+        from fusec.ir.text import print_call  # local: text imports the structures
+
+        return print_call(self)
+
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """All arguments, keyword arguments last."""

@@ -118,6 +118,11 @@ class Graph:
     outputs: tuple[Argument, ...]
     decisions: tuple[Decision, ...] = ()
 
+    def __str__(self) -> str:
+        from fusec.ir.text import print_graph  # local: text imports the structures
+
+        return print_graph(self)
+
     @property
     def defs(self) -> tuple[Def, ...]:
         """The lines in index notation."""
@@ -127,6 +132,13 @@ class Graph:
     def externs(self) -> tuple[Extern, ...]:
         """The calls of eager kernels."""
         return tuple(line for line in self.nodes if isinstance(line, Extern))
+
+    @property
+    def called(self) -> Mapping[str, str]:
+        """FX node -> the printed name of the eager kernel, or constant, that it stands for."""
+        return {
+            line.node: line.target for line in self.nodes if isinstance(line, Extern | Constant)
+        }
 
     @property
     def returned(self) -> frozenset[Buffer]:

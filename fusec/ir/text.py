@@ -197,6 +197,12 @@ def print_call(line: CallStep) -> str:
     return f"{', '.join(names)} = extern {line.target}({', '.join(args)})    # {line.reason}"
 
 
+def print_def(line: Def) -> str:
+    """Return a definition on one line, with its type."""
+    target = f"{line.buffer.name}[{', '.join(a.name for a in line.axes)}]"
+    return f"{target} = {line.expr!r}    : {print_type(line.buffer)}"
+
+
 def print_graph(graph: Graph) -> str:
     """Return the text of a graph, with one line for each definition."""
     inputs = []
@@ -214,8 +220,7 @@ def print_graph(graph: Graph) -> str:
     for node in graph.nodes:
         match node:
             case Def():
-                target = f"{node.buffer.name}[{', '.join(a.name for a in node.axes)}]"
-                lines.append(f"  {target} = {node.expr!r}    : {print_type(node.buffer)}")
+                lines.append(f"  {print_def(node)}")
             case RowLoop():
                 lines += [f"  {line}" for line in print_row_loop(node).splitlines()]
             case _:
