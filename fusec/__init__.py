@@ -17,6 +17,7 @@ __all__ = [
     "name_size",
     "refreeze",
     "register_decomposition",
+    "register_pass",
     "watch",
 ]
 
@@ -29,6 +30,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name is typed
     from fusec.archive.model import load
     from fusec.driver.backend import refreeze
+    from fusec.driver.user_passes import register_pass
     from fusec.frontend.aot.custom_operations import register_decomposition
     from fusec.frontend.named_sizes import name_size
     from fusec.tools.report import explain, kernels
@@ -58,6 +60,10 @@ else:
             from fusec.frontend.aot import custom_operations  # local, as above
 
             return custom_operations.register_decomposition
+        if name == "register_pass":
+            from fusec.driver import user_passes  # local, as above
+
+            return user_passes.register_pass
         if name == "name_size":
             from fusec.frontend import named_sizes  # local, as above
 

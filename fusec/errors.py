@@ -5,6 +5,7 @@ Families of errors, by who can do something about them:
     Unsupported                      nobody has to: the operation runs as an eager kernel
     UsageError                       the caller: a bad option, mode, target, input spec or stage
     ModelError                       the caller: the model fails by itself, without fusec
+    PassError                        the caller: a pass of theirs raises, or returns something wrong
     BuildError, EnvironmentProblem   the machine: a compiler failed, a tool or device is missing
     InvalidIR, InternalError         fusec: a verifier or an invariant failed, a defect of its own
     WrongKernel                      fusec: a kernel's results are off, found by the option verify
@@ -96,6 +97,27 @@ class ModelError(FusecError):
 
     def __str__(self) -> str:
         return f"the model itself fails, without fusec:\n{self.args[0]}"
+
+
+class PassError(FusecError):
+    """A pass of the user's (`fusec.register_pass`) raised, or returned what no pass may return.
+
+    Args:
+        name: the pass's.
+        seen: what it did, as "returned None".
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, name: str, seen: str) -> None:
+        super().__init__(name, seen)
+
+    def __str__(self) -> str:
+        name, seen = self.args
+        return (
+            f"the pass {name!r} {seen}.\nIt is no stage of fusec's own: "
+            "`fusec dump TARGET --stage graph` prints what it was given."
+        )
 
 
 def describe_frame(error: BaseException) -> str:
@@ -275,10 +297,12 @@ class WrongKernel(FusecError):
     Attributes:
         held: the node whose value is off, and which of its results.
         stored: the values that it was computed from, or had been stored before.
+        passes: the names of the user's passes that rewrote the graph.
     """
 
     held: tuple[str, int | None] = ("", None)
     stored: frozenset[tuple[str, int | None]] = frozenset()
+    passes: tuple[str, ...] = ()
 
     def __init__(
         self, kernel: str, graph: str, value: str, op: str, seen: str, source: Sequence[str]
@@ -288,9 +312,9 @@ class WrongKernel(FusecError):
     def __str__(self) -> str:
         kernel, graph, value, op, seen, source = self.args
         lines = "".join(f"\n  {line}" for line in source)
-        return (
-            f"kernel {kernel} of graph {graph!r} is off in {value} ({op}): {seen}{lines}\n"
-            "This is a defect of fusec; please report it with the kernel, which "
+        return (f"kernel {kernel} of graph {graph!r} is off in {value} ({op}): {seen}{lines}\n") + (
+            _suspected(self.passes)
+            or "This is a defect of fusec; please report it with the kernel, which "
             'options={"dump_dir": "DIR"} writes.'
         )
 
@@ -305,7 +329,12 @@ class WrongGraph(FusecError):
         op: the ATen operation that makes it.
         seen: the errors and where they are largest, or strides.
         source: the user's lines that made the value.
+
+    Attributes:
+        passes: the names of the user's passes that rewrote the graph.
     """
+
+    passes: tuple[str, ...] = ()
 
     def __init__(self, graph: str, value: str, op: str, seen: str, source: Sequence[str]) -> None:
         super().__init__(graph, value, op, seen, tuple(source))
@@ -313,20 +342,32 @@ class WrongGraph(FusecError):
     def __str__(self) -> str:
         graph, value, op, seen, source = self.args
         lines = "".join(f"\n  {line}" for line in source)
-        return (
-            f"graph {graph!r} is off in {value} ({op}): {seen}{lines}\n"
-            "Each of its kernels agrees with eager, so that a rewrite of the graph, or its cut in "
-            "forward and backward, is at fault. `fusec bisect --wrong SCRIPT` finds the least "
+        return f"graph {graph!r} is off in {value} ({op}): {seen}{lines}\n" + (
+            _suspected(self.passes)
+            or "Each of its kernels agrees with eager, so that a rewrite of the graph, or its cut "
+            "in forward and backward, is at fault. `fusec bisect --wrong SCRIPT` finds the least "
             "program that shows it; please report that."
         )
+
+
+def _suspected(passes: Sequence[str]) -> str:
+    """Return what to do about a value that is off where passes of the user rewrote its graph."""
+    if not passes:
+        return ""
+    one = len(passes) == 1
+    return (
+        f"{'The pass' if one else 'The passes'} {', '.join(map(repr, passes))} rewrote this graph, "
+        f"and {'has' if one else 'have'} to compute what eager computes: if it is right without "
+        f"{'it' if one else 'them'}, by the option passes, no kernel of fusec is at fault."
+    )
 
 
 def describe_failure(error: Exception) -> str:
     """Return what stopped a compile, as full sentences, with advice or a way to learn more.
 
-    An `EnvironmentProblem` has none: no smaller program would show more of it.
+    An `EnvironmentProblem` has none, nor has a `PassError`: no smaller program shows more of it.
     """
-    if isinstance(error, EnvironmentProblem):
+    if isinstance(error, EnvironmentProblem | PassError):
         return str(error)
     advice = what_helps(error) or _BISECT
     return f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"

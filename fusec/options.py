@@ -147,6 +147,11 @@ class Options:
         "stop after this many merges in a graph, to bisect for a wrong one",
         changes_code=True,
     )
+    passes: str = _option(
+        "",
+        "passes of yours (fusec.register_pass) to run behind capture, as 'name, another'",
+        changes_code=True,
+    )
     fallback_random: bool = _option(
         False,
         "draw random numbers by eager kernels, from eager's stream; off: inside kernels",
@@ -260,6 +265,11 @@ class Options:
     def times(self) -> bool:
         """Whether candidates may be timed."""
         return self.autotune and self.race == "auto" and not self.alone and not self.by_rule
+
+    @property
+    def pass_names(self) -> tuple[str, ...]:
+        """The names of the user's passes, in their order."""
+        return tuple(name for part in self.passes.split(",") if (name := part.strip()))
 
     def race_seconds(self, device: str) -> float:
         """Return the seconds that the races of one graph may take on a kind of device."""

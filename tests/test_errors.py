@@ -18,6 +18,7 @@ from fusec.errors import (
     ModelError,
     NotWritable,
     OutOfMemory,
+    PassError,
     StageError,
     Unsupported,
     UsageError,
@@ -41,6 +42,7 @@ ONE_OF_EACH = [
     WrongKernel("k0", "forward", "add", "add.Tensor", "max error 1", ("model.py:1 in forward",)),
     WrongGraph("forward", "result 0", "add.Tensor", "strides [1], eager [2]", ("model.py:1 in f",)),
     ContractBroken("kernels: 2, expected 1"),
+    PassError("no_clamp", "returned None"),
 ]
 
 
@@ -76,6 +78,7 @@ def test_exit_codes_tell_usage_environment_and_compile_errors_apart() -> None:
         "WrongGraph": 3,
         "WrongKernel": 3,
         "ContractBroken": 1,
+        "PassError": 2,
     }
 
 
@@ -92,6 +95,21 @@ def test_a_build_error_shows_the_command_and_the_end_of_the_output() -> None:
     assert [line.strip() for line in shown[1:-1]] == [f"line {n}" for n in range(80, 100)]
     assert "fusec doctor" in shown[-1]
     assert error.output == output
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH[10:12], ids=lambda error: type(error).__name__)
+def test_what_is_off_in_a_graph_that_passes_rewrote_may_be_theirs(error: FusecError) -> None:
+    assert "please report" in str(error) and "rewrote" not in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    copy.passes = ("no_clamp",)
+    assert "The pass 'no_clamp' rewrote this graph, and has to compute" in str(copy)
+    copy.passes = ("no_clamp", "quick_tanh")
+    assert "The passes 'no_clamp', 'quick_tanh' rewrote this graph, and have to" in str(copy)
+    assert "please report" not in str(copy) and str(pickle.loads(pickle.dumps(copy))) == str(copy)
+
+
+def test_no_smaller_program_is_asked_for_where_a_pass_failed() -> None:
+    assert "bisect" not in describe_failure(PassError("no_clamp", "returned None"))
 
 
 def test_what_stopped_a_compile_ends_with_one_full_stop() -> None:

@@ -25,7 +25,7 @@ FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
 WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.launches"}
-WHOLE |= {"driver.observers", "driver.invariance"}
+WHOLE |= {"driver.observers", "driver.invariance", "driver.user_passes"}
 
 LAYERS: dict[str, set[str]] = {
     # What every layer stands on.
@@ -33,6 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "options": {"errors"},
     "processors": set(),
     "torch_interior": set(),
+    "notation": {"ir"},
     # The compiler.
     "ir": {"errors"},
     "frontend": FOUNDATION | {"ir", "torch_interior"},
@@ -45,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
+    "driver.user_passes": COMPILER | {"driver.stages"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
     "driver.invariance": {"errors", "ir", "frontend", "torch_interior"},
     "driver.observers": {"options", "passes", "runtime", "driver.pipeline", "driver.trace"},
@@ -94,7 +96,7 @@ LAYERS: dict[str, set[str]] = {
     | {"tools.dumps", "tools.emulator", "archive", ""},
     "backend": {"driver.backend", "export", "torch_interior"}
     | {"tools.dumps", "tools.summary", "tools.verify"},
-    "": {"driver.backend", "frontend", "tools.report", "archive"},
+    "": {"driver.backend", "driver.user_passes", "frontend", "tools.report", "archive"},
     "__main__": {"tools.cli"},
 }
 """Which layers a layer may import besides itself; "" is `fusec/__init__.py`.
@@ -104,7 +106,8 @@ A layer is a folder of `fusec`, or a module or folder of `driver` and of `tools`
 
 CORE = {"ir", "frontend", "passes", "codegen", "runtime", "driver"}
 AROUND = {"archive", "export", "native", "tools"}
-LOOSE = {"__init__", "__main__", "backend", "errors", "options", "processors", "torch_interior"}
+LOOSE = {"__init__", "__main__", "backend", "errors", "notation", "options", "processors"}
+LOOSE |= {"torch_interior"}
 LOOSE = {f"fusec/{name}.py" for name in LOOSE}
 """The compiler, what stands around it, and the modules that may stand at the root."""
 

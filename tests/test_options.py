@@ -203,6 +203,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         "int": lambda v: v + 1,
         "float": lambda v: v / 2,
         "float | None": lambda v: 3.5,
+        "str": lambda v: "another",
         "str | None": lambda v: "sm_90",
     }
     changing = {
@@ -214,8 +215,14 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
         *("autotune", "batch_invariant", "chunk_bytes", "cudagraphs", "descriptors"),
         *("deterministic", "fallback_random", "fusion"),
         *("channels_last", "memory_budget", "merge_limit", "native"),
-        *("precision", "race", "race_budget_s", "roles", "target", "verify"),
+        *("passes", "precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
+
+
+def test_the_names_of_passes_are_read_off_a_text() -> None:
+    assert Options().pass_names == ()
+    assert Options(passes=" one, another,").pass_names == ("one", "another")
+    assert options_from(FUSEC_PASSES="one").pass_names == ("one",)
 
 
 def test_nothing_is_timed_where_rules_choose() -> None:

@@ -30,6 +30,7 @@ from fusec.driver.partition import Joint
 from fusec.driver.splitting import SplittingCompiler
 from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, CompileContext
 from fusec.driver.trace import Trace
+from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start
 from fusec.errors import FusecError, Unsupported, what_helps
 from fusec.frontend.aliasing.results import detach_again
@@ -120,8 +121,13 @@ def compile_captured(
 
 
 def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
-    """Return the options of a compile; torch's deterministic algorithms imply ours."""
+    """Return the options of a compile; torch's deterministic algorithms imply ours.
+
+    Raises:
+        UsageError: for an unknown mode, option or pass.
+    """
     chosen = Options.from_compile(mode, options)
+    chosen_passes(chosen)
     asked = torch.are_deterministic_algorithms_enabled()
     return replace(chosen, deterministic=True) if asked else chosen
 

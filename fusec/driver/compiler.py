@@ -33,7 +33,7 @@ from fusec.driver.contests import (
 )
 from fusec.driver.invariance import refuse
 from fusec.driver.launches import graph_id, launch_titles
-from fusec.driver.observers import CompileHooks, observers_of
+from fusec.driver.observers import PASSES, CompileHooks, observers_of
 from fusec.driver.pipeline import (
     Compiled,
     compile_to_source,
@@ -43,6 +43,7 @@ from fusec.driver.pipeline import (
 from fusec.driver.race import NewContest, RaceJudge, Races
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.driver.user_passes import may_be_cached, versions_of
 from fusec.errors import (
     EnvironmentProblem,
     Unsupported,
@@ -236,7 +237,8 @@ def _begin_entry(
     asked = [observer.watch_compile(options, trace) for observer in observers_of(options)]
     hooks = [hook for hook in asked if hook is not None]
     with trace.timed("cache"):
-        wanted = options.cache and not any(hook.anew for hook in hooks)
+        kept = options.cache and may_be_cached(options)
+        wanted = kept and not any(hook.anew for hook in hooks)
         equal = _built_beside.get(key)
         if wanted and equal is not None:
             equal.wait()
@@ -253,7 +255,7 @@ def _begin_entry(
     def complete(timed: Callable[[str], AbstractContextManager[None]]) -> Entry:
         with timed("build"):
             entry = {**printed_parts, **build()}
-        if options.cache:
+        if kept:
             with timed("cache"):
                 cache.store(key, entry)
                 _remember_compiler(options)
@@ -294,7 +296,10 @@ def _binding(
     outside = of_graph(gm, _compile_parts(gm, name, options))
     titles = partial(launch_titles, gm, name, trace.manifest)
     ranges = Ranges(f"fusec {graph_id(name)}", trace.blobs["statements.json"].decode(), titles)
-    asked = [observer.watch_calls(gm, name, options) for observer in observers_of(options)]
+    observers = observers_of(options)
+    if observers:
+        gm.meta[PASSES] = tuple(json.loads(trace.manifest)["passes"])
+    asked = [observer.watch_calls(gm, name, options) for observer in observers]
     hooks = [hook for hook in asked if hook is not None]
     return partial(
         executable.bind, trace.wrapper, outside=outside, device=device, ranges=ranges, hooks=hooks
@@ -325,7 +330,8 @@ def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str
     machine = target.machine
     threads = f"threads={machine.threads} units={machine.units} bytes={machine.bytes_per_us}"
     chosen = f"tf32={allows_tf32()} linears={linears.registered()}"
-    return (*versions, options.key(), target.name, chosen, threads, raced)
+    passes = versions_of(options)
+    return (*versions, options.key(), passes, target.name, chosen, threads, raced)
 
 
 def _compiler(options: Options) -> str:
@@ -469,7 +475,7 @@ def _generate(
         ABOUT: json.dumps(about).encode(),
         "wrapper.py": compiled.wrapper.encode(),
         "statements.json": compiled.statements().encode(),
-        "manifest.json": manifest(compiled, target.machine),
+        "manifest.json": manifest(compiled, target.machine, context.trace.passes),
     }
     if addition is not None:
         compiled, more = addition.add(target, compiled)

@@ -26,6 +26,7 @@ from fusec.driver.invariance import check_invariance
 from fusec.driver.launches import describe_launches
 from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
 from fusec.driver.structures import verify
+from fusec.driver.user_passes import stages_of
 from fusec.ir import text
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
@@ -182,6 +183,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
     Raises:
         Unsupported: if all of it has to run as eager kernels.
         InvalidIR: under ``verify``, naming the stage that made something illegal.
+        PassError: from a pass of the user.
         UsageError: under ``batch_invariant``, naming calls that add in an order that is not known.
     """
     trace = context.trace
@@ -192,6 +194,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
         verify(graph)
     captured(graph)
     with trace.timed("passes"):
+        graph = fold(stages_of(context.options), graph, context)
         schedule = fold(PASSES, graph, context)
     with trace.timed("codegen"):
         compiled = generate(schedule, context, held)
@@ -268,11 +271,12 @@ def _parts(compiled: Compiled, most: int, least_text: int) -> list[list[str]]:
     return [sorted(part, key=lambda name: order[name]) for part in parts]
 
 
-def manifest(compiled: Compiled, machine: Machine) -> bytes:
+def manifest(compiled: Compiled, machine: Machine, passes: Mapping[str, int]) -> bytes:
     """Return the cache entry's description of its kernels, as JSON.
 
     Args:
         machine: models the cost of kernels.
+        passes: of the user, as of ``Trace``.
     """
     launches = [*all_launches(compiled.schedule), *launched_externs(compiled.schedule)]
     work = {launch: asdict(work_of(launch, machine)) for launch in launches}
@@ -280,5 +284,6 @@ def manifest(compiled: Compiled, machine: Machine) -> bytes:
         "kernels": kernel_rows(compiled),
         "summary": describe_launches(compiled.schedule, compiled.code, work),
         "taken": wrapper.taken(compiled.host),
+        "passes": [name for name, rewritten in passes.items() if rewritten],
     }
     return json.dumps(described, sort_keys=True).encode()

@@ -27,6 +27,7 @@ class Trace:
         built: waits for kernels that another program compiles, and returns the whole entry.
         cached: the kernels came from the cache.
         key: of its entry in the cache.
+        passes: a pass of the user that has run -> the lines that it made or rewrote.
         problem: why the graph runs as eager kernels, or None.
     """
 
@@ -39,6 +40,7 @@ class Trace:
     built: Callable[[], Mapping[str, bytes]] | None = None
     cached: bool = False
     key: str = ""
+    passes: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
 
     @contextmanager

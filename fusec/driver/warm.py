@@ -28,6 +28,7 @@ from fusec.driver.launches import launch_titles
 from fusec.driver.observers import observers_of
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
+from fusec.driver.user_passes import may_be_cached
 from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory
 from fusec.frontend.capture import main_device
 from fusec.frontend.origin import op_name, origin_of
@@ -106,6 +107,8 @@ class Start:
         """Return a graph's start; None where it needs AOTAutograd's wrapper."""
         options = context.options
         if options.freeze or options.cudagraphs:  # their calls need the graphs
+            return None
+        if not may_be_cached(options):
             return None
         try:
             key = dynamo_key(gm, inputs)

@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
+"""The structures of a compile, each after the last stage that changes it."""
+ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
+"""What Triton makes of a kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

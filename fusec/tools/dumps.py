@@ -4,9 +4,9 @@ Each graph has a folder, named by the graph and Dynamo's number of the compile, 
 stage is a file, numbered by its place in the compile, so that two compiles can be compared::
 
     DIR/index.txt
-    DIR/forward-0_1/13-fx.py
-                    35-kernels.txt
-                    53-source-k0.cpp
+    DIR/forward-0_1/16-fx.py
+                    39-kernels.txt
+                    62-source-k0.cpp
 
 ``index.txt`` has a line for each graph. Files of an earlier process are removed first: only files
 of this form in the folders that its index names. Processes of ``torchrun`` have a directory each,
@@ -40,7 +40,11 @@ BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
 """Stages that a forward and its backward have in common."""
 _FILE = re.compile(r"\d\d-[\w.-]+")
 _FOLDER = re.compile(r"[\w.]+(-\d+_[\w-]+)?")
-_LEVELS = {"capture": ("fx", "capture", "graph"), "memory": ("kernels", "memory")}
+_OF_THE_USER = "passes"
+_LEVELS = {
+    "capture": ("fx", "capture", "graph", _OF_THE_USER),
+    "memory": ("kernels", "memory"),
+}
 """Names of a stage's records, where these are not its own name alone."""
 _BEHIND = ("program", "source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass")
 
@@ -57,7 +61,7 @@ class File:
     @property
     def name(self) -> str:
         of = f"-{self.kernel}" if self.kernel else ""
-        return f"{_places()[self.stage]:02}-{self.stage}{of}.{self.suffix}"
+        return f"{place_of(self.stage):02}-{self.stage}{of}.{self.suffix}"
 
 
 class Dump:
@@ -152,9 +156,14 @@ def stage_files(records: Mapping[str, Record], language: str) -> Iterator[File]:
             yield File(stage, "", suffix, made.text)
 
 
+def place_of(stage: str) -> int:
+    """Return a stage's place in a compile, from 0; passes of the user have one place."""
+    return _places().get(stage, _places()[_OF_THE_USER])
+
+
 @functools.cache
 def _places() -> Mapping[str, int]:
-    """Return stage -> its place in a compile, from 0."""
+    """Return stage -> its place."""
     names = [name for s in all_stages() for name in _LEVELS.get(s.name, (s.name,))]
     return {name: place for place, name in enumerate(dict.fromkeys((*names, *_BEHIND)))}
 

@@ -18,13 +18,13 @@ from fusec.tools.report.watching import Watch
 HEAD = """# Python interface
 
 What `import fusec` has, and what it returns and raises, as the docstrings say it. All other names
-are private. The backend's options are on [a page of their own](options.md), the command line in
-`fusec --help`.
+are private, but those of `fusec.notation`, for [passes of your own](passes.md). The backend's
+options are on [a page of their own](options.md), the command line in `fusec --help`.
 """
 BACKEND = 'torch.compile(model, backend="fusec")'
 FUNCTIONS = (
     *("expect", "explain", "kernels", "load", "name_size", "refreeze"),
-    *("register_decomposition", "watch"),
+    *("register_decomposition", "register_pass", "watch"),
 )
 RETURNED = {
     "fusec.tools.report.Explanation": Explanation,

@@ -141,6 +141,7 @@ def check_schema(document: dict) -> None:
             "modules",
             "called",
             "sums",
+            "passes",
             *numbers,
         }
         assert all(type(graph[name]) is int and graph[name] >= 0 for name in numbers)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.errors import NotWritable, UsageError
+from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.tools.cli.line import (
     TARGET_NAMES,
@@ -21,7 +22,6 @@ from fusec.tools.cli.line import (
     check_model_line,
     check_stage_name,
     forced_options,
-    known_target,
 )
 from fusec.tools.cli.output import progress, show, user_code
 
@@ -93,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stage",
         help="fx, graph, kernels, plan, program, source, wrapper, ttir, ttgir, llir, ptx or sass "
         f"(AMD's assembly for gfx942); default: {DEFAULT_STAGE}, and all of them with -o. Or one "
-        "of the rewrites between them, by its name in docs/design.md, such as inline",
+        "of the rewrites between them, by its name in docs/design.md, such as inline, or a pass of "
+        "yours that --option passes=NAME names",
     )
     parser.add_argument(
         "--changed",
@@ -113,16 +114,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Print or write the wanted stages of every graph."""
     check_model_line(arguments)
     if arguments.stage is not None:
-        check_stage_name(arguments.stage, known_target(arguments))
+        check_stage_name(arguments.stage, arguments)
         if arguments.changed:
             raise UsageError("--changed prints many stages, --stage one: leave out one of them.")
     check_directory(arguments.directory)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.tools.dumps import BEFORE_CAPTURE
-    from fusec.tools.report.stages import check_stage, choose_target
+    from fusec.tools.report.stages import check_assembly, choose_target
 
     if arguments.stage is not None:
-        check_stage(arguments.stage, choose_target(arguments.target))  # with this machine's target
+        check_assembly(arguments.stage, choose_target(arguments.target))  # with this machine's
     whole = arguments.directory is not None and arguments.stage is None
     early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
     staged = stage_model(arguments, texts=early)
@@ -140,21 +141,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _wanted(staged: Staged, arguments: argparse.Namespace) -> list[str]:
     """Return the stages of a graph to show, without stages that it did not reach."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.tools.report.stages import ASSEMBLY_STAGES, LEVELS, REWRITES
+    from fusec.tools.dumps import place_of
+    from fusec.tools.report.stages import REWRITES
 
     if arguments.stage is not None:
         return [arguments.stage] if _has(staged, arguments.stage) else []
     if arguments.directory is None and not arguments.changed:
         return [DEFAULT_STAGE] if _has(staged, DEFAULT_STAGE) else []
-    made = {stage: staged.made(stage) for stage in REWRITES}
+    made = {stage: staged.made(stage) for stage in (*REWRITES, *staged.passes)}
     changed = [
         stage
-        for stage, record in made.items()
+        for stage, record in sorted(made.items(), key=lambda item: place_of(item[0]))
         if record is not None and record.text and record.changed
     ]
     if arguments.changed:
         return changed
-    levels = [stage for stage in (*LEVELS, *ASSEMBLY_STAGES) if _has(staged, stage)]
+    levels = [stage for stage in (*LEVELS, *ASSEMBLY) if _has(staged, stage)]
     return list(dict.fromkeys((*changed, *levels)))
 
 
@@ -224,10 +226,10 @@ def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
     """Return (name of the text, its language, the text) for one stage of one graph."""
     # Local: it imports torch, which `fusec --help` shall not wait for.
     from fusec.tools.dumps import BEFORE_CAPTURE
-    from fusec.tools.report.stages import TEXT_STAGES, assemble
+    from fusec.tools.report.stages import assemble
 
     compiled = staged.compiled
-    if stage in TEXT_STAGES and stage != "source":
+    if stage not in (*ASSEMBLY, "source"):
         language = "python" if stage in (*_PYTHON, *BEFORE_CAPTURE) else "text"
         return [(stage, language, staged.text(stage))]
     if compiled is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
+from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.processors import DEVICES, PROCESSORS, target_called
 from fusec.tools.cli.inputs import Inputs, parse_inputs
 
@@ -27,8 +28,6 @@ JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
 """The targets of ``check --static``."""
 EMULATED = ("sm_80", "sm_90")
 """The targets of ``check --emulate``."""
-LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
-"""The structures of a compile, each after the last stage that changes it."""
 _REWRITES = """
     equal_sizes whole_gradients spell_out masked_writes share_cat_prefixes fold_channels
     memory_formats channel_products winograd short_convolutions draws freeze softmax_gradients
@@ -40,7 +39,6 @@ _REWRITES = """
     specialize_warps
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
-ASSEMBLY = ("ttir", "ttgir", "llir", "ptx", "sass")
 STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
 _HERE = ("cuda", "gpu", "native", "host")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -126,10 +124,12 @@ def known_target(arguments: argparse.Namespace) -> str | None:
     return named or (None if any(map(os.path.exists, _DRIVERS)) else "cpu")
 
 
-def check_stage_name(stage: str, target: str | None) -> None:
+def check_stage_name(stage: str, arguments: argparse.Namespace) -> None:
     """Raise UsageError for an unknown stage, or one that a target does not have."""
-    if stage not in STAGES:
-        raise UsageError.unknown("stage", stage, STAGES)
+    own = Options.from_compile(None, forced_options(arguments)).pass_names
+    if stage not in (*STAGES, *own):
+        raise UsageError.unknown("stage", stage, (*STAGES, *own))
+    target = known_target(arguments)
     if stage in ASSEMBLY and target is not None and target not in DEVICES:
         raise UsageError(
             f"target {target!r} has no stage {stage!r}: its kernels are C++. Use --target "

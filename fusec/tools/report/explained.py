@@ -19,6 +19,7 @@ from fusec.tools.report.explanation import (
     GraphReport,
     KernelReport,
     LoopReport,
+    PassReport,
     SumReport,
 )
 from fusec.tools.report.layers import Layers
@@ -86,6 +87,7 @@ def graph_text(graph: GraphReport) -> str:
     lines = [f"graph {graph.name}{of}", *indented(format_table(rows, right=(1, 2, 3)))]
     for remark in graph.remarks:
         lines += wrapped(remark, "  note: ", "    ")
+    lines += _section("passes of yours", _pass_lines(graph.passes))
     layers = Layers.of(graph.modules)
     lines += _section("modules, by bytes", _module_lines(graph, layers))
     lines += _section("kernels", _kernel_lines(graph.kernels, layers))
@@ -105,6 +107,15 @@ def graph_text(graph: GraphReport) -> str:
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
     return ["", f"  {title}", *lines] if lines else []
+
+
+def _pass_lines(passes: Sequence[PassReport]) -> list[str]:
+    """Return each pass of the user, with the number of lines that it rewrote."""
+    rows = [
+        (one.name, f"rewrote {one.rewritten} of {one.lines} lines" if one.rewritten else "nothing")
+        for one in passes
+    ]
+    return indented(format_table(rows), 4) if rows else []
 
 
 def _module_lines(graph: GraphReport, layers: Layers) -> list[str]:

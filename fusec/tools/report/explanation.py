@@ -13,7 +13,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches", "remarks": [text], "modules": {path: class},
-        "called",
+        "called", "passes": [{"name", "rewritten", "lines"}],
         "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold, and choices between two
@@ -21,7 +21,8 @@ candidates, ``b`` and ``against``; ``saved_us`` is null where a merge was not le
 kernels and externs, which are also among the others, once for each chunk of rows; ``largest`` is
 the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
 ``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is the
-estimate of ``expectation.py`` from a kernel's machine code, if that was requested.
+estimate of ``expectation.py`` from a kernel's machine code, if that was requested. ``passes`` are
+the user's (``fusec.register_pass``), with the lines of the graph that each has written.
 """
 
 from __future__ import annotations
@@ -135,6 +136,15 @@ class LoopReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PassReport:
+    """A pass of the user: how many of the graph's lines it has written or rewritten."""
+
+    name: str
+    rewritten: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class GraphReport:
     """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say.
 
@@ -144,6 +154,7 @@ class GraphReport:
         called: the module that it is a part of, with a graph break before or in it: "h.3 (Block)".
         sums: the order of sums where sizes are symbolic, under ``deterministic`` and
             ``batch_invariant``.
+        passes: of the user, in their order.
     """
 
     name: str
@@ -161,6 +172,7 @@ class GraphReport:
     modules: Mapping[str, str] = field(default_factory=dict)
     called: str = ""
     sums: tuple[SumReport, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
     def __str__(self) -> str:
         # Local: the text reads this module.
@@ -259,6 +271,7 @@ def report_graph(staged: Staged) -> GraphReport:
         modules=module_kinds(graph),
         called=staged.observed.called,
         sums=tuple(_report_sums(staged.compiled)) if staged.by_rule else (),
+        passes=tuple(_report_passes(staged)),
     )
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 
@@ -300,6 +313,11 @@ def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
             f"launch-bound: launching takes some {launching:.2g} us, moving the bytes "
             f"{moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
         )
+
+
+def _report_passes(staged: Staged) -> Iterator[PassReport]:
+    for name, rewritten in staged.trace.passes.items():
+        yield PassReport(name, rewritten, len(staged.records[name].structure.nodes))
 
 
 def _report_loop(loop: RowLoop) -> LoopReport:

@@ -17,20 +17,19 @@ from fusec.driver.compiler import context_for, device_target, features_of
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext, all_stages
 from fusec.driver.trace import Trace
+from fusec.driver.user_passes import chosen_passes
 from fusec.errors import Unsupported, UsageError
 from fusec.options import Options
+from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.runtime.heap import settled_heap
 from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.dumps import BEFORE_CAPTURE
 from fusec.tools.records import Record, Records
 from fusec.tools.report.observe import Observed
 
-LEVELS = ("fx", "graph", "kernels", "plan", "program", "source", "wrapper")
-"""The structures of a compile, each after the last stage that changes it."""
 REWRITES = tuple(stage.name for stage in all_stages())
 TEXT_STAGES = tuple(dict.fromkeys((*LEVELS, *REWRITES)))
-ASSEMBLY_STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
-STAGES = (*TEXT_STAGES, *ASSEMBLY_STAGES)
+STAGES = (*TEXT_STAGES, *ASSEMBLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,7 @@ class Staged:
         failure: the error that stopped the compile, or None; earlier stages have records.
         records: the outputs of stages, by name.
         by_rule: rules made each choice (``Options.by_rule``).
+        passes: the names of the user's passes.
     """
 
     observed: Observed
@@ -53,6 +53,7 @@ class Staged:
     failure: Exception | None = None
     records: Mapping[str, Record] = field(default_factory=dict)
     by_rule: bool = False
+    passes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -66,8 +67,8 @@ class Staged:
             Unsupported: if the graph never reached the stage, because it runs as eager kernels.
             Exception: the error that stopped the compile before the stage.
         """
-        if stage not in TEXT_STAGES:
-            raise UsageError.unknown("stage", stage, TEXT_STAGES)
+        if stage not in (*TEXT_STAGES, *self.passes):
+            raise UsageError.unknown("stage", stage, (*TEXT_STAGES, *self.passes))
         made = self.made(stage)
         if made is not None:
             return made.text
@@ -120,7 +121,10 @@ def take_through(
 
     Args:
         adapt: changes the context of the compile, such as its judges.
+    Raises:
+        UsageError: for options that name a pass which is not registered.
     """
+    chosen_passes(options)
     trace, records = Trace(observed.name), Records()
     try:
         # Nothing is timed for a report, but it shows the verdicts of earlier races.
@@ -130,18 +134,24 @@ def take_through(
         compiled = compile_to_source(observed.graph, context)
         records.add(compiled)
     except Unsupported as problem:
-        return Staged(observed, target, trace, None, problem.reason, records=records.kept)
+        made = Staged(observed, target, trace, None, problem.reason)
     except Exception as error:  # a defect: the stages before it help to find it
-        return Staged(observed, target, trace, None, str(error), error, records.kept)
-    kept = records.kept
-    return Staged(observed, target, trace, compiled, records=kept, by_rule=options.by_rule)
+        made = Staged(observed, target, trace, None, str(error), error)
+    else:
+        made = Staged(observed, target, trace, compiled, by_rule=options.by_rule)
+    return replace(made, records=records.kept, passes=options.pass_names)
 
 
 def check_stage(stage: str, target: Target) -> None:
     """Raise UsageError if a target has no such stage; the message says which have."""
     if stage not in STAGES:
         raise UsageError.unknown("stage", stage, STAGES)
-    if stage in ASSEMBLY_STAGES and stage not in target.assembly:
+    check_assembly(stage, target)
+
+
+def check_assembly(stage: str, target: Target) -> None:
+    """Raise UsageError for a stage below the source that a target does not have."""
+    if stage in ASSEMBLY and stage not in target.assembly:
         raise UsageError(
             f"target {target.name!r} has no stage {stage!r}: its kernels are {target.language}. "
             f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(LEVELS)}."

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.driver.observers import PASSES
 from fusec.errors import WrongGraph
 from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_ranks
 from fusec.frontend.origin import input_names, op_name, origin_of
@@ -128,7 +129,7 @@ class Reference:
     def around(self, call: BoxedCall, graph: fx.GraphModule, name: str) -> BoxedCall:
         """Return a boxed callable that compares a compiled graph's results with this reference."""
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-        judge = _Judge(name, self.strict)
+        judge = _Judge(name, self.strict, graph.meta.get(PASSES, ()))
         if self.reason:
             judge.leave_out(self.reason)
             return call
@@ -174,10 +175,11 @@ class Reference:
 
 @dataclass(slots=True)
 class _Judge:
-    """Compares the results of one compiled graph."""
+    """Compares the results of one compiled graph, which ``passes`` of the user rewrote."""
 
     graph: str
     strict: bool
+    passes: tuple[str, ...]
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,6 +239,7 @@ class _Judge:
 
     def _tell(self, name: str, node: fx.Node, said: str) -> None:
         wrong = WrongGraph(self.graph, name, op_name(node.target), said, origin_of(node).source)
+        wrong.passes = self.passes
         if self.strict:
             raise wrong
         warnings.warn(f"fusec: {wrong}", stacklevel=5)
