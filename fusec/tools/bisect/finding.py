@@ -25,6 +25,10 @@ _VERB = {
 }
 
 
+WITHOUT_PASSES = "passes=''"
+"""The option that helps where the user's passes are at fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The fault that a bisection has found.

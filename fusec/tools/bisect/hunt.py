@@ -16,7 +16,7 @@ import torch
 from fusec.errors import FusecError, ModelError
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, TensorType
-from fusec.tools.bisect.finding import Finding, duration
+from fusec.tools.bisect.finding import WITHOUT_PASSES, Finding, duration
 from fusec.tools.bisect.paces import Paces
 from fusec.tools.bisect.recorder import (
     Begun,
@@ -33,7 +33,7 @@ from fusec.tools.bisect.recorder import record as record_program
 from fusec.tools.bisect.shrink import shrink
 from fusec.tools.bisect.smaller import simpler
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
-from fusec.tools.bisect.trial import HANGS, Apart, Died, Outcome, run_apart, try_file
+from fusec.tools.bisect.trial import AGREES, HANGS, Apart, Died, Outcome, run_apart, try_file
 
 SECONDS = 100.0
 """Seconds that reducing a program may take."""
@@ -185,13 +185,21 @@ class Hunt:
             known = self._helped(known, culprit, paces)
         found = self._shown(replace(culprit, values={}), fault, known)
         if found is not None or not culprit.values:
-            return found or replace(known, unshown=True)
+            return found or self._unshown(known, culprit, fault)
         self.say("random inputs do not show it: trying the program's own")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "repro.py"
             torch.save(dict(culprit.values), file.with_suffix(".pt"))
             found = replace(self, file=str(file))._shown(culprit, replace(fault, saved=True), known)
-        return found or replace(known, unshown=True)
+        return found or self._unshown(known, culprit, fault)
+
+    def _unshown(self, known: Finding, culprit: Culprit, fault: Fault) -> Finding:
+        """Complete a finding that no file shows: no file has the user's passes."""
+        texts = [as_file(excerpt, fault) for excerpt in culprit.excerpts if culprit.passes]
+        if any(self.attempt(text).kind == AGREES for text in texts):
+            stage = known.stage or ", ".join(culprit.passes)
+            known = replace(known, stage=stage, helps=(WITHOUT_PASSES,))
+        return replace(known, unshown=True)
 
     def _helped(self, known: Finding, culprit: Culprit, paces: Paces) -> Finding:
         """Add to a finding the first option that makes the program faster, and its stage."""

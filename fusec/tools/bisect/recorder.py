@@ -29,7 +29,7 @@ from fusec.driver.backend import compile_one_graph, context_of, splitting
 from fusec.driver.blame import blame
 from fusec.driver.compiler import RECENT, run_eagerly
 from fusec.driver.launches import graph_id
-from fusec.driver.observers import AROUND
+from fusec.driver.observers import AROUND, PASSES
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.aliasing.overlap import writes_to_shared_memory
 from fusec.frontend.aot.only_eager import only_for_eager
@@ -112,6 +112,7 @@ class Culprit:
         library: the call in the place of an eager kernel.
         asked: graphs from which the options to try follow, where ``excerpts`` is empty.
         values: the tensors that the graph was called with, by name; empty if they are too large.
+        passes: the user's passes that rewrote the graph, or failed; excerpts are without them.
     """
 
     graph: str
@@ -129,6 +130,7 @@ class Culprit:
     ratio: float = 1.0
     library: str = ""
     asked: tuple[Excerpt, ...] = ()
+    passes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,8 @@ class Recorder:
         options = {**(options or {}), **self._more}
         given = dict(options) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
         chosen = replace(Options.from_compile(mode, options), **self._settings())
+        if chosen.passes:
+            given["passes"] = ""  # what shows without them is no fault of theirs
         dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
         eager, values = copied(gm), _values(gm, example_inputs)
         self.tell(dynamo)
@@ -356,6 +360,7 @@ class Recorder:
             Culprit(
                 graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
                 found.line, f"{outcome.cause}: {outcome.said}", values=copies,
+                passes=tuple(RECENT[-1].passes) if RECENT else (),
             )
         )  # fmt: skip
         raise Enough from error
@@ -381,7 +386,7 @@ class Recorder:
         self.tell(
             Culprit(
                 graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}",
-                values=_values(gm, given),
+                values=_values(gm, given), passes=wrong.passes,
             )
         )  # fmt: skip
         raise Enough from wrong
@@ -414,7 +419,7 @@ class Recorder:
             self.tell(
                 Culprit(
                     graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem,
-                    values=_values(gm, given),
+                    values=_values(gm, given), passes=gm.meta.get(PASSES, ()),
                 )
             )  # fmt: skip
             raise Enough

@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = arguments.file.absolute()
     check_writable(file)
     # Local: it imports torch, which a wrong command line shall not wait for.
+    from fusec.tools.bisect.finding import WITHOUT_PASSES
     from fusec.tools.bisect.hunt import Hunt
 
     hint = "" if is_target(arguments.program[0]) else _hint(arguments)
@@ -102,6 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show(finding.to_json())
     else:
+        if WITHOUT_PASSES in finding.helps:
+            show(f"{finding}\n\n{_OWN_PASS}")
+            return FOUND
         shown = f"it shows when you run\n  python {_near(file)}" if written else _NO_FILE
         show(f"{finding}\n\n{shown}\n\nfor a bug report:\n  {finding.sentence}")
     return FOUND
@@ -112,6 +116,7 @@ def _hint(arguments: argparse.Namespace) -> str:
     return hint_behind(script, own, dict.fromkeys(("-o", "--json"), f"bisect --{arguments.kind}"))
 
 
+_OWN_PASS = "the same graph agrees with eager without that pass, which is none of fusec's stages"
 _NO_FILE = (
     "no file shows it by itself, neither on random inputs nor on the program's own:\n"
     "  FUSEC_DUMP_DIR=DIR keeps every stage of the whole program"
