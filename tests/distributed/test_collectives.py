@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ import torch.nn.functional as F
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
+import fusec
 from fusec.codegen.targets import find_target
 from fusec.driver.pipeline import compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.ir.graph import Extern, RowLoop, Schedule
+from fusec.driver.user_passes import REGISTERED
+from fusec.errors import PassError
+from fusec.ir.graph import Extern, Graph, RowLoop, Schedule
 from fusec.options import Options
 from fusec.tools.report.observe import observe
 from tests.distributed.ranks import run_ranks
@@ -203,3 +207,92 @@ def test_a_broadcast_of_transposed_values_arrives():
 
 def test_values_around_collectives_agree_with_eager():
     check(lambda x, w: tuple(y * 1 for y in mixed(x, w)), values(32, 16), values(16, 24))
+
+
+# -- what serving engines write by hand, up to the collective --------------------------------------
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes of 8 bits, and the scale of each row."""
+    scale = x.abs().amax(-1, keepdim=True).float() / 448
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+def summed_and_normed(
+    part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    residual = residual + sum_over_ranks(part)
+    normed = F.rms_norm(residual, (residual.shape[-1],), weight, 1e-6)
+    return *quantised(normed), residual
+
+
+def gated(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    gate, up = x.chunk(2, -1)
+    return summed_and_normed(F.silu(gate) * up, residual, weight)
+
+
+def row_parallel(
+    x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The second half of a tensor-parallel MLP: each rank has some rows of w."""
+    gate, up = x.chunk(2, -1)
+    return summed_and_normed((F.silu(gate) * up) @ w, residual, weight)
+
+
+ENGINE: dict[str, tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[tuple[int, ...], ...]]] = {
+    "gated": (gated, ((64, 512), (64, 256), (256,))),
+    "row-parallel": (row_parallel, ((64, 512), (256, 256), (64, 256), (256,))),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", ENGINE)
+def test_what_stands_before_a_collective_is_one_kernel_and_what_stands_behind_is_one(case, target):
+    """Residual, norm and quantisation behind a sum over ranks, with no pattern for it anywhere."""
+    fn, shapes = ENGINE[case]
+    (seen,) = observe(fn, tuple(values(*shape, dtype=torch.bfloat16) for shape in shapes))
+    made = compile_to_source(seen.graph, CompileContext(find_target(target), Options(), Trace("g")))
+    calls = [step.target for step in made.schedule.steps if isinstance(step, Extern)]
+    product = ["aten.mm.default"] * (case == "row-parallel")
+    assert calls == [
+        *product,
+        f"{NAMESPACE}.all_reduce.default",
+        f"{NAMESPACE}.wait_tensor.default",
+    ]
+    assert [isinstance(step, Extern) for step in made.schedule.steps] == [
+        False, *(True for _ in calls), False,
+    ]  # fmt: skip
+    before, behind = made.schedule.kernels
+    assert len(before.writes) == 1, "what is sent, or multiplied"
+    assert len(behind.writes) == 3, "codes, scales, and the residual for the next layer"
+
+
+@pytest.mark.parametrize("case", ENGINE)
+def test_norm_and_quantisation_behind_a_sum_over_ranks_agree_with_eager(case):
+    fn, shapes = ENGINE[case]
+    inputs = tuple(values(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    ours, theirs = compile_with(fn)(*inputs), fn(*inputs)
+    torch.testing.assert_close(ours[1:], theirs[1:])
+    # A code is one of 8 bits: a rounding before it may end at its neighbour.
+    torch.testing.assert_close(ours[0].float(), theirs[0].float(), rtol=0.13, atol=1e-2)
+    assert (ours[0].float() != theirs[0].float()).float().mean() < 0.01
+
+
+def test_a_pass_of_the_user_leaves_collectives_where_they_are():
+    """It may neither drop nor move a call that other ranks wait for."""
+    (seen,) = observe(mixed, (values(32, 16), values(16, 24)))
+    options = Options(passes="turned")
+
+    @fusec.register_pass("turned")
+    def turned(graph: Graph) -> Graph:
+        call, wait, other, awaited, *_ = (line for line in graph.externs if line.impure)
+        instead = {call: other, wait: awaited, other: call, awaited: wait}
+        return replace(graph, nodes=tuple(instead.get(line, line) for line in graph.nodes))
+
+    try:
+        with pytest.raises(PassError, match="a graph with other calls that have effects"):
+            compile_to_source(seen.graph, CompileContext(find_target("cpu"), options, Trace("g")))
+    finally:
+        REGISTERED.pop("turned")
