@@ -8,6 +8,7 @@ from bench.workloads import (
     blocks,
     convnets,
     decoding,
+    experts,
     images,
     losses,
     models,
@@ -24,7 +25,7 @@ def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
     groups = (
         *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
-        *(vision, convnets),
+        *(vision, convnets, experts),
     )
     return [workload for group in groups for workload in group.cpu()]
 
