@@ -4,7 +4,8 @@ Two comparisons say how a reduction is to run. Their values are those of ``==`` 
 name marks the reduction, so that a loop runs it that takes one step for each point. Where
 ``hits(n, p)`` is false each term is the identity: the reduction is a *scatter*, a loop over its
 sources that combines each with the element that it hits. With ``until(j, i)`` it is a *scan*: the
-loop over i combines the term at i with the result before. ``index_add`` and ``cumsum``::
+loop over i combines the term at i with the result before. With ``until(i, j)`` it runs backwards,
+from the last point. ``index_add`` and ``cumsum``::
 
     y[n, c] = sum(e: where(hits(n, p[e]), x[e, c], 0))
     y[m, i] = sum(j: where(until(j, i), x[m, j], 0))
@@ -94,23 +95,47 @@ def _hit(condition: Expr, node: Reduce) -> Hit | None:
     return Hit(steps[0], place, condition, here.index - index(steps[0]))
 
 
-@functools.lru_cache(maxsize=1 << 12)
 def scan_of(node: Reduce) -> Scan | None:
-    """Return a reduction over the points up to each along an axis as a ``Scan``, else None."""
+    """Return a reduction over the points up to each along an axis as a ``Scan``, else None.
+
+    If it ``runs_backwards``, this is the scan of the axis turned around, with its terms as yet
+    where they were.
+    """
+    found = _scan(node)
+    return None if found is None else found[0]
+
+
+def runs_backwards(node: Reduce) -> bool:
+    """Return True for a scan whose first point is the last one along its axis."""
+    found = _scan(node)
+    return found is not None and found[1]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _scan(node: Reduce) -> tuple[Scan, bool] | None:
+    """Return a reduction as a scan, and whether that runs backwards."""
     needed = [
         frozenset(needed_conditions(b, e))
         for b, e in zip(node.bodies, identities(node), strict=True)
+        if b is not e
     ]
-    for condition in frozenset.intersection(*needed):
+    for condition in frozenset.intersection(*needed) if needed else ():
         if not isinstance(condition, Op) or condition.name != "until":
             continue
-        last, along = map(_axis, condition.args)
-        if last is None or along is None or along.extent is not last.extent:
-            continue
-        terms = rewrite(node.bodies, _without, {condition: _TRUE})
-        if node.over == (last,) and all(along not in term.axes for term in terms):
-            return Scan(node.monoid, (along,), *_moved(terms, last, along))
+        first, second = map(_axis, condition.args)
+        for last, along in ((first, second), (second, first)):
+            if last is None or along is None or along.extent is not last.extent:
+                continue
+            terms = rewrite(node.bodies, _without, {condition: _TRUE})
+            if node.over == (last,) and all(along not in term.axes for term in terms):
+                scan = Scan(node.monoid, (along,), *_moved(terms, last, along))
+                return scan, last is second
     return None
+
+
+def turned(axis: Axis) -> Index:
+    """Return the position along an axis when it is counted from its end."""
+    return axis.extent - 1 - index(axis)
 
 
 def _moved(terms: tuple[Expr, ...], last: Axis, along: Axis) -> tuple[Expr, ...]:

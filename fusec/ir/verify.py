@@ -137,6 +137,8 @@ def verify_node_types(node: Expr, line: str) -> None:
         case Reduce() | Scan():
             for monoid, body in zip(node.monoid.fields, node.bodies, strict=True):
                 _verify_reduced(monoid, body.dtype, line)
+            one = len(node.over) == 1 or not node.monoid.ordered
+            check(one, line, f"{node.monoid}, which is ordered, over several axes")
 
 
 def _verify_reduced(monoid: Monoid, dtype: DType, line: str) -> None:

@@ -163,8 +163,9 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
     if isinstance(value, IndexValue):
         _verify_index(value.index, scope.lanes, scope, line)
     if isinstance(value, Reduce | Scan):
-        check(len(value.bodies) == 1, line, f"{value.monoid} of several values")
-        lacks = set(value.over) - value.bodies[0].axes
+        single = isinstance(value, Scan) or len(value.bodies) == 1
+        check(single, line, f"{value.monoid} of several values")
+        lacks = any(set(value.over) - body.axes for body in value.bodies)
         check(not lacks, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes

@@ -8,10 +8,11 @@ import pytest
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, both
 from fusec.ir.index import Axis, index
-from fusec.ir.monoid import ARGMAX, MAX, PROD, SUM, Monoid
-from fusec.ir.serial import hits_of, scan_of, serial_axes
+from fusec.ir.monoid import ARGMAX, MAX, PROD, RECURRENCE, SUM, Monoid
+from fusec.ir.serial import hits_of, runs_backwards, scan_of, serial_axes
 from fusec.tools.interpreter.expression import Env, eval_tile, expand
-from tests.ir.graphs import axes, buffer, f32, load
+from fusec.tools.interpreter.graph import to_storage
+from tests.ir.graphs import axes, buffer, eval_expr, f32, load
 
 N, E, C = 5, 40, 3
 X, P, Q = buffer("x", E, C), buffer("p", E, dtype=I64), buffer("q", E, dtype=I64)
@@ -157,3 +158,27 @@ def test_axes_of_other_lengths_are_no_scan() -> None:
     i, j = axes("i j", E - 1, E)
     node = Reduce(SUM, (j,), Select(until(j, i), load(X, j, 0), f32(0)))
     assert scan_of(node) is None
+
+
+def test_a_scan_that_runs_backwards() -> None:
+    i, j = axes("i j", 9, 9)
+    x = buffer("x", 9)
+    forwards, backwards = (
+        Reduce(SUM, (j,), Select(condition, load(x, j), f32(0)))
+        for condition in (until(j, i), until(i, j))
+    )
+    assert scan_of(forwards) is scan_of(backwards) is not None
+    assert runs_backwards(backwards) and not runs_backwards(forwards)
+    env = Env()
+    to_storage(x, np.arange(9.0), env)
+    np.testing.assert_array_equal(eval_expr(backwards, env), np.arange(9.0)[::-1].cumsum()[::-1])
+
+
+def test_a_recurrence_scans_where_both_of_its_terms_are_the_identity_otherwise() -> None:
+    i, j = axes("i j", 9, 9)
+    x = buffer("x", 9)
+    factor = Select(until(j, i), load(x, j), f32(1))
+    term = Select(until(j, i), load(x, j), f32(0))
+    assert scan_of(Reduce(RECURRENCE, (j,), factor, term)) is not None
+    assert scan_of(Reduce(RECURRENCE, (j,), f32(1), term)) is not None
+    assert scan_of(Reduce(RECURRENCE, (j,), load(x, j), term)) is None

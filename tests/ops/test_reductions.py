@@ -537,13 +537,6 @@ def test_scans_and_searches_of_special_values_match_eager():
         assert externs(scan, x) == []
 
 
-@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
-def test_a_long_scan_of_exponentials_is_left_to_the_eager_kernel():
-    assert [name for name, _ in externs(lambda x: x.logcumsumexp(0) * 2, values(300))] == [
-        "logcumsumexp.default"
-    ]
-
-
 def test_cases_match_eager():
     in_inference.check()
 

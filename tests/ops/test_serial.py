@@ -193,6 +193,7 @@ def test_elements_are_counted_in_the_interval_that_eager_finds(
 # -- scans ----------------------------------------------------------------------------------------
 
 ROWS, LENGTH = 35, 190
+NAN, INFINITE = float("nan"), float("inf")
 SCANS: dict[str, Callable[[torch.Tensor], object]] = {
     "along rows": lambda x: x.cumsum(1),
     "along columns": lambda x: x.cumsum(0),
@@ -212,6 +213,8 @@ SCANS: dict[str, Callable[[torch.Tensor], object]] = {
     "of all": lambda x: x.flatten().cumsum(0),
     "in f16 for f32": lambda x: x.half().cumsum(1, dtype=torch.float32),
     "of products": lambda x: (x[:, :8] @ x[:8, :]).cumsum(1),
+    "of exponentials along rows": lambda x: (x * 2).logcumsumexp(1).sigmoid(),
+    "of exponentials along columns": lambda x: x.logcumsumexp(0) - x,
 }
 
 
@@ -222,6 +225,27 @@ def test_long_scans(name: str) -> None:
     if BACKEND == "fusec":
         left = {op for op, _ in externs(SCANS[name], values(ROWS, LENGTH))}
         assert left <= {"mm.default"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_long_scans_of_exponentials_of_a_type(dtype: torch.dtype) -> None:
+    check(lambda x: (x.logcumsumexp(1), x.logcumsumexp(0)), values(ROWS, LENGTH, dtype=dtype))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("shape", [(0, 200), (300, 0), (1, 3000), (3000, 1), (3000,)], ids=str)
+def test_long_scans_of_exponentials_of_a_shape(shape: tuple[int, ...]) -> None:
+    x = values(*shape)
+    check(lambda x: (x.logcumsumexp(0), x.logcumsumexp(-1)), x, train=True)
+
+
+def test_exponentials_beyond_the_range_of_floats_are_summed() -> None:
+    x = values(ROWS, LENGTH)
+    x[0], x[1, :5], x[2, 7] = -INFINITE, -INFINITE, INFINITE
+    x[3, 9], x[4, 100], x[5, 100] = NAN, INFINITE, -INFINITE
+    x[6], x[7], x[8, 2:4] = 1000, 10 * torch.arange(LENGTH), torch.tensor((1000, INFINITE))
+    check(lambda x: (x.logcumsumexp(1), x.logcumsumexp(0), x[8].logcumsumexp(0)), x)
 
 
 @pytest.mark.sampled(2)
@@ -236,7 +260,12 @@ def test_long_scans_of_a_type(name: str, dtype: torch.dtype) -> None:
 def test_long_scans_of_symbolic_length() -> None:
     for length in (190, 77, 33):
         x = values(ROWS, length)
-        check(lambda x: ((x * 2).cumsum(1), x.cumsum(0)), x, dynamic=True, train=True)
+        check(
+            lambda x: ((x * 2).cumsum(1), x.cumsum(0), x.logcumsumexp(1)),
+            x,
+            dynamic=True,
+            train=True,
+        )
 
 
 @pytest.mark.skipif(BACKEND != "fusec", reason="asks for fusec's vectors")
@@ -244,6 +273,7 @@ def test_long_scans_of_symbolic_length() -> None:
 def test_vectors_of_other_widths_are_scanned(name: str) -> None:
     def step(x, n):
         every = (x.cumsum(1), x.cumprod(1), x.cummax(1).values, x.cummin(1).values)
+        every = (*every, x.logcumsumexp(1))
         return every, n.cumsum(1), n.cummax(1).values, n.int().cummin(1).values
 
     with on_processor(PROCESSORS[f"cpu:{name}"].features):

@@ -410,6 +410,14 @@ FUSEC_SCAN(f_scansum, fusec_sum, (T)0)
 FUSEC_SCAN(f_scanprod, fusec_product, (T)1)
 FUSEC_SCAN(f_scanmax, fusec_max, fusec_limit<T>(-1))
 FUSEC_SCAN(f_scanmin, fusec_min, fusec_limit<T>(1))
+// The lane before each; before the first one, -inf.
+template <class V> FUSEC_INLINE V fusec_before(V x) {
+  if constexpr (fusec_is_wide<V>) {
+    typedef decltype(x.a) half;
+    half none = -__builtin_inf() - half{}, last = x.a[FUSEC_H - 1] - half{};
+    return V(fusec_later<FUSEC_H, 1>(x.a, none), fusec_later<FUSEC_H, 1>(x.b, last));
+  } else return fusec_later<FUSEC_W, 1>(x, -__builtin_inff() - V{});
+}
 #ifdef FUSEC_MASK_BITS
 FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
@@ -1149,6 +1157,24 @@ FUSEC_F64_BY_LIBM(log10)
 FUSEC_F64_BY_LIBM(log1p)
 FUSEC_F64_BY_LIBM(tanh)
 FUSEC_F64_BY_LIBM(erf)
+// Each lane's sum of w * exp(x - m), where m is the greatest x so far; a product of the factors by
+// which the sums shrink as m grows, and a sum of terms, are scanned together.
+template <int lanes, int step, class V> FUSEC_INLINE void fusec_recur(V &a, V &b) {
+  if constexpr (step < lanes) {
+    b += a * fusec_later<lanes, step>(b, V{});
+    a *= fusec_later<lanes, step>(a, 1 - V{});
+    fusec_recur<lanes, step * 2>(a, b);
+  }
+}
+template <class V> FUSEC_INLINE vf64 f_scanexpsum(V x, vf64 w) {
+  V m = f_scanmax(x), before = fusec_before(m);
+  vf64 a = to_f64(f_exp(f_select(f_eq(before, m), V{}, before - m)));
+  vf64 b = to_f64(f_exp(f_select(f_eq(x, m), V{}, x - m))) * w;
+  fusec_recur<FUSEC_H, 1>(a.a, b.a);
+  fusec_recur<FUSEC_H, 1>(a.b, b.b);
+  b.b += a.b * (b.a[FUSEC_H - 1] - decltype(b.a){});
+  return b;
+}
 template <class T> FUSEC_INLINE T f_sigmoid(T x) { return 1 / (1 + f_exp(-x)); }
 
 #define FUSEC_BY_LIBM(name)                                                             \

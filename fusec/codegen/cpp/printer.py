@@ -367,7 +367,8 @@ class CppPrinter:
                 return self.vector_index(node.index, node.dtype)
             case Reduce() | Scan():
                 how = "h" if isinstance(node, Reduce) else "scan"
-                return f"f_{how}{node.monoid}({self.operand(node.bodies[0], True)})"
+                bodies = ", ".join(self.operand(body, True) for body in node.bodies)
+                return f"f_{how}{node.monoid}({bodies})"
             case Const() | Var():
                 return self.operand(node, vector)
             case _:

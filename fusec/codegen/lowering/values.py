@@ -16,9 +16,9 @@ from functools import partial
 
 from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
-from fusec.ir.combine import State, combine, folded, identities
+from fusec.ir.combine import State, carried, combine, folded, identities
 from fusec.ir.contraction import Factors, cut_factors
-from fusec.ir.dtype import DType
+from fusec.ir.dtype import I32, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -40,7 +40,7 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, index
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import SUM, Monoid
 from fusec.ir.names import Names
 from fusec.ir.online import SCALE_RULES, find_row_maxima
 from fusec.ir.program import Carry, Let, Statement, Update
@@ -102,7 +102,7 @@ class Values:
         self.arrays: dict[Expr, tuple[Buffer, Index]] = {}
         self.names = Names()
         self.running: dict[Reduce, tuple[Expr, ...]] = {}
-        self.so_far: dict[Scan, tuple[Var, ...]] = {}
+        self.so_far: dict[Scan, tuple[Var | Const, ...]] = {}
         cut = self.layout.cut
         uniform = Rules((partial(uniform_comparison, lanes=tuple(self.lanes)), "lt", "ge"))
         cut_up = kernel.substitute(cut).map(lambda exprs: rewrite(exprs, uniform))
@@ -277,27 +277,66 @@ class Values:
             loops = self.layout.loops_of(node.over)
             around = next(k for k, outer in enumerate(self.scopes) if outer.loop in loops) - 1
             kept = frozenset(a for a in node.axes if a in self.lanes and a not in lanes)
-            so_far = self.so_far[node] = self._declared(self.scopes[around], node, kept)
-        if not lanes:
-            new = self._steps(scope, combine(node.monoid, so_far, terms))
-            scope.body += [Update(c, value) for c, value in zip(so_far, new, strict=True)]
+            so_far = self.so_far[node] = self._carried(self.scopes[around], node, kept)
+        if lanes:
+            ends = self._scan_lanes(scope, node, lanes, so_far, terms)
+        else:
+            ends = self._steps(scope, combine(node.monoid, so_far, terms))
             scope.memo[node] = so_far[-1]
-            return
-        (term,), (carry,) = (self._along_all(scope, lanes, t) for t in terms), so_far
-        before, row = (self._once(scope, make(node.monoid, lanes, term)) for make in (Scan, Reduce))
-        self._let(scope, node, Op(node.monoid.combine, (carry, before)))
-        scope.body.append(Update(carry, Op(node.monoid.combine, (carry, row))))
+        for old, end in zip(so_far, ends, strict=True):
+            if isinstance(old, Var):
+                scope.body.append(Update(old, end))
 
-    def _declared(
-        self, scope: Scope, node: Reduce | Scan, lanes: frozenset[Axis]
-    ) -> tuple[Var, ...]:
-        """Declare carries for partial results of a reduction in a scope."""
-        carries: list[Var] = []
-        for part, neutral in zip(node.monoid.fields, identities(node), strict=True):
-            hint = self._hint(node) if part is node.monoid else part.name
-            carries.append(self._var(f"{hint}_acc", neutral.dtype, lanes))
-            scope.body.append(Carry(carries[-1], neutral))
+    def _scan_lanes(
+        self, scope: Scope, node: Scan, lanes: tuple[Axis, ...], so_far: State, terms: State
+    ) -> State:
+        """Name a scan's results in the lanes of an iteration; return its state after them."""
+        terms = tuple(self._along_all(scope, lanes, term) for term in terms)
+        parts = [Scan(p, lanes, *terms[: len(p.fields)]) for p in node.monoid.fields]
+        before = tuple(self._once(scope, part) for part in parts)
+        new = self._steps(scope, combine(node.monoid, so_far, before))
+        if len(terms) == 1:
+            row = self._once(scope, Reduce(node.monoid, lanes, *terms))
+            self._let(scope, node, *new)
+            return self._steps(scope, combine(node.monoid, so_far, (row,)))
+        found = tuple(self._named(scope, value) for value in new)
+        scope.memo[node] = found[-1]
+        return tuple(self._at_the_end(scope, lanes, value) for value in found)
+
+    def _at_the_end(self, scope: Scope, lanes: tuple[Axis, ...], value: Var | Const) -> Reduce:
+        """Return the value of the last lane."""
+        (lane,) = lanes
+        place = IndexValue(index(lane), I32)
+        is_last = self.value(Op("eq", (place, IndexValue(lane.extent - 1, I32))))
+        nothing = Const(0, value.dtype)
+        return Reduce(SUM, lanes, self._once(scope, Select(is_last, value, nothing)))
+
+    def _carried(self, scope: Scope, node: Scan, lanes: frozenset[Axis]) -> tuple[Var | Const, ...]:
+        """Declare carries for what a scan combines; a field that no result needs is constant."""
+        carries: list[Var | Const] = []
+        parts = zip(node.monoid.fields, identities(node), carried(node), strict=True)
+        for part, neutral, is_needed in parts:
+            carry = self._carry(scope, node, part, neutral, lanes) if is_needed else neutral
+            carries.append(carry)
         return tuple(carries)
+
+    def _declared(self, scope: Scope, node: Reduce, lanes: frozenset[Axis]) -> tuple[Var, ...]:
+        """Declare carries for partial results of a reduction in a scope."""
+        parts = zip(node.monoid.fields, identities(node), strict=True)
+        return tuple(self._carry(scope, node, *each, lanes) for each in parts)
+
+    def _carry(
+        self,
+        scope: Scope,
+        node: Reduce | Scan,
+        part: Monoid,
+        neutral: Const,
+        lanes: frozenset[Axis],
+    ) -> Var:
+        hint = self._hint(node) if part is node.monoid else part.name
+        carry = self._var(f"{hint}_acc", neutral.dtype, lanes)
+        scope.body.append(Carry(carry, neutral))
+        return carry
 
     def _masked(self, scope: Scope, node: Reduce) -> State:
         """Return a reduction's bodies, with its identities in masked lanes."""
@@ -343,9 +382,12 @@ class Values:
     def _steps(self, scope: Scope, roots: State) -> State:
         """Name the intermediate values below ``roots``, so that each root is one operation."""
         new: dict[Expr, Expr] = {}
-        for node in postorder(roots):
+        nodes = postorder(roots)
+        read = {child for node in nodes for child in children(node)}
+        for node in nodes:
             shown = rebuild(node, new, None)
-            new[node] = shown if node in roots else self._named(scope, shown)
+            plain = node in roots and node not in read
+            new[node] = shown if plain else self._named(scope, shown)
         return tuple(new[root] for root in roots)
 
     def _conjunction(self, scope: Scope, guards: list[Expr | None]) -> Expr | None:

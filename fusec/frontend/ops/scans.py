@@ -17,15 +17,15 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact
 from fusec.frontend.ops.arithmetic import add, equal, like, negate, select, sub
-from fusec.frontend.ops.domain import Domain, Extreme, Pick, prefixes, reduction
+from fusec.frontend.ops.domain import Domain, Domains, Extreme, Pick, prefixes, reduction
 from fusec.frontend.ops.promotion import result_type
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
-from fusec.ir.expr import Expr, cast, op
+from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.index import Axis
-from fusec.ir.monoid import ANY, MAX, MIN, PROD, SUM, Monoid
+from fusec.ir.monoid import ANY, EXPSUM, MAX, MIN, PROD, SUM, Monoid
 
 aten = torch.ops.aten
 _SCAN, _SEARCH = "a scan along an axis", "a search"
@@ -69,7 +69,8 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
     """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
     kind, before = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
-    call.check_steps(_along(x, dim), _SCAN)
+    if not call.takes_few_steps(_along(x, dim)):
+        return _running_logarithm(call, x, before)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
 
     def finite(at: Indices) -> Expr:
@@ -82,6 +83,20 @@ def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
         points, shift = before(at), top.at(at)
         total = points.reduce(SUM, op("exp", sub(points.read(x, kind), shift)))
         return add(op("log", total), shift)
+
+    return call.define(body)
+
+
+def _running_logarithm(call: AtenCall, x: Value, before: Domains) -> Value:
+    """Emit the logarithm of a sum that each step refers to the maximum so far; long: in f64."""
+    kind = compute_type(call.out.dtype)
+    weight = Const(1.0, F64)
+
+    def body(at: Indices) -> Expr:
+        points = before(at)
+        term = points.read(x, kind)
+        total = cast(points.reduce(EXPSUM, term, weight), kind)
+        return add(op("log", total), points.reduce(MAX, term))
 
     return call.define(body)
 

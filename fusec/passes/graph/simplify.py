@@ -46,7 +46,7 @@ from fusec.ir.index import (
     least,
     most,
 )
-from fusec.ir.monoid import ALL, MAX, MIN, PROD, SUM, Monoid
+from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
@@ -372,7 +372,7 @@ def has_division(value: Index) -> bool:
 
 def repeated_body(node: Reduce) -> Expr:
     """``sum(c: x)`` of an x without c is ``x * C``; the maximum is x."""
-    if node.monoid is PROD or node.inner.issuperset(node.over):
+    if node.monoid in (PROD, EXPSUM, RECURRENCE) or node.inner.issuperset(node.over):
         return node
     limits = frozenset(b for a in node.over if a.limit is not None for b in a.limit.axes)
     over = frozenset(node.over)

@@ -5,6 +5,12 @@ Spec: ``kernel -> kernel``, the same values. A reduction over the points up to e
 axis j disappears::
 
     y[m, i] = sum(j: where(until(j, i), x[m, j], 0))     becomes     y[m, i] = sum_scan(i: x[m, i])
+
+Where scans run backwards along an axis of n points, all that the kernel does turns around::
+
+    y[i] = sum(j: where(until(i, j), x[j], 0))  becomes  y[n - 1 - i] = sum_scan(i: x[n - 1 - i])
+
+A kernel stays as it is if some scans run forwards along an axis, and others backwards.
 """
 
 from __future__ import annotations
@@ -13,19 +19,43 @@ from dataclasses import replace
 
 from fusec.ir.expr import Expr, Reduce
 from fusec.ir.graph import Kernel, axes_of, kernel_nodes
+from fusec.ir.index import Axis
 from fusec.ir.rewrite import rewrite
-from fusec.ir.serial import scan_of
+from fusec.ir.serial import runs_backwards, scan_of, turned
 
 
 def run_scans(kernel: Kernel) -> Kernel:
     """Return the kernel with its scans as ``Scan``s."""
-    if not any(isinstance(n, Reduce) and scan_of(n) for n in kernel_nodes(kernel)):
+    found = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and scan_of(n)]
+    backwards = _turned_axes(found)
+    if backwards is None or not found:
         return kernel
     rewritten = kernel.map(lambda exprs: rewrite(exprs, _run))
+    if backwards:
+        rewritten = rewritten.substitute({axis: turned(axis) for axis in backwards})
     used = axes_of(rewritten.stores)
     bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
     inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
     return replace(rewritten, inside=tuple(inside))
+
+
+def _turned_axes(scans: list[Reduce]) -> set[Axis] | None:
+    """Return the axes along which scans run backwards; None if others run forwards there.
+
+    A scan of a scan runs along an axis that the outer one reduces, which is the same one then.
+    """
+    known: list[tuple[set[Axis], bool]] = []
+    for node in scans:
+        scan, backwards = scan_of(node), runs_backwards(node)
+        assert scan is not None
+        axes = {*node.over, *scan.over}
+        for group in [group for group in known if not axes.isdisjoint(group[0])]:
+            if group[1] is not backwards:
+                return None
+            known.remove(group)
+            axes |= group[0]
+        known.append((axes, backwards))
+    return {axis for axes, backwards in known if backwards for axis in axes}
 
 
 def _run(node: Expr) -> Expr:

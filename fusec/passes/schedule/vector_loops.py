@@ -12,12 +12,13 @@ the stores, and loads are transposed, in blocks of W x W.
 from __future__ import annotations
 
 from fusec.ir.cpu_tuning import LoopTuning
+from fusec.ir.dtype import F32
 from fusec.ir.expr import Load, Reduce, Scan, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import Machine
-from fusec.ir.monoid import SUM
-from fusec.ir.serial import hits_of, serial_reductions, shared_axes
+from fusec.ir.monoid import ARGMAX, ARGMIN, EXPSUM, SUM
+from fusec.ir.serial import hits_of, scan_of, serial_reductions, shared_axes
 from fusec.ir.streamed import StreamedProduct, match_skinny
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
@@ -136,15 +137,26 @@ def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
 def lane_candidates(kernel: Kernel) -> tuple[Axis, ...]:
     """Return the axes that may be lanes: not those of a scatter's sources, nor where these hit.
 
-    Nor an axis along which the index of an extreme is found.
+    Nor an axis along which steps are taken one by one.
     """
     serial: set[Axis] = set()
     for node in kernel_nodes(kernel):
-        if isinstance(node, Scan) and len(node.bodies) > 1:
+        if isinstance(node, Scan | Reduce) and _takes_steps(node):
             serial.update(node.over)
         elif isinstance(node, Reduce) and (hits := hits_of(node)):
             serial.update(node.over, (hit.axis for hit in hits))
     return tuple(a for a in kernel.axes if a not in serial)
+
+
+def _takes_steps(node: Scan | Reduce) -> bool:
+    """Return True if the points that are combined may not be lanes.
+
+    In lanes a recurrence would multiply factors, and exponentials of f64 are scalar.
+    """
+    if isinstance(node, Reduce) or node.monoid.ordered:
+        return node.monoid.ordered
+    wide = node.monoid is EXPSUM and node.bodies[0].dtype is not F32
+    return wide or node.monoid in (ARGMAX, ARGMIN)
 
 
 def transposed_axes(kernel: Kernel, machine: Machine) -> tuple[Axis, Axis] | None:
@@ -196,6 +208,8 @@ def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if there is one loop order that is legal for all reductions of the kernel."""
     if serial_reductions(kernel):  # planning sees merged axes, which may be too long for an array
         kernel = run_scans(coalesce(kernel))
+        if any(isinstance(n, Reduce) and scan_of(n) for n in kernel_nodes(kernel)):
+            return False  # some run forwards, others backwards
     lane = fastest_axis(kernel, lane_candidates(kernel))
     return nest_order(kernel, lane, machine) is not None
 

@@ -41,15 +41,15 @@ from fusec.ir.expr import (
     reach,
 )
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index
-from fusec.ir.serial import hits_of, scan_of, serial_axes
+from fusec.ir.serial import hits_of, runs_backwards, scan_of, serial_axes, turned
 from fusec.tools.interpreter.scalar import (
     Array,
     Operation,
     convert,
     fill_value,
-    find_first,
     numpy_type,
     reduce_array,
+    reduce_pairs,
     scalar_operation,
     scan_array,
     scatter_array,
@@ -368,10 +368,19 @@ def _eval_scan(node: Scan, env: Env, memo: Memo) -> Tile:
     return Tile(axes, scan_array(node.monoid, whole, axes.index(along), node.dtype))
 
 
+def _eval_turned(scan: Scan, env: Env) -> Tile:
+    """Return a scan from the last point along its axis to the first."""
+    (along,) = scan.over
+    found = eval_tile(scan.substitute({along: turned(along)}), env)
+    return Tile(found.axes, np.flip(found.array, found.axes.index(along)))
+
+
 def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
     if _runs_serially(node, env):
         scan = scan_of(node)
-        return _eval_scatter(node, env) if scan is None else eval_tile(scan, env)
+        if scan is None:
+            return _eval_scatter(node, env)
+        return _eval_turned(scan, env) if runs_backwards(node) else eval_tile(scan, env)
     bodies, mask = [memo[body] for body in node.bodies], ragged_mask(node.over, env)
     if mask is not None:
         bodies = [
@@ -387,7 +396,7 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
     dims = tuple(ordered.index(axis) for axis in over)
     if len(full) == 1:
         return Tile(kept, reduce_array(node.monoid, full[0], dims, node.dtype))
-    return Tile(kept, find_first(node.monoid.fields[0], full[0], full[1], dims))
+    return Tile(kept, reduce_pairs(node.monoid, full[0], full[1], dims))
 
 
 def _eval_dot(node: Dot, memo: Memo) -> Tile:

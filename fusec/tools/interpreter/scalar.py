@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F8, F16, DType, FloatFormat
-from fusec.ir.monoid import MIN, Monoid
+from fusec.ir.monoid import EXPSUM, MIN, RECURRENCE, Monoid
 from fusec.ir.scalar import ROUND
 
 Array: TypeAlias = NDArray[Any]
@@ -269,6 +269,33 @@ def find_first(extreme: Monoid, values: Array, places: Array, dims: tuple[int, .
     return np.asarray(np.where(found, places, nowhere).min(axis=dims, initial=nowhere))
 
 
+def reduce_pairs(monoid: Monoid, first: Array, second: Array, dims: tuple[int, ...]) -> Array:
+    """Return the reduction of pairs of values over ``dims``, which disappear."""
+    if monoid is EXPSUM:
+        return _weigh(first, second, dims)
+    if monoid is RECURRENCE:
+        (dim,) = dims
+        return np.asarray(np.take(recur(first, second, dim), -1, dim))
+    return find_first(monoid.fields[0], first, second, dims)
+
+
+def _weigh(exponents: Array, weights: Array, dims: tuple[int, ...]) -> Array:
+    """Return ``sum(w * exp(x - m))`` over ``dims``, where m is the greatest x."""
+    wide = exponents.astype(np.float64)
+    top = wide.max(axis=dims, keepdims=True, initial=-np.inf)
+    away = np.where(wide == top, 0, wide - top)
+    return np.asarray((weights * np.exp(away)).sum(axis=dims)).astype(weights.dtype)
+
+
+def recur(factors: Array, terms: Array, dim: int) -> Array:
+    """Return each h in ``h[t] = a[t] * h[t-1] + b[t]`` along a dimension, from h = 0."""
+    found = np.moveaxis(np.array(terms, np.float64), dim, 0)
+    steps, so_far = np.moveaxis(factors, dim, 0), np.zeros(found.shape[1:])
+    for t in range(len(found)):
+        found[t] = so_far = steps[t] * so_far + found[t]
+    return np.moveaxis(found, 0, dim).astype(terms.dtype)
+
+
 def reduce_array(monoid: Monoid, values: Array, dims: tuple[int, ...], dtype: DType) -> Array:
     """Return ``values`` reduced over ``dims``, which disappear.
 
@@ -306,7 +333,9 @@ def scan_array(monoid: Monoid, values: list[Array], dim: int, dtype: DType) -> A
     if len(values) == 1:
         wide = np.float64 if dtype.is_float else numpy_type(dtype)
         return convert(_ufunc(monoid).accumulate(values[0].astype(wide), axis=dim), dtype)
-    ends = range(1, values[0].shape[dim] + 1)
-    prefixes = ([v.take(np.arange(end), dim) for v in values] for end in ends)
-    best = monoid.fields[0]
-    return np.stack([find_first(best, value, place, (dim,)) for value, place in prefixes], dim)
+    first, second = values
+    if monoid is RECURRENCE:
+        return recur(first, second, dim)
+    ends = [np.arange(end) for end in range(1, first.shape[dim] + 1)]
+    prefixes = ((first.take(end, dim), second.take(end, dim)) for end in ends)
+    return np.stack([reduce_pairs(monoid, *pair, (dim,)) for pair in prefixes], dim)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from fusec.codegen.targets import find_target
 from fusec.ir.expr import Load, Op, Reduce, Scan, Select, reductions
 from fusec.ir.graph import Def, FlatKernel, kernel_nodes
 from fusec.ir.monoid import SUM
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
+from fusec.passes.schedule.vector_loops import accepts_loops
 from tests.ir.graphs import axes, buffer, f32, graph, load
 from tests.ir.test_serial import until
 from tests.passes.kernel.test_unroll_windows import run
@@ -49,6 +52,37 @@ def test_a_scan_of_a_scan() -> None:
     assert len([n for n in kernel_nodes(found) if isinstance(n, Scan)]) == 2
     assert len(found.inside) == 1
     assert np.allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5, atol=1e-6)
+
+
+def mixed(*backwards: bool) -> FlatKernel:
+    """y = cumsum(x), each forwards or backwards, one after another."""
+    x = buffer("x", 4, 50)
+    made, lines = x, []
+    for k, back in enumerate(backwards):
+        y = buffer(f"y{k}", 4, 50)
+        m, i, j = axes("m i j", 4, 50, 50)
+        counts = until(i, j) if back else until(j, i)
+        lines.append(Def(y, (m, i), Reduce(SUM, (j,), Select(counts, load(made, m, j), f32(0)))))
+        made = y
+    m, i = axes("m i", 4, 50)
+    y = buffer("y", 4, 50)
+    lines.append(Def(y, (m, i), Op("sub", (load(made, m, i), load(x, m, i)))))
+    return coalesce(kernel_of(graph((x,), tuple(lines), y)))
+
+
+@pytest.mark.parametrize("times", (1, 2))
+def test_a_kernel_whose_scans_run_backwards_turns_around(times: int) -> None:
+    kernel = mixed(*[True] * times)
+    found = FlatKernel(run_scans(kernel))
+    assert len([n for n in kernel_nodes(found) if isinstance(n, Scan)]) == times
+    assert np.allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_with_scans_in_both_directions_stays_and_is_not_made() -> None:
+    kernel = mixed(True, False)
+    assert run_scans(kernel) is kernel
+    assert not accepts_loops(kernel, find_target("cpu:avx512").machine)
+    assert accepts_loops(mixed(True, True), find_target("cpu:avx512").machine)
 
 
 def test_a_kernel_without_scans_stays() -> None:
