@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn.attention.flex_attention import flex_attention
 
 from fusec.codegen.targets import find_target
@@ -104,6 +105,13 @@ def cache(held: Tensor, new: Tensor) -> Tensor:
 def step(p: Tensor, g: Tensor, q: Tensor, h: Tensor, r: Tensor, i: Tensor) -> None:
     for parameter, gradient in ((p, g), (q, h), (r, i)):
         parameter.sub_(gradient, alpha=0.5)
+
+
+def recurrence(a: Tensor, b: Tensor) -> Tensor:
+    def combine(left: Any, right: Any) -> Any:
+        return right[0] * left[0], right[0] * left[1] + right[1]
+
+    return associative_scan(combine, (a, b), 0, combine_mode="generic")[1] + 1
 
 
 def stack(x: Tensor) -> Tensor:
@@ -244,6 +252,7 @@ EXAMPLES = {
     ),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
+    "recurrence": Example(recurrence, ((3, 8), (3, 8))),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True

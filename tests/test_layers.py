@@ -45,7 +45,9 @@ LAYERS: dict[str, set[str]] = {
     "driver.trace": {"errors"},
     "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
     "driver.structures": COMPILER | {"driver.partition"},
-    "driver.stages": COMPILER | {"frontend", "driver.partition", "driver.structures"},
+    "driver.dynamo_stages": FOUNDATION | {"frontend", "passes"},
+    "driver.stages": COMPILER
+    | {"frontend", "driver.dynamo_stages", "driver.partition", "driver.structures"},
     "driver.user_passes": COMPILER | {"driver.stages"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
     "driver.invariance": {"errors", "ir", "frontend", "torch_interior"},

@@ -92,6 +92,7 @@ ELSEWHERE = {
     "tools/records": "driver/test_stages",
     "driver/pipeline": "driver/test_stages",
     "processors": "tools/test_cli_line",
+    "driver/dynamo_stages": "driver/test_stages",
     "driver/structures": "driver/test_stages",
     "torch_interior": "driver/test_backend",
     "driver/trace": "driver/test_stages",

@@ -427,6 +427,9 @@ def in_functions(change: Change) -> Change:
 
 FAULTS = (
     # before capture
+    Fault(
+        "associative_scans", "recurrence", "factors for terms", in_fx(exchanged("recurring", 0, 1))
+    ),
     Fault("equal_sizes", "lengths", "keys for values", in_fx(exchanged("attention", 1, 2))),
     Fault(
         "whole_gradients", "upsample", "another mode",

@@ -17,6 +17,7 @@ from tests.stages import step_of
 from tests.support import TORCH
 
 EXAMPLES = {
+    "associative_scans": "recurrence",
     "equal_sizes": "lengths",
     "whole_gradients": "upsample",
     "spell_out": "flex",

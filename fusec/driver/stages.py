@@ -23,27 +23,24 @@ from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
+from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
+from fusec.driver.dynamo_stages import changing
 from fusec.driver.partition import partition, recompute_scores
 from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
-from fusec.frontend.aot.custom_operations import spell_out
 from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture
-from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_channels
 from fusec.frontend.fx_passes.draws import replace_draws
-from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.freezing import freeze
-from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
-from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
@@ -172,17 +169,6 @@ def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda structure, context: function(structure)
 
 
-def _changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
-    """Return the ``run`` of a stage that changes an FX graph in place."""
-
-    def run(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
-        rewrite(gm)
-        return gm
-
-    return run
-
-
-_on_dynamo = partial(Stage, takes="Dynamo's graph", gives="Dynamo's graph")
 _on_fx = partial(Stage, takes="FX graph", gives="FX graph")
 _on_graph = partial(Stage, takes="Graph", gives="Graph")
 _on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
@@ -190,35 +176,6 @@ _on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
 
 
 # -- before capture --------------------------------------------------------------------------------
-
-DYNAMO = (
-    _on_dynamo(
-        "equal_sizes",
-        "unify the symbolic lengths of an attention's keys and values",
-        _changing(unify_sizes),
-    ),
-    _on_dynamo(
-        "whole_gradients",
-        "keep the gradient of an interpolation as one operation",
-        _changing(keep_gradients_whole),
-    ),
-    _on_dynamo(
-        "spell_out",
-        "decompose `flex_attention`, and custom operations that write their arguments",
-        _changing(spell_out),
-    ),
-    _on_dynamo(
-        "masked_writes",
-        "turn writes under a boolean mask into `where`",
-        _changing(write_by_masks),
-    ),
-    _on_dynamo(
-        "share_cat_prefixes",
-        "let a `cat` whose first parts are another `cat`'s read that one",
-        _changing(share_cat_prefixes),
-    ),
-)
-"""Rewrites of what Dynamo captured, before AOTAutograd."""
 
 
 def _formats(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
@@ -266,7 +223,7 @@ _IMAGES = (
     _on_fx(
         "draws",
         "replace random draws by functions of a seed and a position",
-        _changing(replace_draws),
+        changing(replace_draws),
         only=lambda context: not context.options.fallback_random,
         needs=("memory_formats",),
     ),
@@ -275,7 +232,7 @@ INFERENCE = (
     _on_fx(
         "fold_channels",
         "fold scales and shifts of channels into the weights of convolutions",
-        _changing(fold_channels),
+        changing(fold_channels),
         only=_freezes,
     ),
     *_IMAGES,
@@ -300,7 +257,7 @@ JOINT = (
     _on_fx(
         "summed_products",
         "multiply once for a sum of products that have few terms each (CPU)",
-        _changing(join_sums),
+        changing(join_sums),
         only=lambda context: context.machine.is_cpu,
     ),
     _on_fx(

@@ -69,8 +69,8 @@ aten = torch.ops.aten
 
 _RULE_MODULES = (
     "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
-    "grouped", "indexing", "interpolation", "pointwise", "pooling", "random", "reductions", "scans",
-    "scatters", "views",
+    "grouped", "indexing", "interpolation", "pointwise", "pooling", "random", "recurrences",
+    "reductions", "scans", "scatters", "views",
 )  # fmt: skip
 for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")

@@ -173,15 +173,19 @@ def prefixes(call: AtenCall, x: Value, dim: int, reason: str) -> Domains:
     if not few and not call.is_cpu:
         raise Unsupported(reason)
 
-    def before(at: Indices) -> Domain:
-        if extent is ONE:
-            return Domain((), at, ZERO)
-        over = Axis("j", extent)
-        name = "le" if few else "until"
-        last = op(name, IndexValue(index(over)), IndexValue(at[axis]))
-        return Domain((over,), replaced(at, axis, index(over)), index(over), guard=last)
+    return lambda at: scanned(extent, axis, at, "le" if few else "until")
 
-    return before
+
+def scanned(
+    extent: Index, axis: int, at: Indices, name: str = "until", *, backwards: bool = False
+) -> Domain:
+    """Return the domain of a scan's element: the points at or before it, or after it."""
+    if extent is ONE:
+        return Domain((), at, ZERO)
+    over = Axis("j", extent)
+    ends = (IndexValue(index(over)), IndexValue(at[axis]))
+    counts = op(name, *(reversed(ends) if backwards else ends))
+    return Domain((over,), replaced(at, axis, index(over)), index(over), guard=counts)
 
 
 # -- the extreme and its index --------------------------------------------------------------------

@@ -29,7 +29,7 @@ from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.ir.serial import serial_axes, serial_reductions, shared_axes
+from fusec.ir.serial import scan_of, serial_axes, serial_reductions, shared_axes
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule.access import count, fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
@@ -254,5 +254,7 @@ def programs(kernel: Kernel, machine: Machine) -> int:
     points = count(tuple(a for a in kernel.grid if a is not fast))
     points *= count(shared_axes(kernel))
     if fast is not None and fast in kernel.grid:
-        points *= -(-fast.extent.hint() // machine.tile)
+        # A scan's loop is inside that over lanes, which is cut where there are few other points.
+        scans = any(map(scan_of, serial_reductions(kernel)))
+        points *= -(-fast.extent.hint() // (machine.vector if scans else machine.tile))
     return points

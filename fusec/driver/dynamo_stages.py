@@ -1,0 +1,64 @@
+"""The stages that rewrite what Dynamo captured, before AOTAutograd differentiates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from fusec.frontend.aot.custom_operations import spell_out
+from fusec.frontend.fx_passes.associative_scans import keep_scans_whole
+from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
+from fusec.frontend.fx_passes.equal_sizes import unify_sizes
+from fusec.frontend.fx_passes.masked_writes import write_by_masks
+from fusec.frontend.ops.interpolation import keep_gradients_whole
+from fusec.passes.stage import Stage
+
+
+def changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], Any]:
+    """Return the ``run`` of a stage that changes an FX graph in place."""
+
+    def run(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
+        rewrite(gm)
+        return gm
+
+    return run
+
+
+_on_dynamo = partial(Stage, takes="Dynamo's graph", gives="Dynamo's graph")
+
+DYNAMO = (
+    _on_dynamo(
+        "associative_scans",
+        "keep a scan by a known associative function as one operation (CPU)",
+        changing(keep_scans_whole),
+        only=lambda context: context.machine.is_cpu,
+    ),
+    _on_dynamo(
+        "equal_sizes",
+        "unify the symbolic lengths of an attention's keys and values",
+        changing(unify_sizes),
+    ),
+    _on_dynamo(
+        "whole_gradients",
+        "keep the gradient of an interpolation as one operation",
+        changing(keep_gradients_whole),
+    ),
+    _on_dynamo(
+        "spell_out",
+        "decompose `flex_attention`, and custom operations that write their arguments",
+        changing(spell_out),
+    ),
+    _on_dynamo(
+        "masked_writes",
+        "turn writes under a boolean mask into `where`",
+        changing(write_by_masks),
+    ),
+    _on_dynamo(
+        "share_cat_prefixes",
+        "let a `cat` whose first parts are another `cat`'s read that one",
+        changing(share_cat_prefixes),
+    ),
+)

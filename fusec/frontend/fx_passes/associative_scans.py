@@ -1,0 +1,395 @@
+"""Keep scans by an associative function as one operation, where it is one that is known.
+
+``torch._higher_order_ops.associative_scan`` combines all pairs of neighbours at once, scans the
+results, and combines these with every second element: on CPUs a Dynamo graph has this tree, as
+slices, functions under ``vmap``, and interleaved results. For 2048 elements it has 11 levels.
+
+Whether nodes of a graph are such a tree is not a question of its form. Each tensor is read as a
+list of what its slices along the first axis are: the combination of the elements *from* one *to*
+another of a tensor. A function under ``vmap`` combines two neighbouring intervals; slices, ``cat``,
+``stack`` and ``pad`` move them. A tensor of all intervals from 0 to t is the scan::
+
+    x              0-0 1-1 2-2 3-3          pairs     0-1 2-3          scanned   0-1 0-3
+    every second   0-2                      0-0 and 0-2, interleaved   0-0 0-1 0-2 0-3
+
+Functions that are known, of elements l and, behind it, r; c is another of their fields::
+
+    l + r      l * r      maximum(l, r)      minimum(l, r)      logaddexp(l, r)
+    c[r] * l + r,  where c is a product:  h[t] = c[t] * h[t-1] + x[t]  (``ops/recurrences.py``)
+
+Other functions stay, and so does a greatest or least element whose gradient is needed: eager's
+divides it among equal ones. Combinations of floats are regrouped, as eager regroups them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+from torch.nn.functional import pad
+
+from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
+from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
+
+Interval: TypeAlias = "tuple[int, int] | None"
+"""The first and the last element that were combined; None for padding."""
+Term: TypeAlias = tuple[Any, ...]
+"""What a function computes: ``("in", position)``, or a name and the terms of its arguments."""
+
+
+def keep_scans_whole(gm: fx.GraphModule) -> None:
+    """Replace the associative scans of a Dynamo graph by operations that scan, in place.
+
+    Assumes: nodes carry ``meta["example_value"]``.
+    """
+    for part in gm.modules():
+        if isinstance(part, fx.GraphModule) and _Scans(part.graph).replace():
+            part.recompile()
+
+
+# -- the operations that scan ----------------------------------------------------------------------
+# All results are contiguous, as those that eager interleaves.
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().cumsum(0, dtype=x.dtype)
+
+
+def multiplied(x: torch.Tensor) -> torch.Tensor:
+    """Return the products so far; as a recurrence, whose gradient divides by no factor."""
+    if not x.is_floating_point():
+        return x.contiguous().cumprod(0, dtype=x.dtype)
+    return recurring(x, pad(x[:1], (*(0, 0) * (x.dim() - 1), 0, len(x) - 1)))
+
+
+def greatest(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().cummax(0).values
+
+
+def least(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().cummin(0).values
+
+
+def logarithms(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().logcumsumexp(0)
+
+
+def recurring(a: torch.Tensor, b: torch.Tensor, backwards: bool = False) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.fusec.recurrence(a.expand_as(b), b, 0, backwards)
+    return made
+
+
+_SINGLE: Mapping[str, Callable[..., torch.Tensor]] = {
+    "add": summed,
+    "mul": multiplied,
+    "maximum": greatest,
+    "minimum": least,
+    "logaddexp": logarithms,
+}
+_PLAIN = (*_SINGLE, "multiply")
+"""Names of the functions of two tensors that are looked through; all commute."""
+
+
+# -- tensors as intervals --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function by which intervals are combined.
+
+    Attributes:
+        leaves: the tensors whose elements are combined, one for each field.
+        terms: what each field of the result is, of those of two elements one after the other.
+    """
+
+    leaves: tuple[fx.Node, ...]
+    terms: tuple[Term, ...]
+
+    def scan(self, field: int) -> tuple[Callable[..., torch.Tensor], tuple[fx.Node, ...]] | None:
+        """Return the operation that scans a field, and its arguments; None if it is unknown."""
+        leaf, left, right = self.leaves[field], _field(field), _field(field + len(self.leaves))
+        for name, scan in _SINGLE.items():
+            if self.terms[field] == _term(name, left, right):
+                return scan, (leaf,)
+        for other in range(len(self.leaves)):
+            factor = _field(other + len(self.leaves))
+            product = _term("mul", _field(other), factor)
+            step = _term("add", _term("mul", factor, left), right)
+            if self.terms[other] == product and self.terms[field] == step:
+                return recurring, (self.leaves[other], leaf)
+        return None
+
+
+def _field(position: int) -> Term:
+    return ("in", position)
+
+
+def _term(name: str, *args: Term) -> Term:
+    return ("mul" if name == "multiply" else name, *sorted(args, key=repr))
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """What the slices of a tensor along its first axis are.
+
+    Attributes:
+        leaf: the tensor whose elements were combined.
+        function: by which; None if each is a single element.
+        field: the leaf's position among the function's.
+    """
+
+    intervals: tuple[Interval, ...]
+    leaf: fx.Node
+    function: _Function | None = None
+    field: int = 0
+
+    def fits(self, function: _Function, field: int) -> bool:
+        """Return True if all is combined by a function, as one of its fields."""
+        own = self.function is None or (self.function == function and self.field == field)
+        return own and self.leaf is function.leaves[field]
+
+    def is_scan(self) -> bool:
+        """Return True for all intervals of the leaf from its first element."""
+        whole = len(self.intervals) == _length(self.leaf)
+        return whole and all(one == (0, t) for t, one in enumerate(self.intervals))
+
+
+def _joined(parts: list[_Elements], intervals: Iterable[Interval]) -> _Elements | None:
+    """Return intervals of several tensors as those of one; None if they have no common source."""
+    first = next((part for part in parts if part.function is not None), parts[0])
+    if first.function is None:
+        fits = all(part.leaf is first.leaf for part in parts)
+    else:
+        fits = all(part.fits(first.function, first.field) for part in parts)
+    return replace(first, intervals=tuple(intervals)) if fits else None
+
+
+def _length(node: fx.Node) -> int | None:
+    """Return the length of a tensor's first axis; None if it has none, or it is a symbol."""
+    tensor = tensor_of(node)
+    length = None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
+    return length if isinstance(length, int) else None
+
+
+class _Scans:
+    """The associative scans of a graph.
+
+    Attributes:
+        known: tensor -> what its slices are.
+        stacked: result of ``stack`` along a second axis -> its parts.
+        regions: the node that ends a function under ``vmap`` -> all of its nodes.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.known: dict[fx.Node, _Elements] = {}
+        self.stacked: dict[fx.Node, list[_Elements]] = {}
+        self.regions: dict[fx.Node, list[fx.Node]] = {}
+
+    def replace(self) -> bool:
+        """Return True if the graph changed."""
+        self._read()
+        found = [node for node, elements in self.known.items() if elements.is_scan()]
+        changed = [self._replace(node, self.known[node]) for node in found]
+        if any(changed):
+            self._erase()
+        return any(changed)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        region: list[fx.Node] = []
+        depth = 0
+        before: fx.Node | None = None
+        for node in self.graph.nodes:
+            name = called_name(node)
+            opens, closes = (name.endswith(f"{how}crement_nesting") for how in ("in", "de"))
+            if opens and depth == 0:
+                lazy = before is not None and called_name(before) == "lazy_load_decompositions"
+                region = [before] if lazy and before is not None else []
+            depth += opens - closes
+            if depth or closes:
+                region.append(node)
+            if closes and depth == 0:
+                self._combine(region)
+            elif depth == 0 and name in _MOVES:
+                self._move(node, name)
+            before = node
+
+    def _move(self, node: fx.Node, name: str) -> None:
+        """Read a call that moves slices."""
+        arguments = _MOVES[name](*node.args, **node.kwargs)
+        if arguments is None:
+            return
+        parts, *how = arguments
+        if name == "flatten":
+            sources = self.stacked.get(parts[0])
+        elif name == "slice":
+            sources = [found] if (found := self._elements(parts[0])) else None
+        else:
+            sources = [self.known[part] for part in parts if part in self.known]
+            sources = sources if len(sources) == len(parts) else None
+        if not sources:
+            return
+        lists = [source.intervals for source in sources]
+        if name == "stack":
+            self.stacked[node] = sources
+            return
+        moved: Iterable[Interval]
+        if name == "slice":
+            moved = lists[0][slice(*how)]
+        elif name == "pad":
+            moved = (*lists[0], *(None,) * how[0])
+        elif name == "flatten":
+            moved = itertools.chain.from_iterable(zip(*lists, strict=True))
+        else:
+            moved = itertools.chain.from_iterable(lists)
+        if (found := _joined(sources, moved)) is not None:
+            self.known[node] = found
+
+    def _elements(self, node: Any) -> _Elements | None:
+        """Return what the slices of a tensor are; a tensor that is not known is a leaf."""
+        if node in self.known or not isinstance(node, fx.Node):
+            return self.known.get(node)
+        length = _length(node)
+        return None if length is None else _Elements(tuple((t, t) for t in range(length)), node)
+
+    def _combine(self, nodes: list[fx.Node]) -> None:
+        """Read a function under ``vmap`` that combines neighbours."""
+        inner: dict[Any, Term] = {}
+        given: list[_Elements | None] = []
+        results: list[fx.Node] = []
+        for node in nodes:
+            match called_name(node), node.args:
+                case "_add_batch_dim", (source, 0, _):
+                    inner[node] = _field(len(given))
+                    given.append(self._elements(source))
+                case "_remove_batch_dim", (made, _, _, 0):
+                    inner[node] = inner[made]
+                    results.append(node)
+                case name, (fx.Node() as a, fx.Node() as b) if name in _PLAIN and not node.kwargs:
+                    both = a in inner and b in inner
+                    inner[node] = _term(name, inner[a], inner[b]) if both else _UNKNOWN
+                case _:
+                    inner[node] = _UNKNOWN
+            if any(written is not None for written in written_by(node)):
+                return
+        left, right = given[: len(results)], given[len(results) :]
+        if None in given or len(left) != len(right) or not results:
+            return
+        pairs = [(a, b) for a, b in zip(left, right, strict=True) if a and b]
+        function = _Function(tuple(a.leaf for a, _ in pairs), tuple(inner[r] for r in results))
+        merged = [_merged(function, field, *pair) for field, pair in enumerate(pairs)]
+        if None not in merged:
+            self.regions[nodes[-1]] = nodes
+            self.known.update({n: one for n, one in zip(results, merged, strict=True) if one})
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _replace(self, node: fx.Node, elements: _Elements) -> bool:
+        """Let an operation make a scan; return False if none does."""
+        assert elements.function is not None
+        found = elements.function.scan(elements.field)
+        if found is None or not _is_supported(node, *found):
+            return False
+        scan, leaves = found
+        ends: list[fx.Node] = [node]
+        how: dict[str, Any] = {}
+        if scan is recurring and all(map(_turns, (*leaves, *node.users))):
+            ends, how = [*node.users], {"backwards": True}
+            leaves = tuple(leaf.all_input_nodes[0] for leaf in leaves)
+        with self.graph.inserting_before(node):
+            made = self.graph.call_function(scan, leaves, how)
+        made.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
+        for end in ends:
+            end.replace_all_uses_with(made)
+            if end is not node:
+                self.graph.erase_node(end)
+        return True
+
+    def _erase(self) -> None:
+        """Erase what no scan needs any more; a function under ``vmap`` as a whole."""
+        read = {*self.known, *self.stacked}
+        inside = {node for nodes in self.regions.values() for node in nodes}
+        for node in reversed(list(self.graph.nodes)):
+            if (region := self.regions.get(node)) is not None:
+                if all(user in inside for one in region for user in one.users):
+                    for one in reversed(region):
+                        self.graph.erase_node(one)
+            elif node in read and node not in inside and not node.users:
+                self.graph.erase_node(node)
+
+
+def _merged(function: _Function, field: int, left: _Elements, right: _Elements) -> _Elements | None:
+    """Return the combinations of intervals with those that follow; None if others do."""
+    if len(left.intervals) != len(right.intervals):
+        return None
+    if not (left.fits(function, field) and right.fits(function, field)):
+        return None
+    merged = []
+    for first, second in zip(left.intervals, right.intervals, strict=True):
+        if first is None or second is None or first[1] + 1 != second[0]:
+            return None
+        merged.append((first[0], second[1]))
+    return _Elements(tuple(merged), left.leaf, function, field)
+
+
+def _is_supported(
+    node: fx.Node, scan: Callable[..., torch.Tensor], leaves: tuple[fx.Node, ...]
+) -> bool:
+    """Return True if an operation computes a scan with the values and gradients of eager."""
+    made, *given = map(tensor_of, (node, *leaves))
+    if made is None or made.device.type != "cpu" or made.dtype is torch.bool or made.is_complex():
+        return False
+    if any(x is None or x.dtype is not made.dtype or x.dim() != made.dim() for x in given):
+        return False
+    if not made.is_floating_point() and scan in (recurring, logarithms):
+        return False
+    last = given[-1]
+    whole = last is not None and last.shape == made.shape
+    return whole and not (scan in (greatest, least) and made.requires_grad)
+
+
+def _turns(node: fx.Node) -> bool:
+    """Return True for a call that turns a tensor's first axis around."""
+    return called_name(node) == "flip" and node.args[1:] in (([0],), ((0,),), (0,))
+
+
+def _slice(
+    x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> tuple[Any, ...] | None:
+    return ([x], start, end, step) if dim == 0 else None
+
+
+def _cat(tensors: Any, dim: int = 0) -> tuple[Any, ...] | None:
+    return (list(tensors),) if dim == 0 else None
+
+
+def _stack(tensors: Any, dim: int = 0) -> tuple[Any, ...] | None:
+    return (list(tensors),) if dim == 1 else None
+
+
+def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple[Any, ...] | None:
+    return ([x],) if (start_dim, end_dim) == (0, 1) else None
+
+
+def _pad(x: Any, widths: Any, mode: str = "constant", value: Any = None) -> tuple[Any, ...] | None:
+    tensor = tensor_of(x)
+    if tensor is None or mode != "constant" or len(widths) != 2 * tensor.dim():
+        return None
+    return ([x], widths[-1]) if not any(widths[:-1]) and widths[-1] > 0 else None
+
+
+_MOVES: Mapping[str, Callable[..., tuple[Any, ...] | None]] = {
+    "slice": _slice,
+    "cat": _cat,
+    "stack": _stack,
+    "flatten": _flatten,
+    "pad": _pad,
+}
+"""Name of a call that moves slices along the first axis -> its tensors, and how it moves them."""
+_UNKNOWN: Term = ("unknown",)

@@ -1,0 +1,174 @@
+"""The custom operations of first-order linear recurrences and their gradient, and their lowerings.
+
+``fusec::recurrence(a, b, dim, backwards)`` takes a step for each point t along a dimension, from
+the first to the last, or backwards. It has no factor at its first point::
+
+    h[t] = a[t] * h[t-1] + b[t]         backwards:  h[t] = a[t] * h[t+1] + b[t]
+
+``fusec::recurrence_backward(dh, a, h, dim, backwards)`` runs the other way: what h[t] brought about
+is what it brings about itself, and by the next one, whose factor it takes::
+
+    db[t] = a[t+1] * db[t+1] + dh[t]    da[t] = db[t] * h[t-1]
+
+``frontend/fx_passes/associative_scans.py`` puts the operation into graphs. On CPUs it is a scan by
+an ordered monoid (``ir/serial.py``); the eager kernels here are for graphs that run eagerly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusec.errors import Unsupported
+from fusec.frontend.call import AtenCall, Body, Indices
+from fusec.frontend.ops.domain import scanned
+from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.views import replaced
+from fusec.frontend.value import Value
+from fusec.ir.dtype import F32, F64, DType, compute_type
+from fusec.ir.expr import Expr, cast, in_range, op
+from fusec.ir.index import Index
+from fusec.ir.monoid import RECURRENCE
+
+_library = torch.library.Library("fusec", "FRAGMENT")
+for _signature in (
+    "recurrence(Tensor a, Tensor b, int dim, bool backwards) -> Tensor",
+    "recurrence_backward(Tensor grad, Tensor a, Tensor h, int dim, bool backwards)"
+    " -> (Tensor, Tensor)",
+):
+    _library.define(_signature, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+# -- eager kernels and gradient --------------------------------------------------------------------
+
+
+def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> torch.Tensor:
+    """Return h of factors and terms of one shape and type, contiguous.
+
+    Each point is combined with the one before, then with the two before these, and so on.
+    """
+    factors, found = (x.double().movedim(dim, 0) for x in (a, b))
+    if backwards:
+        factors, found = factors.flip(0), found.flip(0)
+    step = 1
+    while step < len(found):
+        later = factors[step:] * found[:-step] + found[step:]
+        again = factors[step:] * factors[:-step]
+        found, factors = torch.cat((found[:step], later)), torch.cat((factors[:step], again))
+        step *= 2
+    found = found.flip(0) if backwards else found
+    return found.movedim(0, dim).to(b.dtype).contiguous()
+
+
+def recurrence_backward(
+    grad: torch.Tensor, a: torch.Tensor, h: torch.Tensor, dim: int, backwards: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of factors and terms, laid out as the factors."""
+    terms = recurrence(a.roll(1 if backwards else -1, dim), grad, dim, not backwards)
+    steps = torch.arange(h.shape[dim]).view(-1, *(1,) * (h.dim() - 1 - dim % h.dim()))
+    first = steps == (h.shape[dim] - 1 if backwards else 0)
+    before = h.roll(-1 if backwards else 1, dim).masked_fill(first.to(h.device), 0)
+    return torch.empty_like(a).copy_(terms * before), torch.empty_like(a).copy_(terms)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, _, *ctx.how = inputs
+    ctx.save_for_backward(a, output)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    found = torch.ops.fusec.recurrence_backward(grad, *ctx.saved_tensors, *ctx.how)
+    return (*found, None, None)
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> torch.Tensor:
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(
+    grad: torch.Tensor, a: torch.Tensor, h: torch.Tensor, dim: int, backwards: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(a), torch.empty_like(a)
+
+
+for _name, _kernel, _traced in (
+    ("recurrence", recurrence, _fake),
+    ("recurrence_backward", recurrence_backward, _fake_backward),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fusec::{_name}", _traced, lib=_library)
+torch.library.register_autograd("fusec::recurrence", _gradient, setup_context=_keep, lib=_library)
+
+
+# -- index notation --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The points of a scan along an axis of a tensor.
+
+    Attributes:
+        step: from a point to the one before it in the scan: -1, or 1 if it runs backwards.
+    """
+
+    extent: Index
+    axis: int
+    step: int
+
+    def before(self, x: Value, at: Indices, kind: DType) -> Expr:
+        """Return the element before one, 0 before the first one."""
+        place = at[self.axis] + self.step
+        return cast(x.at(replaced(at, self.axis, place), self.is_later(at)), kind)
+
+    def is_later(self, at: Indices) -> Expr | None:
+        """Return the condition that a point is not the first one of the scan."""
+        place = at[self.axis] + self.step
+        return in_range(place, 0, None) if self.step < 0 else in_range(place, None, self.extent)
+
+    def reduce(self, at: Indices, factor: Body, term: Body) -> Expr:
+        """Return the recurrence's h at a point, of factors that are 0 at the first one."""
+        points = scanned(self.extent, self.axis, at, backwards=self.step > 0)
+        return points.reduce(RECURRENCE, factor(points.where), term(points.where))
+
+
+def _run(call: AtenCall, x: Value, dim: int, backwards: bool) -> tuple[_Run, DType]:
+    """Return a scan, and its accumulation type: f32 in f64, as long sums are.
+
+    Raises:
+        Unsupported: on a GPU.
+    """
+    if not call.is_cpu:
+        raise Unsupported("a scan along an axis")
+    axis, kind = dim % len(x.shape), compute_type(call.out.dtype)
+    return _Run(x.shape[axis], axis, 1 if backwards else -1), F64 if kind is F32 else kind
+
+
+@lowers(torch.ops.fusec.recurrence.default)
+def lower_recurrence(call: AtenCall, a: Value, b: Value, dim: int, backwards: bool) -> Value:
+    run, kind = _run(call, b, dim, backwards)
+
+    def factor(at: Indices) -> Expr:
+        return cast(a.at(at, run.is_later(at)), kind)
+
+    return call.define(lambda at: run.reduce(at, factor, lambda at: cast(b.at(at), kind)))
+
+
+@lowers(torch.ops.fusec.recurrence_backward.default)
+def lower_gradient(
+    call: AtenCall, grad: Value, a: Value, h: Value, dim: int, backwards: bool
+) -> tuple[Value, Value]:
+    run, kind = _run(call, grad, dim, not backwards)
+    forth = _Run(run.extent, run.axis, -run.step)
+
+    def factor(at: Indices) -> Expr:
+        return run.before(a, at, kind)
+
+    terms = call.define(lambda at: run.reduce(at, factor, lambda at: cast(grad.at(at), kind)), 1)
+    exact = compute_type(call.out.dtype)
+
+    def slope(at: Indices) -> Expr:
+        return op("mul", cast(terms.at(at), exact), forth.before(h, at, exact))
+
+    return call.define(slope, 0), terms
