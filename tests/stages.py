@@ -114,10 +114,18 @@ def recurrence(a: Tensor, b: Tensor) -> Tensor:
     return associative_scan(combine, (a, b), 0, combine_mode="generic")[1] + 1
 
 
+def unrolled(a: Tensor, b: Tensor) -> Tensor:
+    h, states = torch.zeros_like(b[:, 0]), []
+    for t in range(8):
+        h = torch.exp(a[:, t]) * h + b[:, t]
+        states.append(h)
+    return torch.stack(states, 1)
+
+
 def stack(x: Tensor) -> Tensor:
     steps = [x[:, 0]]
     for step in range(1, 9):
-        steps.append(steps[-1] * 0.5 + x[:, step].cumsum(-1))
+        steps.append(steps[-1].abs() * 0.5 + x[:, step].cumsum(-1))
     return torch.stack(steps)
 
 
@@ -253,6 +261,7 @@ EXAMPLES = {
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "recurrence": Example(recurrence, ((3, 8), (3, 8))),
+    "unrolled": Example(unrolled, ((4, 8), (4, 8))),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True

@@ -430,6 +430,7 @@ FAULTS = (
     Fault(
         "associative_scans", "recurrence", "factors for terms", in_fx(exchanged("recurring", 0, 1))
     ),
+    Fault("rolled_loops", "unrolled", "factors for terms", in_fx(exchanged("recurrence", 0, 1))),
     Fault("equal_sizes", "lengths", "keys for values", in_fx(exchanged("attention", 1, 2))),
     Fault(
         "whole_gradients", "upsample", "another mode",

@@ -18,6 +18,7 @@ from tests.support import TORCH
 
 EXAMPLES = {
     "associative_scans": "recurrence",
+    "rolled_loops": "unrolled",
     "equal_sizes": "lengths",
     "whole_gradients": "upsample",
     "spell_out": "flex",

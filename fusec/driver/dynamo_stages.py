@@ -13,6 +13,7 @@ from fusec.frontend.fx_passes.associative_scans import keep_scans_whole
 from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
+from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.passes.stage import Stage
 
@@ -27,6 +28,11 @@ def changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], 
     return run
 
 
+def _roll_loops(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
+    roll_loops(gm, context.machine.fusion.least_iterations)
+    return gm
+
+
 _on_dynamo = partial(Stage, takes="Dynamo's graph", gives="Dynamo's graph")
 
 DYNAMO = (
@@ -34,6 +40,12 @@ DYNAMO = (
         "associative_scans",
         "keep a scan by a known associative function as one operation (CPU)",
         changing(keep_scans_whole),
+        only=lambda context: context.machine.is_cpu,
+    ),
+    _on_dynamo(
+        "rolled_loops",
+        "roll up unrolled loops whose iterations are steps of a recurrence (CPU)",
+        _roll_loops,
         only=lambda context: context.machine.is_cpu,
     ),
     _on_dynamo(

@@ -47,6 +47,9 @@ class FusionTuning:
     direct_steps: int = 1 << 15
     """Steps of a short scan, scatter or search up to which its direct form is taken. Twice as many
     cost as much as the eager call (cumsum, scatter_add, index_add, bucketize; 2026-11)."""
+    least_iterations: int = 8
+    """Iterations of an unrolled loop from which it is rolled up. Fewer are one kernel as they are,
+    which computes all states of an element at once."""
     small_product: tuple[int, int] = (64, 8)
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""

@@ -79,7 +79,7 @@ def logarithms(x: torch.Tensor) -> torch.Tensor:
 
 
 def recurring(a: torch.Tensor, b: torch.Tensor, backwards: bool = False) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.fusec.recurrence(a.expand_as(b), b, 0, backwards)
+    made: torch.Tensor = torch.ops.fusec.recurrence(a.expand_as(b), b, None, 0, backwards)
     return made
 
 

@@ -1,17 +1,18 @@
 """The custom operations of first-order linear recurrences and their gradient, and their lowerings.
 
-``fusec::recurrence(a, b, dim, backwards)`` takes a step for each point t along a dimension, from
-the first to the last, or backwards. It has no factor at its first point::
+``fusec::recurrence(a, b, start, dim, backwards)`` takes a step for each point t along a dimension,
+from the first to the last, or backwards. Without ``start`` its first point is ``b[0]``::
 
     h[t] = a[t] * h[t-1] + b[t]         backwards:  h[t] = a[t] * h[t+1] + b[t]
 
-``fusec::recurrence_backward(dh, a, h, dim, backwards)`` runs the other way: what h[t] brought about
-is what it brings about itself, and by the next one, whose factor it takes::
+``fusec::recurrence_backward(dh, a, h, start, dim, backwards)`` runs the other way: the gradient of
+h[t] is what it brings about itself, and by the next one, whose factor it takes::
 
     db[t] = a[t+1] * db[t+1] + dh[t]    da[t] = db[t] * h[t-1]
 
-``frontend/fx_passes/associative_scans.py`` puts the operation into graphs. On CPUs it is a scan by
-an ordered monoid (``ir/serial.py``); the eager kernels here are for graphs that run eagerly.
+``frontend/fx_passes/associative_scans.py`` and ``rolled_loops.py`` put the operation into graphs.
+On CPUs it is a scan by an ordered monoid (``ir/serial.py``); the eager kernels here are for graphs
+that run eagerly.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices
+from fusec.frontend.ops.arithmetic import add, like, select
 from fusec.frontend.ops.domain import scanned
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import replaced
@@ -34,8 +36,8 @@ from fusec.ir.monoid import RECURRENCE
 
 _library = torch.library.Library("fusec", "FRAGMENT")
 for _signature in (
-    "recurrence(Tensor a, Tensor b, int dim, bool backwards) -> Tensor",
-    "recurrence_backward(Tensor grad, Tensor a, Tensor h, int dim, bool backwards)"
+    "recurrence(Tensor a, Tensor b, Tensor? start, int dim, bool backwards) -> Tensor",
+    "recurrence_backward(Tensor grad, Tensor a, Tensor h, Tensor? start, int dim, bool backwards)"
     " -> (Tensor, Tensor)",
 ):
     _library.define(_signature, tags=(torch.Tag.pt2_compliant_tag,))
@@ -44,7 +46,9 @@ for _signature in (
 # -- eager kernels and gradient --------------------------------------------------------------------
 
 
-def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> torch.Tensor:
+def recurrence(
+    a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | None, dim: int, backwards: bool
+) -> torch.Tensor:
     """Return h of factors and terms of one shape and type, contiguous.
 
     Each point is combined with the one before, then with the two before these, and so on.
@@ -52,6 +56,8 @@ def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> t
     factors, found = (x.double().movedim(dim, 0) for x in (a, b))
     if backwards:
         factors, found = factors.flip(0), found.flip(0)
+    if start is not None:
+        found = torch.cat((factors[:1] * start + found[:1], found[1:]))
     step = 1
     while step < len(found):
         later = factors[step:] * found[:-step] + found[step:]
@@ -63,32 +69,48 @@ def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> t
 
 
 def recurrence_backward(
-    grad: torch.Tensor, a: torch.Tensor, h: torch.Tensor, dim: int, backwards: bool
+    grad: torch.Tensor,
+    a: torch.Tensor,
+    h: torch.Tensor,
+    start: torch.Tensor | None,
+    dim: int,
+    backwards: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of factors and terms, laid out as the factors."""
-    terms = recurrence(a.roll(1 if backwards else -1, dim), grad, dim, not backwards)
+    terms = recurrence(a.roll(1 if backwards else -1, dim), grad, None, dim, not backwards)
     steps = torch.arange(h.shape[dim]).view(-1, *(1,) * (h.dim() - 1 - dim % h.dim()))
-    first = steps == (h.shape[dim] - 1 if backwards else 0)
-    before = h.roll(-1 if backwards else 1, dim).masked_fill(first.to(h.device), 0)
+    is_first = (steps == _first(h, dim, backwards)).to(h.device)
+    own = h.new_zeros(()) if start is None else start.unsqueeze(dim)
+    before = torch.where(is_first, own, h.roll(-1 if backwards else 1, dim))
     return torch.empty_like(a).copy_(terms * before), torch.empty_like(a).copy_(terms)
 
 
+def _first(x: torch.Tensor, dim: int, backwards: bool) -> int:
+    """Return the place of a run's first point."""
+    return x.shape[dim] - 1 if backwards else 0
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, _, *ctx.how = inputs
-    ctx.save_for_backward(a, output)
+    a, _, start, *ctx.how = inputs
+    ctx.save_for_backward(a, output, start)
 
 
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    found = torch.ops.fusec.recurrence_backward(grad, *ctx.saved_tensors, *ctx.how)
-    return (*found, None, None)
+    a, h, start = ctx.saved_tensors
+    factors, terms = torch.ops.fusec.recurrence_backward(grad, a, h, start, *ctx.how)
+    own = None
+    if ctx.needs_input_grad[2]:
+        dim, place = ctx.how[0], _first(a, *ctx.how)
+        own = a.select(dim, place) * terms.select(dim, place)
+    return factors, terms, own, None, None
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, dim: int, backwards: bool) -> torch.Tensor:
+def _fake(a: torch.Tensor, b: torch.Tensor, *how: Any) -> torch.Tensor:
     return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 
 def _fake_backward(
-    grad: torch.Tensor, a: torch.Tensor, h: torch.Tensor, dim: int, backwards: bool
+    grad: torch.Tensor, a: torch.Tensor, *how: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(a), torch.empty_like(a)
 
@@ -127,6 +149,15 @@ class _Run:
         place = at[self.axis] + self.step
         return in_range(place, 0, None) if self.step < 0 else in_range(place, None, self.extent)
 
+    def select(self, at: Indices, later: Expr, first: Expr) -> Expr:
+        """Return one value at the first point, another one at those behind it."""
+        condition = self.is_later(at)
+        return later if condition is None else select(condition, later, first)
+
+    def beside(self, at: Indices) -> Indices:
+        """Return the indices without that along the axis."""
+        return (*at[: self.axis], *at[self.axis + 1 :])
+
     def reduce(self, at: Indices, factor: Body, term: Body) -> Expr:
         """Return the recurrence's h at a point, of factors that are 0 at the first one."""
         points = scanned(self.extent, self.axis, at, backwards=self.step > 0)
@@ -146,18 +177,33 @@ def _run(call: AtenCall, x: Value, dim: int, backwards: bool) -> tuple[_Run, DTy
 
 
 @lowers(torch.ops.fusec.recurrence.default)
-def lower_recurrence(call: AtenCall, a: Value, b: Value, dim: int, backwards: bool) -> Value:
+def lower_recurrence(
+    call: AtenCall, a: Value, b: Value, start: Value | None, dim: int, backwards: bool
+) -> Value:
     run, kind = _run(call, b, dim, backwards)
 
     def factor(at: Indices) -> Expr:
         return cast(a.at(at, run.is_later(at)), kind)
 
-    return call.define(lambda at: run.reduce(at, factor, lambda at: cast(b.at(at), kind)))
+    def term(at: Indices) -> Expr:
+        own = cast(b.at(at), kind)
+        if start is None:
+            return own
+        begun = op("mul", cast(a.at(at), kind), cast(start.at(run.beside(at)), kind))
+        return add(run.select(at, like(0.0, begun), begun), own)
+
+    return call.define(lambda at: run.reduce(at, factor, term))
 
 
 @lowers(torch.ops.fusec.recurrence_backward.default)
 def lower_gradient(
-    call: AtenCall, grad: Value, a: Value, h: Value, dim: int, backwards: bool
+    call: AtenCall,
+    grad: Value,
+    a: Value,
+    h: Value,
+    start: Value | None,
+    dim: int,
+    backwards: bool,
 ) -> tuple[Value, Value]:
     run, kind = _run(call, grad, dim, not backwards)
     forth = _Run(run.extent, run.axis, -run.step)
@@ -169,6 +215,9 @@ def lower_gradient(
     exact = compute_type(call.out.dtype)
 
     def slope(at: Indices) -> Expr:
-        return op("mul", cast(terms.at(at), exact), forth.before(h, at, exact))
+        before = forth.before(h, at, exact)
+        if start is not None:
+            before = forth.select(at, before, cast(start.at(forth.beside(at)), exact))
+        return op("mul", cast(terms.at(at), exact), before)
 
     return call.define(slope, 0), terms
