@@ -258,6 +258,10 @@ EXAMPLES = {
     "windows": Example(
         windows, (torch.ones(4, 16, 16, 16).movedim(3, 1), (16, 1, 3, 3)), "cpu:avx512"
     ),
+    "narrow": Example(lambda x, w: x @ w, ((32, 32), (32, 32)), "cpu:avx2", dtype=BF16),
+    "narrow images": Example(
+        lambda x, w: F.conv2d(x, w, padding=1), ((1, 4, 8, 8), (4, 4, 3, 3)), "cpu:avx2", dtype=BF16
+    ),
     "scaled": Example(Scaled(), ((1, 3, 8, 8),), options={"freeze": True}),
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "recurrence": Example(recurrence, ((3, 8), (3, 8))),

@@ -444,6 +444,11 @@ FAULTS = (
     Fault("share_cat_prefixes", "dense", "parts in another order", in_fx(turned)),
     Fault("freeze", "scaled", "the bias left out", in_fx(argument("convolution", 2, None))),
     Fault(
+        "widen_images", "narrow images", "another stride",
+        in_fx(argument("convolution", 3, [2, 2])),
+    ),
+    Fault("widen", "narrow", "operands exchanged", in_fx(exchanged("mm.default", 0, 1))),
+    Fault(
         "memory_formats", "images", "another stride", in_fx(argument("convolution", 3, [2, 2]))
     ),
     Fault("memory_formats", "images", "read before it is converted", in_fx(read_before)),

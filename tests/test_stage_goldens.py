@@ -25,6 +25,8 @@ EXAMPLES = {
     "masked_writes": "masked",
     "share_cat_prefixes": "dense",
     "fold_channels": "scaled",
+    "widen": "narrow",
+    "widen_images": "narrow images",
     "memory_formats": "images",
     "channel_products": "mixed",
     "winograd": "filter",

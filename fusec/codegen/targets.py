@@ -7,6 +7,7 @@ kernels of its language are scheduled and printed. A new target is one printer, 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from fusec.codegen.triton import gluon
 from fusec.codegen.triton.form import FORM, Form
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.errors import UsageError
-from fusec.ir.dtype import BF16, F16
+from fusec.ir.dtype import BF16, F16, DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.machine import CodeTuning, FusionTuning, Machine, ProductRates, Resources, TileTuning
@@ -294,10 +295,27 @@ def find_target(
         vector_width, tiles = PROCESSORS[name].lanes, PROCESSORS[name].tiles
     if row.device == "cpu":
         widened = row.machine.widened - {BF16} if tiles else row.machine.widened
-        own = replace(row.machine, vector=vector_width, widened=widened, threads=threads)
+        own = replace(
+            row.machine,
+            vector=vector_width,
+            widened=widened,
+            slow_types=_slow_types(name, vector_width, tiles=tiles),
+            threads=threads,
+        )
         return replace(row, machine=own)
     machine = row.machine.sized(units, bytes_per_us)
     return replace(row, machine=replace(machine, sm=replace(machine.sm, tf32=tf32)))
+
+
+def _slow_types(name: str, vector_width: int, *, tiles: bool) -> frozenset[DType]:
+    """Return the 16-bit types that the library of an x86-64 CPU multiplies element by element.
+
+    Elsewhere all are taken to be fast. oneDNN has products of bf16 from AVX-512 on, of f16 for
+    processors with AVX512-FP16, which are those with tiles.
+    """
+    if tiles or (name not in PROCESSORS and platform.machine() not in ("x86_64", "AMD64")):
+        return frozenset()
+    return frozenset((F16,)) if vector_width == 16 else frozenset((BF16, F16))
 
 
 def target_of_device(name: str, vector_width: int = 16, **features: Any) -> Target:

@@ -28,7 +28,7 @@ from fusec.driver.invariance import check_named, refuse
 from fusec.driver.observers import AROUND, Around, observers_of
 from fusec.driver.partition import Joint
 from fusec.driver.splitting import SplittingCompiler
-from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, CompileContext
+from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, WIDEN, CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start
@@ -266,10 +266,11 @@ class _Compilers:
         """Rewrite a joint graph and cut it into forward and backward."""
         rewritten, around = self._rewritten(JOINT, joint, num_fwd_outputs)
         whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
-        parts: tuple[fx.GraphModule, fx.GraphModule] = fold((PARTITION,), whole, self.context)
-        for part in parts:
+        cut = fold((PARTITION,), whole, self.context)
+        forward, backward = (fold((WIDEN,), part, self.context) for part in cut)
+        for part in (forward, backward):
             part.meta[AROUND] = around
-        return parts
+        return forward, backward
 
     def _rewritten(
         self, stages: Sequence[Stage], gm: fx.GraphModule, outputs: int | None

@@ -265,6 +265,23 @@ def find_expansions(
     return found
 
 
+def products_of_expansions(
+    gm: fx.GraphModule, tuning: FusionTuning, threshold: int
+) -> frozenset[fx.Node]:
+    """Return the products that make or read values as large as an expansion, which is in chunks.
+
+    Args:
+        threshold: as of ``find_expansions``; 0: there are none.
+    """
+    if not threshold:
+        return frozenset()
+    least = min(map(_numel, find_expansions(NodeDefinitions(gm), tuning, threshold)), default=0)
+    if not least:
+        return frozenset()
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and is_product(n.target)]
+    return frozenset(n for n in nodes if any(_numel(x) >= least for x in (n, *n.all_input_nodes)))
+
+
 def _is_product_of(node: fx.Node, rank: int) -> bool:
     """Return True for a product whose result and first operand, no bias, have so many axes."""
     tensors = [tensor_of(x) for x in (node, *node.args[:1])] if is_product(node.target) else []

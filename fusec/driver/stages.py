@@ -10,7 +10,7 @@ groups; ``loops`` runs it for the body of each loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
 from fusec.driver.dynamo_stages import changing
-from fusec.driver.partition import partition, recompute_scores
+from fusec.driver.partition import partition, products_of_expansions, recompute_scores
 from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
 from fusec.errors import StageError, note_stage
@@ -40,7 +40,9 @@ from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
+from fusec.frontend.fx_passes.widening import CONVOLUTIONS, PRODUCTS, widen_operands
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
+from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
@@ -195,8 +197,38 @@ def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     return gm
 
 
+def _widens(context: CompileContext) -> bool:
+    options = context.options
+    return bool(context.machine.slow_types) and options.precision == "best" and not options.alone
+
+
+def _widen(
+    gm: fx.GraphModule, context: CompileContext, targets: tuple[Any, ...], keep: Collection[fx.Node]
+) -> fx.GraphModule:
+    slow = {to_torch_dtype(kind) for kind in context.machine.slow_types}
+    return widen_operands(gm, targets, slow, context.machine.loops.always, keep)
+
+
+def _widen_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
+    in_chunks = products_of_expansions(gm, context.machine.fusion, context.options.chunk_bytes)
+    return _widen(gm, context, PRODUCTS, in_chunks)
+
+
+WIDEN = _on_fx(
+    "widen",
+    "multiply matrices in f32 where the library has no instructions for 16 bits (CPU)",
+    _widen_products,
+    only=_widens,
+)
+"""Behind the partition in training: that knows what a loss recomputes by products in 16 bits."""
 _on_convolutions = partial(_on_fx, only=_changes_convolutions, needs=("memory_formats",))
 _IMAGES = (
+    _on_fx(
+        "widen_images",
+        "convolve in f32 where the library has no instructions for 16 bits (CPU)",
+        lambda gm, context: _widen(gm, context, CONVOLUTIONS, ()),
+        only=_widens,
+    ),
     _on_fx(
         "memory_formats",
         "run sets of convolutions channels-last where they gain by it (CPU)",
@@ -236,6 +268,7 @@ INFERENCE = (
         only=_freezes,
     ),
     *_IMAGES,
+    WIDEN,
     _on_fx(
         "freeze",
         "compute what follows from weights alone once, and pack weights for the library (CPU)",

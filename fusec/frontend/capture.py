@@ -36,6 +36,7 @@ from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.fx_passes.short_convolutions import LAID_OUT
+from fusec.frontend.fx_passes.widening import WIDENED
 from fusec.frontend.fx_passes.winograd import FILTERED
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.ops.complex_tensors import complex_lowering
@@ -139,7 +140,7 @@ class _Capture:
         lines = self._with_minima()
         if missing := sorted(self.lines.sizes.needed() - self.given):
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
-        nodes, keys = self.gm.graph.nodes, (DECISION, FILTERED, LAID_OUT)  # by FX passes
+        nodes, keys = self.gm.graph.nodes, (WIDENED, DECISION, FILTERED, LAID_OUT)
         decisions = tuple(node.meta[key] for node in nodes for key in keys if key in node.meta)
         return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions)
 

@@ -463,6 +463,7 @@ class Machine:
         slow_exact: slowdown of the library's products in f32, unless operands round to TF32.
         widened: types that fusec's own products widen to f32, for want of instructions.
         slow_widened: slowdown of these products beside the library's, which has instructions.
+        slow_types: types for which a CPU's library has no instructions, either.
         rates: rates of products, relative to the library's.
         cache_bytes: bytes of a CPU core's second-level cache that the tiles of a product may take;
             0 where tiles are in registers.
@@ -486,6 +487,7 @@ class Machine:
     slow_exact: int = 8
     widened: frozenset[DType] = frozenset()
     slow_widened: int = 1
+    slow_types: frozenset[DType] = frozenset()
     rates: ProductRates = ProductRates()
     cache_bytes: int = 0
     lanes: int = 256

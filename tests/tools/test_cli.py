@@ -256,7 +256,7 @@ def test_dump_removes_what_an_earlier_one_wrote_and_nothing_else(
     (tmp_path / "other").mkdir()
     torch._dynamo.reset()
     assert run(capsys, "dump", f"{models}:relu", *args[:2], "--stage", "graph", *args[4:])[0] == 0
-    assert sorted(file.name for file in folder.iterdir()) == ["20-graph.txt", "mine.txt"]
+    assert sorted(file.name for file in folder.iterdir()) == ["22-graph.txt", "mine.txt"]
     assert (tmp_path / "other").is_dir()
 
 

@@ -30,13 +30,13 @@ EMULATED = ("sm_80", "sm_90")
 """The targets of ``check --emulate``."""
 _REWRITES = """
     associative_scans rolled_loops equal_sizes whole_gradients spell_out masked_writes
-    share_cat_prefixes fold_channels memory_formats channel_products winograd short_convolutions
-    draws freeze softmax_gradients summed_products wide_products partition capture eager_rounding
-    chunk simplify dead_code share row_parts split_reduction inline recompute unread fuse
-    library_epilogue store_parts split_loop contract loops libraries in_place fuse_horizontally
-    memory infinite_masks online_softmax unroll_rows coalesce unroll_pairs unroll_parts
-    unroll_windows unroll_terms scans guard_gathers plan lower parametrize vector_tiles base_two
-    sink orient copy_tiles approximate specialize_warps
+    share_cat_prefixes fold_channels widen_images memory_formats channel_products winograd
+    short_convolutions draws widen freeze softmax_gradients summed_products wide_products
+    partition capture eager_rounding chunk simplify dead_code share row_parts split_reduction
+    inline recompute unread fuse library_epilogue store_parts split_loop contract loops
+    libraries in_place fuse_horizontally memory infinite_masks online_softmax unroll_rows
+    coalesce unroll_pairs unroll_parts unroll_windows unroll_terms scans guard_gathers plan
+    lower parametrize vector_tiles base_two sink orient copy_tiles approximate specialize_warps
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
 STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
