@@ -139,13 +139,14 @@ def with_guard(expr: Expr, guard: Expr | None) -> Expr:
     if guard is None:
         return expr
     condition = guard
-    kept: dict[Expr, Expr] = {}
+    # The points of an ordered reduction are those of a scan, whatever is read of it.
+    kept: dict[Expr, Expr] = {n: n for n in reductions(expr) if n.monoid.ordered}
     if any(not condition.axes.isdisjoint(n.over) for n in reductions(expr)):
         # A reduction that does not vary along the guarded axes does not need the guard; one that
         # does gets fresh bound axes, or it would capture the guard's. So does a reduction that
         # varies along the bound axes that are replaced.
         varying = condition.axes | _bound_where(expr, condition.axes)
-        kept = {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
+        kept |= {n: n for n in reductions(expr) if n.axes.isdisjoint(varying)}
         expr = fresh_bound_axes(expr, kept)
 
     body = guarded_loads(expr, condition, kept)

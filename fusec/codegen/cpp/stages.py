@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.ir.graph import FlatKernel
-from fusec.passes.kernel.scans import run_scans
+from fusec.passes.kernel.scans import check_order, run_scans
 from fusec.passes.kernel.short_sums import unroll_terms
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.kernel.unroll_parts import unroll_parts
@@ -47,7 +47,7 @@ CPP_FLAT = (
     Stage(
         "scans",
         "run scans in the loop that they scan along, one step for each point (CPU)",
-        lambda flat, context: FlatKernel(run_scans(flat)),
+        lambda flat, context: FlatKernel(check_order(run_scans(flat))),
         "FlatKernel",
         "FlatKernel",
         needs=("coalesce",),

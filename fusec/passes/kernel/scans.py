@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Expr, Reduce
+from fusec.errors import InternalError
+from fusec.ir.expr import Expr, Op, Reduce, postorder
 from fusec.ir.graph import Kernel, axes_of, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.rewrite import rewrite
@@ -37,6 +38,24 @@ def run_scans(kernel: Kernel) -> Kernel:
     bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
     inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
     return replace(rewritten, inside=tuple(inside))
+
+
+def check_order(kernel: Kernel) -> Kernel:
+    """Return a kernel whose scans run; no loop would combine the points of another one in order.
+
+    Raises:
+        InternalError: for an ordered reduction that runs backwards and is no scan.
+    """
+    for node in kernel_nodes(kernel):
+        if isinstance(node, Reduce) and node.monoid.ordered and _is_reversed(node):
+            raise InternalError(f"{node} is no scan", stage="scans")
+    return kernel
+
+
+def _is_reversed(node: Reduce) -> bool:
+    """Return True if a reduction takes the points behind each, the last one first."""
+    asked = (n for n in postorder(node.bodies) if isinstance(n, Op) and n.name == "until")
+    return any(not n.args[1].axes.isdisjoint(node.over) for n in asked)
 
 
 def _turned_axes(scans: list[Reduce]) -> set[Axis] | None:

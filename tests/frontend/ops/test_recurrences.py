@@ -179,3 +179,15 @@ def test_an_associative_scan_is_one_kernel_and_so_is_its_gradient(name: str) -> 
 
 def test_an_associative_scan_of_symbolic_sizes() -> None:
     check(SCANS["one"], *operands(4, 9, 6), dynamic=True, more=[operands(5, 7, 3)])
+
+
+@pytest.mark.parametrize("length", [3, 10, 70])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_part_of_a_recurrence_is_that_part(length: int, backwards: bool) -> None:
+    def rest(a: Tensor, b: Tensor) -> Tensor:
+        h = recurrence(a, b, None, 0, backwards)
+        made = torch.zeros_like(b)
+        made[1:] = h[1:] * 2
+        return made
+
+    check(rest, *operands(length, 4), train=True)

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from fusec.codegen.targets import find_target
-from fusec.ir.expr import Load, Op, Reduce, Scan, Select, reductions
+from fusec.errors import InternalError
+from fusec.ir.dtype import I64
+from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, reductions
 from fusec.ir.graph import Def, FlatKernel, kernel_nodes
-from fusec.ir.monoid import SUM
+from fusec.ir.index import index
+from fusec.ir.monoid import RECURRENCE, SUM
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.scans import run_scans
+from fusec.passes.kernel.scans import check_order, run_scans
 from fusec.passes.schedule.vector_loops import accepts_loops
 from tests.ir.graphs import axes, buffer, f32, graph, load
 from tests.ir.test_serial import until
@@ -90,3 +93,20 @@ def test_a_kernel_without_scans_stays() -> None:
     m, j = axes("m j", 4, 50)
     kernel = coalesce(kernel_of(graph((x,), (Def(y, (m,), Reduce(SUM, (j,), load(x, m, j))),), y)))
     assert run_scans(kernel) is kernel
+
+
+def test_an_ordered_reduction_that_runs_backwards_is_a_scan_or_a_defect() -> None:
+    """As a loop it would combine its points from the first to the last."""
+    x, y = buffer("x", 50), buffer("y", 50)
+    i, j = axes("i j", 50, 50)
+    here = Op("ge", (IndexValue(index(i)), Const(1, I64)))
+
+    def kernel(condition: Expr) -> FlatKernel:
+        bodies = (Select(condition, load(x, j), f32(1)), Select(condition, load(x, j), f32(0)))
+        value = Reduce(RECURRENCE, (j,), *bodies)
+        return coalesce(kernel_of(graph((x,), (Def(y, (i,), value),), y)))
+
+    made = check_order(run_scans(kernel(until(i, j))))
+    assert any(isinstance(n, Scan) for n in kernel_nodes(made))
+    with pytest.raises(InternalError, match="is no scan"):
+        check_order(kernel(Op("and", (until(i, j), here))))
