@@ -33,6 +33,7 @@ from torch import fx
 from torch.nn.functional import pad
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
+from fusec.frontend.fx_passes.fx_nodes import called_with
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
 
 Interval: TypeAlias = "tuple[int, int] | None"
@@ -222,7 +223,7 @@ class _Scans:
 
     def _move(self, node: fx.Node, name: str) -> None:
         """Read a call that moves slices."""
-        arguments = _MOVES[name](*node.args, **node.kwargs)
+        arguments = called_with(_MOVES[name], node)
         if arguments is None:
             return
         parts, *how = arguments

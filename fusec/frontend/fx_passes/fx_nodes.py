@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +16,15 @@ _KEPT = (
     "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
     "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
 )  # fmt: skip
+
+
+def called_with(function: Callable[..., Any], node: fx.Node) -> Any:
+    """Return a function of a call's arguments; None if it has no parameter for one of them."""
+    try:
+        given = inspect.signature(function).bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    return function(*given.args, **given.kwargs)
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -3,16 +3,19 @@
 A loop over the positions of a sequence, whose states a list collects, is as many operations in
 Dynamo's graph as the sequence is long. Worked example::
 
-    for t in range(T):                                becomes
-        h = torch.exp(a[:, t]) * h + b[:, t]  XX
+    h, out = zeros, []                               becomes
+    for t in range(T):
+        h = torch.exp(a[:, t]) * h + b[:, t]         factors = torch.exp(a[:, 0:T])
+        out.append(h)                                y = recurrence(factors, b[:, 0:T], zeros)
+    y = torch.stack(out, 1)
 
-A ``stack`` is rolled up if each of its parts follows from the one before by the same steps, each
-of which multiplies by, divides by or adds a value that depends on no state. These values of all
-iterations are one tensor each: slices at neighbouring places are a longer slice, equal functions of
-one element are that function of such tensors, and anything else is stacked. So the factors and
-terms of iterations are what they were; steps in between are multiplied out. States may be read by
-the next iteration and by the ``stack``, the last one by anything. Graphs have side effects: nothing
-may be written while the loop runs.
+A ``stack`` is rolled up if each of its parts follows from the one before by the same steps: it is
+multiplied by a value, or a value is added to it, or both in this order; no value depends on a
+state. These values of all iterations are one tensor each: slices at neighbouring places are a
+longer slice, equal functions of one element are that function of such tensors, and anything else is
+stacked. So the factors and terms of iterations are what they were. States may be read by the next
+iteration and by the ``stack``, the last one by anything. Graphs have side effects: nothing may be
+written while the loop runs.
 
 Other loops stay unrolled, among them those whose states go through a function that is not affine.
 """
@@ -30,6 +33,7 @@ from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
 from fusec.frontend.fx_passes.dynamo_graph import plain_parts
+from fusec.frontend.fx_passes.fx_nodes import called_with
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
 
 Operand: TypeAlias = "fx.Node | int | float"
@@ -42,8 +46,11 @@ _POINTWISE = frozenset(
     )
 )
 """Functions of each element, which may be called for all iterations at once."""
-_STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub",
-          "truediv": "div", "div": "div"}  # fmt: skip
+_STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub"}
+_ADDED = ("add", "sub", "from")
+_ITERATIONS = frozenset((("mul",), *((x,) for x in _ADDED), *(("mul", x) for x in _ADDED)))
+"""The steps of iterations that are rolled up. Others would be multiplied out: where a sum cancels,
+``h*s - y*s`` has not the digits of ``(h - y) * s``, and ``a*b`` may overflow where h is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class _Step:
     """One operation on the way from a state to the next.
 
     Attributes:
-        name: add, mul, sub, div, or "from": the operand minus the value so far.
+        name: add, mul, sub, or "from": the operand minus the value so far.
     """
 
     name: str
@@ -95,8 +102,7 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
 
 def _find(stack: fx.Node, least: int) -> _Loop | None:
     """Return the loop whose states a ``stack`` joins, or None."""
-    arguments: tuple[Any, ...] = stack.args
-    states, dim = _joined(*arguments, **dict[str, Any](stack.kwargs))
+    states, dim = called_with(_joined, stack) or ((), 0)
     made = tensor_of(stack)
     if len(set(states)) != len(states) or len(states) < least or made is None:
         return None
@@ -105,9 +111,12 @@ def _find(stack: fx.Node, least: int) -> _Loop | None:
     follows = _followers(stack.graph, states)
     steps = [_way(state, before, follows) for before, state in itertools.pairwise(states)]
     names = [[step.name for step in found] for found in steps]
-    if not names[0] or any(found != names[0] for found in names):
+    if tuple(names[0]) not in _ITERATIONS or any(found != names[0] for found in names):
         return None
-    numbers = any(not isinstance(step.operand, fx.Node) for step in steps[0])
+    columns = [[step.operand for step in column] for column in zip(*steps, strict=True)]
+    numbers = [column for column in columns if not all(isinstance(x, fx.Node) for x in column)]
+    if any(not _same_number(x, column[0]) for column in numbers for x in column):
+        return None
     if numbers and made.dtype.itemsize < 4:  # eager multiplies by them in f32
         return None
     loop = _Loop(stack, dim % made.dim(), states, tuple(map(tuple, steps)))
@@ -163,8 +172,6 @@ def _step(node: fx.Node, follows: set[fx.Node]) -> tuple[fx.Node, _Step] | None:
     if sum(varies) != 1:
         return None
     varying, operand = node.args if varies[0] else reversed(node.args)
-    if varies[1] and name == "div":
-        return None
     name = "from" if varies[1] and name == "sub" else name
     made, own = tensor_of(node), tensor_of(operand)
     if isinstance(operand, fx.Node) and (own is None or made is None or own.dtype != made.dtype):
@@ -263,20 +270,14 @@ class _Roller:
             value = self._family(tuple(step.operand for step in column), len(self.shape))
             match column[0].name:
                 case "add":
-                    term = value if term is None else self._compute(operator.add, term, value)
+                    term = value
                 case "sub":
-                    start = 0.0 if term is None else term
-                    term = self._compute(operator.sub, start, value)
+                    term = self._compute(operator.sub, 0.0, value)
                 case "from":
-                    term = value if term is None else self._compute(operator.sub, value, term)
+                    term = value
                     factor = self._compute(operator.mul, 1.0 if factor is None else factor, -1.0)
-                case "mul":
-                    factor = value if factor is None else self._compute(operator.mul, factor, value)
-                    term = term if term is None else self._compute(operator.mul, term, value)
                 case _:
-                    start = 1.0 if factor is None else factor
-                    factor = self._compute(operator.truediv, start, value)
-                    term = term if term is None else self._compute(operator.truediv, term, value)
+                    factor = value
         return factor, term
 
     def _compute(self, how: Callable[..., Any], a: Operand, b: Operand) -> Operand:
@@ -396,8 +397,8 @@ def _place(node: fx.Node) -> _Place | None:
     if not isinstance(source, fx.Node):
         return None
     if called_name(source) == "unbind" and isinstance(index, int):
-        arguments: tuple[Any, ...] = source.args
-        tensor, dim = _unbound(*arguments, **dict[str, Any](source.kwargs))
+        found: tuple[Any, int] = called_with(_unbound, source) or (None, -1)
+        tensor, dim = found
         return _Place(tensor, (slice(None),) * dim, index, ()) if dim >= 0 <= index else None
     items = index if isinstance(index, tuple) else (index,)
     places = [k for k, item in enumerate(items) if type(item) is int]

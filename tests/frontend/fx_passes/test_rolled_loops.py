@@ -29,7 +29,7 @@ def gated(a: Tensor, b: Tensor) -> Tensor:
     h = b[:, 0]
     states, w = [h], a[0, 0]
     for t in range(1, b.shape[1]):
-        h = (h * torch.exp(-a[:, t, :].abs() * w) + b[:, t].sin() * 0.5) / 2 - w
+        h = h * torch.exp(-a[:, t, :].abs() * w) + b[:, t].sin() * 0.5
         states.append(h)
     return torch.stack(states)
 
@@ -141,6 +141,11 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "as a divisor": step(lambda h, a, b, _: b / (h + 5)),
     "with the state before the last": step(lambda h, a, b, s: a * h + s[max(len(s) - 2, 0)]),
     "with other steps each": step(lambda h, a, b, s: a * h + b if len(s) % 2 else a * h - b),
+    "multiplied behind a sum, which may cancel": step(lambda h, a, b, _: (h - b) * a),
+    "of two factors, whose product may overflow": step(lambda h, a, b, _: h * a * b),
+    "of a quotient": step(lambda h, a, b, _: h / (2 + a.abs())),
+    "of other numbers each": step(lambda h, a, b, s: h * (len(s) / 8) + b),
+    "of a number once": step(lambda h, a, b, s: h * (0.5 if len(s) == 3 else a) + b),
     "that mixes columns": step(lambda h, a, b, _: a * h.flip(-1) + b),
     "that sums": step(lambda h, a, b, _: a * h.sum(-1, keepdim=True) + b),
 }
@@ -179,6 +184,20 @@ def test_a_loop_in_which_something_is_written_stays() -> None:
     assert not is_rolled(calls(written, A, B)) and not is_rolled(calls(behind, A, B))
 
 
+def test_a_stack_into_a_given_tensor_stays() -> None:
+    def given(a: Tensor, b: Tensor) -> Tensor:
+        states = [b[:, 0]]
+        for t in range(1, b.shape[1]):
+            states.append(a[:, t] * states[-1] + b[:, t])
+        made = torch.empty(12, 3, 5)
+        torch.stack(states, 0, out=made)
+        torch.cat(states, out=made.view(36, 5))
+        return made
+
+    assert not is_rolled(calls(given, A, B))
+    check(given, A, B)
+
+
 def test_a_short_loop_and_one_of_integers_stay() -> None:
     assert not is_rolled(calls(plain, A[:, :5], B[:, :5]))
     whole = values(3, 12, 5, dtype=torch.int64)
@@ -201,6 +220,17 @@ def test_loops_match_eager(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_loops_of_a_type_match_eager(dtype: torch.dtype) -> None:
     check(plain, A.to(dtype), B.to(dtype), train=True)
+
+
+@pytest.mark.parametrize("length", [8, 9, 12])
+def test_the_gradient_of_a_factor_alone_reads_a_part_of_a_scan(length: int) -> None:
+    def loop(a: Tensor) -> Tensor:
+        states = [torch.ones(3, 5, dtype=a.dtype)]
+        for t in range(1, length):
+            states.append(states[-1] * a[:, t])
+        return torch.stack(states, 1)
+
+    check(loop, A, train=True)
 
 
 @fusec_alone
