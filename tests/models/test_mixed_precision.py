@@ -62,7 +62,7 @@ def test_weights_are_cast_once_and_saved_but_activations_are_not() -> None:
 def test_no_kernel_only_casts_an_activation(dtype: torch.dtype) -> None:
     module, x = Cast(Mlp(64), dtype), torch.randn(32, 64)
     torch._dynamo.reset()
-    kernels = fusec.kernels(module, x)
+    kernels = fusec.kernels(module, x, target="cpu:amx", options={"race": "library"})
     alone = [k for k in kernels if is_cast(k.notation)]
     # The library's products need both weights in 16 bits; a bias is cast where it is added.
     assert len(alone) == 2

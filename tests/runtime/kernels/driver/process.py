@@ -197,7 +197,7 @@ def bound(
         assert made.compiled is not None, made.problem
         sources = [triton_source(made.compiled, name) for name in made.compiled.distinct]
         kernels = triton_kernel.unpack(triton_kernel.pack(sources, target.name), DEVICE)
-        made.trace.blobs = {"manifest.json": manifest(made.compiled, target.machine)}
+        made.trace.blobs = {"manifest.json": manifest(made.compiled, target.machine, {})}
         summary, cpu = summarize(one.graph, made.trace), torch.device("cpu")
         call = executable.bind(
             made.compiled.wrapper,
