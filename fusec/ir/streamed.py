@@ -120,8 +120,8 @@ def _orders(
 def _is_chosen(weights: Expr, over: Axis, batch: frozenset[Axis]) -> bool:
     """Return True if weights depend on a batch only through numbers that are read."""
     found = [n for n in postorder((weights,)) if isinstance(n, Load) and over in n.axes]
-    plain = (a for n in found for i in n.indices for m, _ in i.terms for a in m)
-    return batch.isdisjoint(a for a in plain if isinstance(a, Axis))
+    atoms = (a for n in found for i in n.indices for m, _ in i.terms for a in m)
+    return all(isinstance(a, Runtime) or batch.isdisjoint(a.axes) for a in atoms)
 
 
 def _by_serial(axes: Iterable[Axis]) -> tuple[Axis, ...]:
