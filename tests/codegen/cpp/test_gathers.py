@@ -54,7 +54,7 @@ def rows(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(BACKEND != "fusec", reason="reads C++")
 def test_the_loop_over_a_row_has_no_check() -> None:
     places = torch.tensor([3, 0, 4])
-    (kernel,) = fusec.kernels(rows, values(5, 200), places)
+    (kernel,) = fusec.kernels(rows, values(5, 256), places)
     before, _, inner = kernel.source.rpartition("for (")
     assert "fusec_checked" in before
     assert "fusec_checked" not in inner
@@ -64,7 +64,7 @@ def test_the_loop_over_a_row_has_no_check() -> None:
 @pytest.mark.parametrize("wrong", [5, -6])
 def test_an_index_out_of_range_is_still_reported(wrong: int) -> None:
     call = compile_with(rows)
-    given = values(5, 200)
+    given = values(5, 256)
     torch.testing.assert_close(
         call(given, torch.tensor([-1, 4, 0])), rows(given, torch.tensor([-1, 4, 0]))
     )
