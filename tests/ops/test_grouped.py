@@ -137,6 +137,15 @@ def test_ends_that_descend_or_lie_outside_are_reported(ends: list[int]) -> None:
         call(x, w, torch.tensor(ends, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("ends", [[0, 2, 1, 2, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, 3]])
+def test_so_are_those_of_more_groups_than_rows(ends: list[int]) -> None:
+    if BACKEND != "fusec":
+        pytest.skip("asks what fusec reports")
+    x, w, _ = case([1, 0, 1, 0, 0, 0, 0, 0])
+    with pytest.raises(IndexError, match="out of range"):
+        compile_with(experts)(x, w, torch.tensor(ends, dtype=torch.int32))
+
+
 # -- matrices gathered for each row ---------------------------------------------------------------
 
 

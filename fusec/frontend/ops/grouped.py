@@ -95,9 +95,7 @@ def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     if not (call.is_cpu and is_matrix(x) and is_matrix(w) and _lies_along_terms(w)):
         raise Unsupported(CONTRACTION)
     groups = Groups(call, offs, x.shape[0], _rows_of_block(call, x.shape[0], offs.shape[0]))
-    ends = offs
-    if groups.block > 1:
-        ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
+    ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
     group, first = _blocks(groups, ends)
 
     def body(at: Indices) -> Expr:
