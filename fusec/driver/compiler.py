@@ -33,7 +33,7 @@ from fusec.driver.contests import (
 )
 from fusec.driver.invariance import refuse
 from fusec.driver.launches import graph_id, launch_titles
-from fusec.driver.observers import PASSES, CompileHooks, observers_of
+from fusec.driver.observers import USER_PASSES, CompileHooks, observers_of
 from fusec.driver.pipeline import (
     Compiled,
     compile_to_source,
@@ -298,7 +298,7 @@ def _binding(
     ranges = Ranges(f"fusec {graph_id(name)}", trace.blobs["statements.json"].decode(), titles)
     observers = observers_of(options)
     if observers:
-        gm.meta[PASSES] = tuple(json.loads(trace.manifest)["passes"])
+        gm.meta[USER_PASSES] = tuple(json.loads(trace.manifest)["passes"])
     asked = [observer.watch_calls(gm, name, options) for observer in observers]
     hooks = [hook for hook in asked if hook is not None]
     return partial(

@@ -38,7 +38,7 @@ from fusec.runtime.calls.executable import BoxedCall, CallHooks
 AROUND = "fusec_around"
 """The key of what ``watch_trace`` has returned for a graph, in its ``meta``."""
 
-PASSES = "fusec_passes"
+USER_PASSES = "fusec_passes"
 """The key of the names of the user's passes that rewrote a graph, in its ``meta``."""
 
 Around: TypeAlias = Callable[[BoxedCall, fx.GraphModule, str], BoxedCall]

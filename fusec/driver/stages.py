@@ -220,7 +220,7 @@ WIDEN = _on_fx(
     _widen_products,
     only=_widens,
 )
-"""Behind the partition in training: that knows what a loss recomputes by products in 16 bits."""
+"""In training it runs behind ``partition``, which looks for expansions in 16 bits."""
 _on_convolutions = partial(_on_fx, only=_changes_convolutions, needs=("memory_formats",))
 _IMAGES = (
     _on_fx(

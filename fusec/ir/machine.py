@@ -54,9 +54,9 @@ class FusionTuning:
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""
     blocks: tuple[tuple[float, int], ...] = ((0.5, 1), (1.5, 2), (4, 4), (32, 8))
-    """Most rows of a grouped product's group, on average, and the rows of its blocks. With 16 the
-    kernel takes 0.55 of the time of the library's products, with 32 0.95, with 128 1.2 (512 to
-    2048, ``f32``, AVX2, 2026-11-27)."""
+    """Most rows of a grouped product's group, on average, and the rows of its blocks. With 4 rows
+    a group the kernel takes 0.55 of the time of the library's products, with 32 0.95, with 128 1.2
+    (8 groups, 512 to 2048, ``f32``, AVX2, one thread, 2026-11-27)."""
     channel_product: int = 1 << 28
     """Multiply-adds up to which a 1 x 1 convolution of a channels-last image is a matrix product:
     MobileNetV3 takes 0.94 of the time, DenseNet-121 0.95; 2^24 gained it a third (2026-11-26)."""

@@ -4,9 +4,9 @@ Each graph has a folder, named by the graph and Dynamo's number of the compile, 
 stage is a file, numbered by its place in the compile, so that two compiles can be compared::
 
     DIR/index.txt
-    DIR/forward-0_1/16-fx.py
-                    39-kernels.txt
-                    62-source-k0.cpp
+    DIR/forward-0_1/NN-fx.py                 NN: the stage's place in a compile
+                    NN-kernels.txt
+                    NN-source-k0.cpp
 
 ``index.txt`` has a line for each graph. Files of an earlier process are removed first: only files
 of this form in the folders that its index names. Processes of ``torchrun`` have a directory each,

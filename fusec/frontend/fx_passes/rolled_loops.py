@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -272,20 +272,15 @@ class _Roller:
                 case "add":
                     term = value
                 case "sub":
-                    term = self._compute(operator.sub, 0.0, value)
+                    term = self._negative(value)
                 case "from":
-                    term = value
-                    factor = self._compute(operator.mul, 1.0 if factor is None else factor, -1.0)
+                    term, factor = value, self._negative(1.0 if factor is None else factor)
                 case _:
                     factor = value
         return factor, term
 
-    def _compute(self, how: Callable[..., Any], a: Operand, b: Operand) -> Operand:
-        """Return a function of two values: a number of numbers, else a call."""
-        if isinstance(a, fx.Node) or isinstance(b, fx.Node):
-            return self._call(how, a, b)
-        number: float = how(a, b)
-        return number
+    def _negative(self, value: Operand) -> Operand:
+        return self._call(operator.neg, value) if isinstance(value, fx.Node) else -value
 
     def _of_all(self, value: Operand | None, default: float, count: int) -> fx.Node:
         """Return a coefficient as a tensor with a row for each iteration."""

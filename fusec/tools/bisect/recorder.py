@@ -29,7 +29,7 @@ from fusec.driver.backend import compile_one_graph, context_of, splitting
 from fusec.driver.blame import blame
 from fusec.driver.compiler import RECENT, run_eagerly
 from fusec.driver.launches import graph_id
-from fusec.driver.observers import AROUND, PASSES
+from fusec.driver.observers import AROUND, USER_PASSES
 from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
 from fusec.frontend.aliasing.overlap import writes_to_shared_memory
 from fusec.frontend.aot.only_eager import only_for_eager
@@ -419,7 +419,7 @@ class Recorder:
             self.tell(
                 Culprit(
                     graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem,
-                    values=_values(gm, given), passes=gm.meta.get(PASSES, ()),
+                    values=_values(gm, given), passes=gm.meta.get(USER_PASSES, ()),
                 )
             )  # fmt: skip
             raise Enough

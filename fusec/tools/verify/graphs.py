@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.driver.observers import PASSES
+from fusec.driver.observers import USER_PASSES
 from fusec.errors import WrongGraph
 from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_ranks
 from fusec.frontend.origin import input_names, op_name, origin_of
@@ -129,7 +129,7 @@ class Reference:
     def around(self, call: BoxedCall, graph: fx.GraphModule, name: str) -> BoxedCall:
         """Return a boxed callable that compares a compiled graph's results with this reference."""
         names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
-        judge = _Judge(name, self.strict, graph.meta.get(PASSES, ()))
+        judge = _Judge(name, self.strict, graph.meta.get(USER_PASSES, ()))
         if self.reason:
             judge.leave_out(self.reason)
             return call

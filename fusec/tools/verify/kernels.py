@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fusec.driver.observers import PASSES
+from fusec.driver.observers import USER_PASSES
 from fusec.errors import WrongKernel
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
 from fusec.frontend.origin import op_name, origin_of
@@ -216,7 +216,7 @@ class Verification:
             node = node.args[1]
         lines = origin_of(node).source
         wrong = WrongKernel(kernel, self.name, node.name, op_name(node.target), what, lines)
-        wrong.passes = self.gm.meta.get(PASSES, ())
+        wrong.passes = self.gm.meta.get(USER_PASSES, ())
         if self.strict:
             wrong.held, wrong.stored = held, frozenset(run.stored)
             raise wrong

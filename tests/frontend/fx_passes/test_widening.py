@@ -15,9 +15,10 @@ from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.processors import PROCESSORS
 from tests.frontend.tracing import captured_graphs
-from tests.support import BACKEND, check, on_processor, values
+from tests.support import BACKEND, check, compile_with, on_processor, values
 
 aten = torch.ops.aten
+fusec_alone = pytest.mark.skipif(BACKEND != "fusec", reason="asks for another processor's code")
 NARROW = (torch.bfloat16, torch.float16)
 Call = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,28 +84,47 @@ def test_gpus_and_batch_invariant_compiles_have_no_such_stage() -> None:
     assert {n.meta["val"].dtype for n in _multiplying(graph)} == {torch.bfloat16}
 
 
+@fusec_alone
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_results_and_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
     call, *shapes = CALLS[name]
     given = [values(*shape, dtype=dtype) for shape in shapes]
-    if BACKEND != "fusec":
-        pytest.skip("asks for fusec on another processor")
     with on_processor(PROCESSORS["cpu:avx2"].features):
         check(lambda x, w: F.gelu(call(x, w)), *given, train=True)
 
 
+@fusec_alone
 def test_a_gradient_that_nobody_wants_is_not_computed() -> None:
-    if BACKEND != "fusec":
-        pytest.skip("asks for fusec on another processor")
     x, w = (values(*shape, dtype=torch.bfloat16) for shape in (IMAGE, FILTERS))
     with on_processor(PROCESSORS["cpu:avx2"].features):
         check(lambda x, w: F.conv2d(x.sin(), w.detach()).cos(), x, w, train=True)
 
 
+@fusec_alone
 def test_any_number_of_rows() -> None:
-    if BACKEND != "fusec":
-        pytest.skip("asks for fusec on another processor")
     x, w = values(ROWS, SIDE, dtype=torch.bfloat16), values(40, SIDE, dtype=torch.bfloat16)
     with on_processor(PROCESSORS["cpu:avx2"].features):
         check(lambda x, w: F.linear(x, w).relu(), x, w, more=[(x[:3], w), (x[:9], w)], dynamic=True)
+
+
+@fusec_alone
+def test_what_a_backward_reads_is_saved_in_16_bits() -> None:
+    def mlp(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.conv2d(x, w, padding=1)).flatten(1), v).relu()
+
+    x, w = (values(*shape, dtype=torch.bfloat16).requires_grad_() for shape in (IMAGE, FILTERS))
+    v = values(40, 1200, dtype=torch.bfloat16).requires_grad_()
+    saved: list[torch.dtype] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.dtype)
+        return tensor
+
+    torch.compiler.reset()
+    with (
+        on_processor(PROCESSORS["cpu:avx2"].features),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        compile_with(mlp)(x, w, v)
+    assert saved and set(saved) == {torch.bfloat16}
