@@ -218,8 +218,10 @@ class _Capture:
         if self._is_complex(node, results):
             lowering = complex_lowering(node.target, lowering, results)
         reason = self._obstacle(node, results)
-        if reason is None and lowering is not None and any(index(0) in k.shape for k in results):
-            reason = "an empty tensor"
+        if reason is None and lowering is not None:
+            reason = may_refuse(node.target, node.args, node.kwargs)
+            if reason is None and any(index(0) in k.shape for k in results):
+                reason = "an empty tensor"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
         parts = tuple(kind.part for kind in results)
@@ -308,8 +310,6 @@ class _Capture:
                 kinds.extend(self._types_of(source))
         if any(k.is_opaque or (k.dtype in F8 and not _moves(node.target)) for k in kinds):
             return "a type that only eager kernels compute with"
-        if refused := may_refuse(node.target, node.args, node.kwargs):
-            return refused
         if node.target in LIFTS and len(kinds) == len(results):
             return None  # a lifted literal belongs to no device
         if node.all_input_nodes and any(k.device != self.device for k in kinds):

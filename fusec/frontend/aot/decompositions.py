@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusec.frontend.aot.custom_operations import custom_decompositions
 from fusec.frontend.aot.eager_strides import with_eager_strides
+from fusec.frontend.aot.lstm_layers import keeping_its_workspace
 from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
 from fusec.torch_interior import (
@@ -217,7 +218,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
                 table[target] = keep_where(kept, table[target])
     for target in _overloads(_WHOLE):
         table.pop(target, None)
-    return {
+    as_eager = {
         target: with_eager_strides(target, keeping_refused(target, rule))
         for target, rule in table.items()
     }
+    return as_eager | {torch.ops.aten.mkldnn_rnn_layer.default: keeping_its_workspace}

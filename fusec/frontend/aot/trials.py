@@ -6,7 +6,9 @@ the axis order of its results (``eager_strides.py``), ``has_kernel`` whether eag
 (``refusals.py``). A trial is remembered by operation, types, numbers and, for orders, layouts.
 
 Tried are operations of ATen on CPUs, without side effects or randomness, whose shapes do not depend
-on data. Not on other devices: a kernel that fails there destroys the context.
+on data, and whose arguments are numbers: a kernel follows the addresses and lengths in a workspace
+of another kernel without a check. Not on other devices: a kernel that fails there destroys the
+context.
 
 Assumes: the order of a result's axes depends on extents through their order alone. That does not
 hold for convolutions, whose library is chosen by size; torch's meta function models the choice.
@@ -52,6 +54,11 @@ LARGEST = 1 << 16
 """A call with a larger number, which may be an extent of a result, is not tried for its types."""
 
 
+_OPAQUE = {"packed", "packed_weight", "packed_weights", "reserve", "workspace"}
+"""Parameters that take what another kernel wrote for itself. Zeros in the place of an LSTM's
+workspace end the process (``mkldnn_rnn_layer_backward``, torch 2.13)."""
+
+
 @functools.cache
 def may_be_tried(func: Any) -> bool:
     """Return True for operations of ATen without side effects or randomness, except views."""
@@ -61,6 +68,7 @@ def may_be_tried(func: Any) -> bool:
         and not func.is_view
         and not func._schema.is_mutable
         and func not in _NEVER_TRIED
+        and not any(argument.name in _OPAQUE for argument in func._schema.arguments)
         and not any(tag in func.tags for tag in _NO_TRIES)
     )
 
@@ -245,8 +253,9 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
         return True
     if any(isinstance(n, int) and abs(n) > LARGEST for n in values):
         return True
-    error = _raised(_tried(target, list(map(_two_zeros, values)), spec))
-    if error is not None and not isinstance(error, NotImplementedError):
+    fits = all(n in (-1, 0, 1, 2) for n in values if isinstance(n, int))
+    error = _raised(_tried(target, list(map(_two_zeros, values)), spec)) if fits else None
+    if not fits or (error is not None and not isinstance(error, NotImplementedError)):
         plain = all(map(is_plain, tensors))
         error = (
             _raised(outcome(target, values, spec, sum(map(count_elements, tensors))))

@@ -148,6 +148,20 @@ def test_kernels_that_write_where_their_data_say_are_not_tried():
     assert not trials.may_be_tried(aten._segment_reduce_backward.default)
 
 
+def test_kernels_that_read_another_kernels_workspace_are_not_tried():
+    assert not trials.may_be_tried(aten.mkldnn_rnn_layer_backward.default)
+    assert not trials.may_be_tried(aten.fbgemm_linear_int8_weight.default)
+
+
+def test_types_are_tried_with_the_extents_that_numbers_name():
+    with FakeTensorMode():
+        x = torch.empty(6, 5)
+    with calls_of(trials._try) as tried:
+        assert trials.has_kernel(aten.renorm.default, (x, 2, 0, 1), {})
+        assert trials.has_kernel(aten.renorm.default, (x, 2, 0, 7), {})
+    assert [call.arguments["leaves"][0].shape for call in tried] == [(2, 2), (6, 5)]
+
+
 def test_other_devices_calls_are_not_tried():
     with FakeTensorMode() as mode, contextlib.ExitStack() as stack:
         spread = torch.empty_strided((5, 3), (1, 5), device="cuda")
