@@ -16,6 +16,7 @@ from bench.workloads import (
     optimizers,
     pointwise,
     products,
+    rnn_layers,
     softmax,
     vision,
 )
@@ -25,7 +26,7 @@ def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
     groups = (
         *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
-        *(vision, convnets, experts),
+        *(vision, convnets, experts, rnn_layers),
     )
     return [workload for group in groups for workload in group.cpu()]
 
