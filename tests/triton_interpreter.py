@@ -148,20 +148,26 @@ def _by_torch(name: str) -> Callable[..., Any]:
 
 
 def _reduce(self: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Fold halves of the axis onto each other with the kernel's own function."""
-    (tile,) = inputs
-    data = tile.handle.data
-    rank = data.ndim
-    data = data.reshape(-1) if self.axis is None else np.moveaxis(data, self.axis, 0)
-    while len(data) > 1:
-        half = len(data) // 2
-        low, high = (self.to_tensor(part, tile.dtype) for part in (data[:half], data[half:]))
-        data = self.combine_fn.fn(low, high).handle.data
-    if self.axis is None:
-        data = data.reshape((1,) * rank) if self.keep_dims else data[0].item()
+    """Fold halves of the axis onto each other with the kernel's own function, in all tiles."""
+    kinds = [tile.dtype for tile in inputs]
+    data = [tile.handle.data for tile in inputs]
+    rank = data[0].ndim
+    flat = self.axis is None
+    data = [d.reshape(-1) if flat else np.moveaxis(d, self.axis, 0) for d in data]
+    while len(data[0]) > 1:
+        half = len(data[0]) // 2
+        parts = ([d[:half] for d in data], [d[half:] for d in data])
+        pairs = [
+            self.to_tensor(d, kind) for part in parts for d, kind in zip(part, kinds, strict=True)
+        ]
+        folded = self.combine_fn.fn(*pairs)
+        folded = folded if isinstance(folded, tuple) else (folded,)
+        data = [tile.handle.data for tile in folded]
+    if flat:
+        data = [d.reshape((1,) * rank) if self.keep_dims else d[0].item() for d in data]
     else:
-        data = np.expand_dims(data[0], self.axis) if self.keep_dims else data[0]
-    return [self.to_tensor(data, tile.dtype)]
+        data = [np.expand_dims(d[0], self.axis) if self.keep_dims else d[0] for d in data]
+    return [self.to_tensor(d, kind) for d, kind in zip(data, kinds, strict=True)]
 
 
 class _Builder(InterpreterBuilder):

@@ -38,6 +38,7 @@ from fusec.codegen.triton.descriptors import Descriptor, DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText
+from fusec.codegen.triton.joint_sums import JointSum
 from fusec.codegen.triton.operations import text_of
 from fusec.codegen.triton.printer import TritonPrinter, lane_extent
 from fusec.codegen.triton.warp_specialization import RoleStatements
@@ -340,7 +341,7 @@ class _GluonPrinter(TritonPrinter):
 
     # synchronization of the roles
 
-    def _statement(self, statement: Statement | Chain) -> list[str]:
+    def _statement(self, statement: Statement | Chain | JointSum) -> list[str]:
         match statement:
             case Fill():
                 return self._fill(statement)

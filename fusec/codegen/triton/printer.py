@@ -43,6 +43,7 @@ from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
+from fusec.codegen.triton.joint_sums import JointSum, find_joint_sums
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, unread_sums
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template, text_of
@@ -255,17 +256,19 @@ class TritonPrinter:
     def _block(self, body: tuple[Statement, ...], depth: int) -> None:
         pad = "    " * depth
         uses, least = self.readers, self.program.code.chain
-        items = body if uses is None else find_chains(body, uses, least)
+        items = find_joint_sums(body) if uses is None else find_chains(body, uses, least)
         for statement in items:
             if isinstance(statement, For):
                 self._loop(statement, depth)
             else:
                 self.lines += [pad + line for line in self._statement(statement)]
 
-    def _statement(self, statement: Statement | Chain) -> list[str]:
+    def _statement(self, statement: Statement | Chain | JointSum) -> list[str]:
         match statement:
             case Chain():
                 return [self._chain(statement)]
+            case JointSum():
+                return [self._joint(statement)]
             case Let() | Update():
                 name = self.names(statement.var)
                 used = f"{name} = {name}.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)"
@@ -293,6 +296,20 @@ class TritonPrinter:
     def _of_one(self, chain: Chain) -> list[str]:
         """Return the lines that compute one element."""
         return [f"{self._name(n.var)} = {self._value(n.var, n.value)}" for n in chain.lets]
+
+    def _joint(self, joint: JointSum) -> str:
+        """Print sums of several tiles along the same lanes, and the function that adds them."""
+        places = range(len(joint.lets))
+        function = f"_sum{len(places)}"
+        operands = ", ".join((*(f"a{n}" for n in places), *(f"b{n}" for n in places)))
+        added = ", ".join(f"a{n} + b{n}" for n in places)
+        text = f"@triton.jit\ndef {function}({operands}):\n    return {added}"
+        self.chains += [text] if text not in self.chains else []
+        tiles = ", ".join(map(self._name, joint.tiles))
+        call = f"({tiles})"
+        for where in self._reduced(joint.over, joint.tiles[0].axes):
+            call = f"tl.reduce({call}, {where.format(function)})"
+        return f"{', '.join(self._name(let.var) for let in joint.lets)} = {call}"
 
     def _given(self, value: Expr) -> str:
         """Return an operand whose layout ``gluon.py`` converts to that of its consumer."""
@@ -517,26 +534,31 @@ class TritonPrinter:
         narrow = reduce.dtype.itemsize < 4 and reduce.dtype is not BOOL
         if narrow:
             body = f"{body}.to({text_of(compute_type(reduce.dtype))})"
-        if held <= over:
-            body = self._reduce_dim(reduce.monoid, body, reduce.dtype, None)
-        else:
-            for axis in self.program.lanes:
-                if axis in over:
-                    here = self.dimension[axis]
-                    body = self._reduce_dim(reduce.monoid, body, reduce.dtype, here)
+        for where in self._reduced(reduce.over, held):
+            body = self._reduce_dim(reduce.monoid, body, reduce.dtype, where)
         return f"{body}.to({text_of(reduce.dtype)})" if narrow else body
 
-    def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, dim: int | None) -> str:
-        """Return a tile reduced along ``dim``, whose extent becomes 1; with None, to a scalar."""
-        where = "None" if dim is None else str(dim)
-        kept = "" if dim is None else ", keep_dims=True"
+    def _reduced(self, over: Iterable[Axis], held: frozenset[Axis]) -> list[str]:
+        """Return the arguments of the reductions of a tile, one for each dimension.
+
+        Their extent becomes 1; where no lanes are left, the result is a scalar.
+        """
+        lanes = set(over)
+        if held <= lanes:
+            return ["None, {}"]
+        dimensions = [self.dimension[a] for a in self.program.lanes if a in lanes]
+        return [f"{dimension}, {{}}, keep_dims=True" for dimension in dimensions]
+
+    def _reduce_dim(self, monoid: Monoid, text: str, dtype: DType, where: str) -> str:
+        """Return a tile reduced by the arguments ``where``, which lack the function."""
         if monoid.name == "sum":
-            return f"tl.sum({text})" if dim is None else f"tl.sum({text}, {where}{kept})"
+            rest = where.replace("None, {}", "").replace("{}, ", "")
+            return f"tl.sum({text}, {rest})" if rest else f"tl.sum({text})"
         name = monoid.name
         if dtype is BOOL:
             name = {"max": "any", "min": "all"}.get(name, name)
         self.needs.add(f"_{name}")
-        return f"tl.reduce({text}, {where}, _{name}{kept})"
+        return f"tl.reduce({text}, {where.format(f'_{name}')})"
 
 
 # -- facts ---------------------------------------------------------------------------------------
