@@ -218,6 +218,10 @@ class RowTuning:
     """Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
     column_rows: int = 32
     """Rows of a column reduction's tile."""
+    final_rows: int = 512
+    """Rows up to which a column reduction is a final sum, whose tiles load all rows at once."""
+    final_programs: int = 4
+    """Programs for each multiprocessor up to which the tiles of a final sum are narrowed."""
     column_programs: int = 256
     """Programs that keep a GPU busy: tiles of few rows are widened only while so many remain."""
 

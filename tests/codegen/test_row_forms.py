@@ -43,3 +43,13 @@ def test_many_short_rows_that_programs_take_in_turn(
 def test_rows_that_no_tile_divides() -> None:
     x, b = tensor(5, 600), tensor(600, seed=1)
     check(lambda x, b: torch.cos(x + b) * x, x, b, backend="triton_interpreter")
+
+
+@pytest.mark.parametrize(("count", "width"), [(131, 384), (128, 512)])
+def test_rows_that_a_warp_has_alone_beside_column_sums(count: int, width: int) -> None:
+    """131 rows end within an iteration, 384 columns within the lanes of a warp's last turn."""
+    x, w, b = tensor(count, width), tensor(width, seed=1), tensor(width, seed=2)
+    run = functools.partial(F.layer_norm, normalized_shape=(width,))
+    check(
+        lambda x, w, b: run(x, weight=w, bias=b), x, w, b, backend="triton_interpreter", train=True
+    )

@@ -88,7 +88,10 @@ class Layout:
             case LoopKind.LANES:
                 assert lane is not None
                 self.cut[axis] = index(lane)
-                self._mask_always(axis, lane)
+                if binding.fold > 1:
+                    lane = self._fold(axis, binding, index(0))
+                    self.lanes.insert(0, self.lanes.pop(-2))
+                self._mask_always(axis, lane, tile)
             case LoopKind.GRID | LoopKind.LOOP if binding.chunk:
                 self._bind_chunked(binding, lane, tiles)
             case LoopKind.GRID:
@@ -96,7 +99,7 @@ class Layout:
                 self.grid.append(outer)
                 if lane is not None:
                     self.cut[axis] = index(outer) * tile + index(lane)
-                    self._mask_always(axis, lane)
+                    self._mask_always(axis, lane, tile)
             case LoopKind.LOOP:
                 self._bind_loop(binding, lane, tiles)
 
@@ -134,7 +137,9 @@ class Layout:
         self.nest.append(loop)
         self.cut[axis] = index(loop) * tile + index(lane)
         if binding.fold > 1:
-            lane = self._fold(axis, loop, binding)
+            lane = self._fold(axis, binding, index(loop))
+            self.folded.add(self.lanes[-2])
+            self.loop_of[self.lanes[-2]] = loop
         if axis.limit is not None:  # every tile may be ragged
             here, ends = self.cut[axis], self._ends(axis, tile)
             self.loops[loop] = Loop((index(0),), self._stops(axis, tile, tiles), lane, here, ends)
@@ -155,20 +160,17 @@ class Layout:
         (limit,) = self._limit(axis)
         return (tiles, floordiv(limit + (tile - 1), index(tile)))
 
-    def _fold(self, axis: Axis, loop: Axis, binding: Binding) -> Axis:
+    def _fold(self, axis: Axis, binding: Binding, tile: Index) -> Axis:
         """Cut a tile's lanes into ``fold`` rows, and return the lane axis of one row."""
         self.lanes.pop()
         rows = Axis(f"{axis.name}f", index(binding.fold))
         lane = Axis(f"{axis.name}i", index(binding.tile // binding.fold))
         self.lanes += [rows, lane]
-        self.folded.add(rows)
-        self.loop_of[rows] = loop
-        here = index(loop) * binding.tile + index(rows) * lane.extent
-        self.cut[axis] = here + index(lane)
+        self.cut[axis] = tile * binding.tile + index(rows) * lane.extent + index(lane)
         return lane
 
-    def _mask_always(self, axis: Axis, lane: Axis) -> None:
-        ends = self._ends(axis, lane.extent.const)
+    def _mask_always(self, axis: Axis, lane: Axis, tile: int) -> None:
+        ends = self._ends(axis, tile)
         if ends:
             self.masks[lane] = below(self.cut[axis], *ends)
         self._count(lane, self.cut[axis], ends)

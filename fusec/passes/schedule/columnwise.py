@@ -1,7 +1,8 @@
 """GPU schedule of column reductions: columns across lanes, rows in a loop of small tiles.
 
 A tile is 32 rows by 128 columns. With few rows and many columns it has up to 512 columns; with few
-columns, as in the final sum of partial ones, down to 32 and more rows, so that more programs run.
+columns, as in the final sum of partial ones, down to 32 and more rows, so that more programs run:
+each loads what it sums at once.
 The accumulator keeps the tile's shape and is folded once, after the loop. There are no atomics.
 """
 
@@ -40,7 +41,9 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     count = math.prod(a.extent.hint() for a in kernel.grid if a is not column)
     count *= -(-column.extent.hint() // width)
     warps = machine.rows.warps
-    while width > height and 2 * count <= machine.units:
+    few = rows < last.extent.hint() <= machine.rows.final_rows
+    most = machine.units * (machine.rows.final_programs if few else 1)
+    while width > height and 2 * count <= most:
         width, count = width // 2, 2 * count
         if rows < last.extent.hint():
             rows, warps = 2 * rows, 2 * machine.rows.warps

@@ -10,7 +10,8 @@ Grammar of the printed form::
 An axis that is cut, ``grid*16`` or ``loop*16``, has an outer part (grid or loop) and an inner part
 that is a lane axis of that width. ``chunk`` cuts the outer part once more: ``chunk`` tiles a grid
 point, in a loop, so that only the last of them can be ragged. A tile ``in 8`` is 8 consecutive rows
-of lanes, which each iteration folds into one: the loop carries an eighth of a tile.
+of lanes, which each iteration folds into one: the loop carries an eighth of a tile. Lanes ``in 4``
+are 4 consecutive rows of lanes as well, of which a thread has one element, or vector, each.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Binding:
         chunk: tiles that one grid point visits in a loop (GRID), or that the inner of two nested
             loops visits (LOOP); 0 for none.
         fold: rows of lanes that each iteration of a loop folds, before it combines the result with
-            its accumulator: contiguous elements are in one row, so that a thread folds its own.
+            its accumulator: contiguous elements are in one row, so that a thread folds its own. Of
+            LANES: consecutive rows of lanes, the outermost of all lanes, so that warps are spread
+            over the lanes of other axes first.
         transposed: loads are contiguous along this axis, but strided along the lanes: blocks of
             ``chunk`` by the lanes go through a private array (``codegen/cpp/transposed.py``).
     """
@@ -126,9 +129,9 @@ def print_plan(name: str, plan: Plan) -> str:
 
 def print_binding(binding: Binding) -> str:
     """Return how an axis runs: "lanes(1024)", "loop*16 by 4"."""
+    fold = f" in {binding.fold}" if binding.fold > 1 else ""
     if binding.kind is LoopKind.LANES:
-        return f"lanes({binding.tile})"
+        return f"lanes({binding.tile}){fold}"
     text = str(binding.kind.value) + (f"*{binding.tile}" if binding.tile > 1 else "")
     text += f" by {binding.chunk}" if binding.chunk else ""
-    text += f" in {binding.fold}" if binding.fold > 1 else ""
-    return text + (" transposed" if binding.transposed else "")
+    return text + fold + (" transposed" if binding.transposed else "")

@@ -30,6 +30,8 @@ def test_columns_are_accepted_rows_and_pointwise_kernels_are_not() -> None:
         (4096, 9000, "c=grid*128  m=loop*32", 4),
         (4096, 4096, "c=grid*32  m=loop*128", 8),
         (64, 4096, "c=grid*32  m=loop*64", 8),
+        (256, 16384, "c=grid*32  m=loop*128", 8),
+        (1024, 16384, "c=grid*128  m=loop*32", 4),
         (4096, 100, "c=grid*32  m=loop*128", 8),
         (4096, 20, "c=grid*32  m=loop*32", 4),
         (7, 768, "c=grid*32  m=loop*8", 4),
