@@ -439,8 +439,13 @@ def _tensor(operand: Operand) -> tuple[Operand, tuple[Operand, ...]]:
 
 # -- products --------------------------------------------------------------------------------------
 
-_FACTORS = {"bf16": "BF16", "f16": "F16", "tf32": "TF32", "e4m3": "E4M3", "e5m2": "E5M2"}
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+_FACTORS = {name: CODES[name.upper()] for name in _BYTES}
+
+
+def _multiply(left: str, right: str) -> bool:
+    """Return True for types of factors: one for both, unless these are floats of 8 bits."""
+    return left in _FACTORS and (left == right or _BYTES[left] == _BYTES.get(right) == 1)
 
 
 def _mma(one: Instruction, _: Kind) -> Row | None:
@@ -449,7 +454,7 @@ def _mma(one: Instruction, _: Kind) -> Row | None:
         return None
     if words[3] == "m8n8k4" and set(words[6:]) == {"f64"}:
         return Row("mma_f64", one.operands)
-    if words[6] != "f32" or words[9] != "f32" or words[7] != words[8] or words[7] not in _FACTORS:
+    if words[6] != "f32" or words[9] != "f32" or not _multiply(*words[7:9]):
         return None
     left = one.operands[1]
     shape = words[3].split("k")
@@ -457,8 +462,8 @@ def _mma(one: Instruction, _: Kind) -> Row | None:
         return None
     if int(shape[1]) * _BYTES[words[7]] != 8 * len(left.parts):
         return None
-    source = CODES[_FACTORS[words[7]]]
-    return Row("mma", one.operands, source=source, count=len(left.parts))
+    source, other = _FACTORS[words[7]], _FACTORS[words[8]]
+    return Row("mma", one.operands, source=source, choice=other, count=len(left.parts))
 
 
 def _wgmma(one: Instruction, _: Kind) -> Row | None:
@@ -469,7 +474,7 @@ def _wgmma(one: Instruction, _: Kind) -> Row | None:
         return _group(one, "PRODUCTS")
     shape, (sums, *factors) = words[4], words[5:8]
     n = int(shape.partition("n")[2].partition("k")[0])
-    if sums != "f32" or factors[0] != factors[1] or factors[0] not in _FACTORS:
+    if sums != "f32" or not _multiply(*factors):
         return None
     d, a, b, add, *rest = one.operands
     flags, signs = 0, [int(r.bits) for r in rest[:2] if isinstance(r, Literal)]
@@ -481,8 +486,8 @@ def _wgmma(one: Instruction, _: Kind) -> Row | None:
         orders = [0, *orders]
     for order, name in zip(orders, ("LEFT_TRANSPOSED", "RIGHT_TRANSPOSED"), strict=False):
         flags |= FLAG[name] if order else 0
-    source = CODES[_FACTORS[factors[0]]]
-    return Row("wgmma", (d, a, b, add), source=source, flags=flags, count=n)
+    source, other = _FACTORS[factors[0]], _FACTORS[factors[1]]
+    return Row("wgmma", (d, a, b, add), source=source, choice=other, flags=flags, count=n)
 
 
 # -- control ---------------------------------------------------------------------------------------

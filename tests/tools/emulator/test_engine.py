@@ -409,7 +409,8 @@ def test_mma_is_a_product(case: Any) -> None:
         ]
     run(lines(*loads), out, numbers(a), numbers(b))
     expected = a.double() @ b.double().T + 1
-    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
+    least = 1e-5 if dtype.itemsize > 1 else depth * 2.0**-13 * 8
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=least)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -531,7 +532,43 @@ def test_wgmma_is_a_product_of_swizzled_tiles(case: Any, seed: int) -> None:
     ]
     run(BASE + lines(*body), out, packed, threads=128, shared=len(packed), seed=seed)
     expected = (a.double() @ _padded(b, a.shape[1]).double().T)[:, :n]
-    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
+    least = 1e-5 if dtype.itemsize > 1 else depth * 2.0**-13 * 8
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=least)
+
+
+FOURTEEN = [
+    ([256.0], 0.03125, 256.03125),  # a term of 2^-13 of the largest counts
+    ([448.0, 448.0], 2.0**-6, 896.0),  # one of less is cut off
+    ([448.0], float("nan"), float("nan")),
+]
+
+
+@pytest.mark.parametrize(("larger", "least", "total"), FOURTEEN)
+def test_sums_of_products_of_8_bits_have_14_bits(
+    larger: list[float], least: float, total: float
+) -> None:
+    """Row 0 has the terms, and factors of 1; the types of the factors may differ."""
+    a, b = torch.zeros(64, 32), torch.zeros(8, 32)
+    a[0, : len(larger)], a[0, 31] = torch.tensor(larger), least
+    b[:] = 1
+    first, second = a.to(torch.float8_e4m3fn), b.to(torch.float8_e5m2)
+    left, right = (numbers(x.reshape(-1, 8, 2, 16).transpose(1, 2)) for x in (first, second))
+    packed = np.concatenate([left.reshape(-1), right.reshape(-1)])
+    packed, out = np.pad(packed, (0, -len(packed) % 512)), np.zeros((64, 8), np.float32)
+    sums = ",".join(f"%r{100 + k}" for k in range(4))
+    body = [*fill_shared(len(packed)), *(f"mov.b32 %r{100 + k}, 0;" for k in range(4))]
+    body += [
+        f"mov.b64 %d6, {descriptor(1024, 128, 256, 16)};",
+        f"mov.b64 %d7, {descriptor(1024 + left.size, 128, 256, 16)};",
+        "wgmma.fence.sync.aligned;",
+        f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e5m2 {{{sums}}}, %d6, %d7, 1, 1, 1;",
+        "wgmma.commit_group.sync.aligned;",
+        "wgmma.wait_group.sync.aligned 0;",
+        *store_accumulators(8),
+    ]
+    run(BASE + lines(*body), out, packed, threads=128, shared=len(packed))
+    np.testing.assert_array_equal(out[0], np.full(8, total, np.float32))
+    assert not out[1:].any()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,35 @@ static float element_value(const uint8_t* at, int64_t type) {
   }
 }
 
-static int element_bytes(int64_t type) {
-  return type == E4M3 || type == E5M2 ? 1 : type == TF32 ? 4 : 2;
+static bool has_8_bits(int64_t type) { return type == E4M3 || type == E5M2; }
+
+static int element_bytes(int64_t type) { return has_8_bits(type) ? 1 : type == TF32 ? 4 : 2; }
+
+// Sums of products of 8 bits have 14 bits: a term and the sum so far count down to 2^-13 of the
+// largest of them, and what is below is cut off. (DeepSeek-V3 Technical Report, 2024, 3.3.2; Zhang et
+// al., SageAttention2, 2024: accumulators have 1 sign, 8 exponent and 13 mantissa bits.)
+static float cut_to_14_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  bits &= std::isfinite(x) ? ~0x3ffu : ~0u;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Return `sum` with the products of `depth` factors, of which a's are `step` apart and b's `jump`.
+static float add_in_14_bits(float sum, const float* a, int64_t step, const float* b, int64_t jump,
+                            int64_t depth) {
+  float largest = std::fabs(sum), plain = sum;
+  for (int64_t k = 0; k < depth; k++) {
+    float term = a[k * step] * b[k * jump];
+    plain += term;
+    largest = std::max(largest, std::fabs(term));
+  }
+  if (!std::isfinite(plain) || largest == 0) return plain;
+  double unit = std::ldexp(1.0, std::ilogb(largest) - 13), inverse = 1 / unit;
+  int64_t total = (int64_t)(sum * inverse);
+  for (int64_t k = 0; k < depth; k++) total += (int64_t)((double)a[k * step] * b[k * jump] * inverse);
+  return cut_to_14_bits((float)((double)total * unit));
 }
 
 // Fragments of a row of 32-bit registers: register r of lane l holds row l/4 (+ 8), and 4 bytes at
@@ -49,12 +76,16 @@ static void run_mma(Warp& w, const Instruction& i) {
   int64_t left = i.count, right = i.count / 2;
   float a[16][32] = {}, b[8][32] = {};
   scatter<16, 32>(fetch_many(w, i, 4, left), i.source, true, a);
-  scatter<8, 32>(fetch_many(w, i, 4 + left, right), i.source, false, b);
+  scatter<8, 32>(fetch_many(w, i, 4 + left, right), i.choice, false, b);
   int depth = (int)(8 * left / element_bytes(i.source));
   for (int64_t r = 0; r < 4; r++) {
     Lanes<float> sum = fetch<float>(w, i, 4 + left + right + r);
     for (int l = 0; l < LANES; l++) {
       int row = l / 4 + 8 * (int)(r / 2), column = 2 * (l % 4) + (int)(r % 2);
+      if (has_8_bits(i.source)) {
+        sum[l] = add_in_14_bits(sum[l], a[row], 1, b[column], 1, depth);
+        continue;
+      }
       double product = 0;
       for (int k = 0; k < depth; k++) product += (double)a[row][k] * b[column][k];
       sum[l] = (float)(sum[l] + product);
@@ -111,8 +142,8 @@ struct Tile {
 };
 
 // Read rows first .. first+rows, all of the depth, into out[k][row]; false after a fault.
-static bool read_tile(Warp& w, const Pending& p, const Tile& tile, int64_t first, int64_t rows,
-                      int64_t depth, std::vector<float>& out) {
+static bool read_tile(Warp& w, const Pending& p, const Tile& tile, int64_t type, int64_t first,
+                      int64_t rows, int64_t depth, std::vector<float>& out) {
   const Instruction& i = *p.instruction;
   Actor actor{p.epoch, &p.known, &p.fenced, index_of(w, i)};
   int64_t in_chunk = 16 / tile.each;
@@ -128,7 +159,7 @@ static bool read_tile(Warp& w, const Pending& p, const Tile& tile, int64_t first
       for (int64_t e = 0; e < in_chunk; e++) {
         int64_t row = tile.transposed ? r + e : r, column = tile.transposed ? k : k + e;
         out[(size_t)(column * rows + row)] =
-            element_value(&w.block->shared[at + (uint64_t)(e * tile.each)], i.source);
+            element_value(&w.block->shared[at + (uint64_t)(e * tile.each)], type);
       }
     }
   }
@@ -201,11 +232,12 @@ static void complete_product(Warp& w, Pending& p) {
     }
   } else {
     Tile tile = Tile::of(p.left, i.flags & LEFT_TRANSPOSED, each);
-    if (!read_tile(w, p, tile, 16 * (w.number % 4), 16, depth, a)) return;
+    if (!read_tile(w, p, tile, i.source, 16 * (w.number % 4), 16, depth, a)) return;
   }
   Tile tile = Tile::of(p.right, i.flags & RIGHT_TRANSPOSED, each);
-  if (!read_tile(w, p, tile, 0, columns, depth, b)) return;
-  multiply(a, b, depth, columns, c);
+  if (!read_tile(w, p, tile, i.choice, 0, columns, depth, b)) return;
+  bool coarse = has_8_bits(i.source);
+  if (!coarse) multiply(a, b, depth, columns, c);
   Mask running = w.running;
   w.running = ALL_LANES;
   for (int64_t k = 0; k < sums; k++) {
@@ -213,6 +245,10 @@ static void complete_product(Warp& w, Pending& p) {
     if (p.accumulate) sum = fetch<float>(w, i, k);
     for (int l = 0; l < LANES; l++) {
       int64_t row = l / 4 + 8 * (k % 4 / 2), column = k / 4 * 8 + 2 * (l % 4) + k % 2;
+      if (coarse) {
+        sum[l] = add_in_14_bits(sum[l], &a[(size_t)row], 16, &b[(size_t)column], columns, depth);
+        continue;
+      }
       float product = c[(size_t)(row * columns + column)];
       sum[l] += i.flags & NEGATES ? -product : product;
     }
