@@ -30,7 +30,7 @@ DEFINITIONS = {
         "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},
         "passes/memory/buffers": {"_MOST_BUFFERS"},
         "passes/schedule/access": {"VECTOR_BYTES"},
-        "passes/schedule/tiling": {"MIN_LANES"},
+        "passes/schedule/tiling": {"MIN_LANES", "_LEAST_BYTES"},
     },
     "a value of arithmetic: beyond it, results would be wrong": {
         "codegen/triton/floats8": {"_IMPLICIT", "_QUIET_NAN"},
@@ -49,7 +49,7 @@ DEFINITIONS = {
         "frontend/size_facts": {"UNSEEN"},
         "ir/disjoint": {"UNKNOWN"},
         "ir/program": {"GROUPS"},
-        "ir/scalar": {"CHECKED"},
+        "ir/scalar": {"CHECKED", "COARSE_TERMS"},
     },
     "the length of a text, or of what is told": {
         "frontend/aot/recompiles": {"FEW"},

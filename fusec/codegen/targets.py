@@ -186,6 +186,7 @@ HOPPER_MACHINE = Machine(
         issue_budget=6.9,
         tile_registers=160,
         from_shared=True,
+        coarse=True,
         descriptors=True,
         group_registers=176,
     ),
@@ -221,7 +222,7 @@ B200_MACHINE = replace(
     units=148,
     parts=296,
     products_per_us=7.9e8,
-    sm=replace(HOPPER_MACHINE.sm, group_registers=0, issue_budget=4.9),
+    sm=replace(HOPPER_MACHINE.sm, coarse=False, group_registers=0, issue_budget=4.9),
 )
 RTX_5090_MACHINE = replace(
     A100_MACHINE,

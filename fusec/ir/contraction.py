@@ -1,20 +1,22 @@
 """Contractions: sums of products whose factors own different axes, such as matrix products.
 
 Worked example: ``sum(k: f32(a[m, k]) * f32(b[k, n]))`` has the factors a, which owns m, and b,
-which owns n; with bf16 tensors both are bf16 operands of a ``Dot``.
+which owns n; with bf16 tensors both are bf16 operands of a ``Dot``. Floats of 8 bits are operands
+where the product is a ``mul8``, whose sums may be coarse (``COARSE_TERMS``); otherwise they widen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import BF16, F16, F32, HALF, DType
+from fusec.ir.dtype import F8, F32, HALF, DType
 from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
+from fusec.ir.scalar import COARSE_TERMS, ROUND
 from fusec.ir.serial import hits_of
 
-_ROUNDED: dict[str, DType] = {"round_f16": F16, "round_bf16": BF16}
+_ROUNDED: dict[str, DType] = {name: dtype for dtype, name in ROUND.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Factors:
 
     Attributes:
         shared: axes of both that are not summed over: a batch.
+        coarse: how many terms in a row may be added with 14 bits (``COARSE_TERMS``).
     """
 
     left: Expr
@@ -30,6 +33,7 @@ class Factors:
     left_axes: frozenset[Axis]
     right_axes: frozenset[Axis]
     shared: frozenset[Axis]
+    coarse: int
 
 
 def factors(node: Expr) -> Factors | None:
@@ -50,8 +54,9 @@ def cut_factors(node: Expr) -> Factors | None:
     found = sides(node)
     if found is None or not found.left_axes or not found.right_axes:
         return None
-    x, y = _operand(found.left), _operand(found.right)
-    if x.dtype is not y.dtype:
+    narrow = F8 if found.coarse else HALF
+    x, y = _operand(found.left, narrow), _operand(found.right, narrow)
+    if x.dtype is not y.dtype and not {x.dtype, y.dtype} <= set(F8):
         x, y = cast(x, F32), cast(y, F32)
     return replace(found, left=x, right=y)
 
@@ -81,17 +86,17 @@ def sides(node: Expr) -> Factors | None:
     if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
         return None
     body, over = node.body, frozenset(node.over)
-    if not isinstance(body, Op) or body.name != "mul":
+    if not isinstance(body, Op) or body.name not in COARSE_TERMS:
         return None
     a, b = body.args
     left, right = a.axes - b.axes - over, b.axes - a.axes - over
-    return Factors(a, b, left, right, (a.axes & b.axes) - over)
+    return Factors(a, b, left, right, (a.axes & b.axes) - over, COARSE_TERMS[body.name])
 
 
-def _operand(factor: Expr) -> Expr:
-    """Return the 16-bit value that a factor was converted from or rounded to, else the factor."""
-    if isinstance(factor, Cast) and factor.arg.dtype in HALF:
+def _operand(factor: Expr, narrow: tuple[DType, ...]) -> Expr:
+    """Return the narrow value that a factor was converted from or rounded to, else the factor."""
+    if isinstance(factor, Cast) and factor.arg.dtype in narrow:
         return factor.arg
-    if isinstance(factor, Op) and factor.name in _ROUNDED:
+    if isinstance(factor, Op) and _ROUNDED.get(factor.name) in narrow:
         return cast(factor.args[0], _ROUNDED[factor.name])
     return factor

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.buffer import Buffer as Buffer
-from fusec.ir.dtype import BOOL, F32, F64, I32, I64, DType
+from fusec.ir.dtype import BOOL, F8, F32, F64, I32, I64, DType
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -261,7 +261,8 @@ class Dot(_Expr):
     """``into + sum(over: left * right)`` of tiles, accumulated in f32: what tensor cores do.
 
     ``left`` and ``right`` have one type, and both have the lane axes ``over``; each other lane axis
-    belongs to one of them. Under ``tf32`` operands in f32 are rounded to 10 bits of mantissa.
+    belongs to one of them. Under ``tf32`` operands in f32 are rounded to 10 bits of mantissa. Those
+    of 8 bits may have two types; their terms may be added with 14 bits (``COARSE_TERMS``).
     """
 
     __slots__ = ("into", "left", "over", "right", "tf32")
@@ -269,7 +270,7 @@ class Dot(_Expr):
     def __init__(
         self, left: Expr, right: Expr, over: tuple[Axis, ...], into: Expr | None, tf32: bool
     ) -> None:
-        if left.dtype is not right.dtype:
+        if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= set(F8):
             raise InvalidIR(f"dot of {left.dtype} and {right.dtype}")
         self.left = left
         self.right = right

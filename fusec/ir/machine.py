@@ -407,6 +407,7 @@ class Resources:
         from_shared: tensor cores read operands from shared memory; otherwise operands go through
             registers, and a loop of n stages holds n - 1 tiles of each in shared memory.
         tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else FMAs do, exactly.
+        coarse: tensor cores add products of 8 bits with 14 bits (``ir/scalar.py``).
         descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
         group_registers: registers of a consumer warp's thread for f32 tiles under warp
             specialization, where the producer warp gives up most of its own; 0 for targets without
@@ -421,6 +422,7 @@ class Resources:
     tile_registers: int = 0
     from_shared: bool = False
     tf32: bool = False
+    coarse: bool = False
     descriptors: bool = False
     group_registers: int = 0
 

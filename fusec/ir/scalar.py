@@ -37,6 +37,9 @@ _ROWS = (
     ScalarOp("add", 2, infix="+"),
     ScalarOp("sub", 2, infix="-"),
     ScalarOp("mul", 2, infix="*"),
+    # The product of two f32 whose sums may be coarse: ``COARSE_TERMS``.
+    ScalarOp("mul8", 2, takes="f32"),
+    ScalarOp("mul8_fast", 2, takes="f32"),
     ScalarOp("div", 2, takes="float", cost=4, infix="/"),
     ScalarOp("floordiv", 2, takes="integer", cost=8, infix="//"),  # integers: rounds down
     ScalarOp("truncdiv", 2, takes="integer", cost=8),  # integers: rounds to zero
@@ -112,6 +115,14 @@ _ROWS = (
 )
 
 SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
+
+COARSE_TERMS: dict[str, int] = {"mul": 0, "mul8": 128, "mul8_fast": 1 << 30}
+"""Product -> how many of its sum's terms in a row may be added with 14 bits, before f32 takes them.
+
+So tensor cores of 8 bits add on Hopper: a term counts down to 2^-13 of the largest one beside it
+(DeepSeek-V3 Technical Report, 2024, 3.3.2). A library's ``_scaled_mm`` promotes to f32 after 128
+terms, unless its accumulation may be fast. Products of other types say ``mul``: none is coarse.
+"""
 
 CHECKED: dict[str, int] = {"nonzero": 1, "within": 0, "probability": 0}
 """Operation that may raise an error on CPUs -> a first argument for which it never does."""

@@ -11,7 +11,7 @@ import torch
 from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, I32, I64, U8, DType, compute_type
 from fusec.ir.expr import Expr, Op
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
-from fusec.ir.scalar import ROUND, SCALAR_OPS
+from fusec.ir.scalar import COARSE_TERMS, ROUND, SCALAR_OPS
 from fusec.tools.interpreter.expression import Env
 from fusec.tools.interpreter.graph import to_storage
 from fusec.tools.interpreter.scalar import OPERATIONS, scalar_operation
@@ -28,6 +28,7 @@ TORCH_TYPES = {
 }
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "sub": torch.sub,
+    **dict.fromkeys(COARSE_TERMS, torch.mul),
     "hits": torch.eq,
     "until": torch.le,
     "div": torch.true_divide,

@@ -59,12 +59,12 @@ from fusec.ir.program import (
     statements,
     stored_alone,
 )
-from fusec.ir.scalar import CHECKED, ROUND
+from fusec.ir.scalar import CHECKED, COARSE_TERMS, ROUND
 
 _VALUE = {F32: "f32", F64: "f64", I64: "i64", I32: "i32", BOOL: "bool"}
 _SCALAR = {F32: "float", F64: "double", I64: "long long", I32: "int", BOOL: "bool"}
 _VECTOR = {F32: "vf32", F64: "vf64", I64: "vi64", I32: "vi32", BOOL: "vm"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_INFIX = {"add": "+", "sub": "-", "div": "/", **dict.fromkeys(COARSE_TERMS, "*")}
 
 
 def print_kernel(program: Program) -> str:

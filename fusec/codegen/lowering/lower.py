@@ -30,7 +30,7 @@ from fusec.codegen.lowering.transformed import lower_transformed
 from fusec.codegen.lowering.values import Scope, Values
 from fusec.errors import InternalError
 from fusec.ir.combine import State, combine, identities
-from fusec.ir.dtype import BOOL, I32, I64, INT32_MAX, DType
+from fusec.ir.dtype import BOOL, F8, I32, I64, INT32_MAX, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -64,7 +64,7 @@ from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import For, Let, Program, Put, Scratch, Statement, Update
-from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.scalar import COARSE_TERMS, SCALAR_OPS
 from fusec.ir.serial import Hit, hits_of, serial_axes
 from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
@@ -417,7 +417,14 @@ class _Lowering(Values):
                 self._multiply_slot(task)
                 return
             (carry,) = task.carries
-            self.here.body += [Update(carry, dot) for dot in self._products(reduction, carry)]
+            apart = self.plan.promotes and self._is_coarse(reduction)
+            for dot in self._products(reduction, None if apart else carry):
+                value: Expr = dot
+                if apart:
+                    part = self._var("part", dot.dtype, carry.axes)
+                    self.here.body.append(Let(part, dot))
+                    value = Op("add", (carry, part))
+                self.here.body.append(Update(carry, value))
             return
         for body in reduction.bodies:
             self.value(body)
@@ -437,6 +444,11 @@ class _Lowering(Values):
             self.here.body.append(Update(carry, value))
         if reduction in self.running:
             self.here.memo[reduction] = self._refer(reduction, old, task.carries[-1])
+
+    def _is_coarse(self, reduction: Reduce) -> bool:
+        """Return True if only some of a sum's terms may be added as tensor cores of 8 bits do."""
+        most = COARSE_TERMS["mul8_fast"]
+        return any(p.left.dtype in F8 and p.coarse < most for p in self.dots[reduction])
 
     def _combine_slot(self, task: Accumulate, state: State) -> None:
         """Combine a state into a slot of private arrays."""

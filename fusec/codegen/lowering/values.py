@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
 from fusec.ir.combine import State, carried, combine, folded, identities
 from fusec.ir.contraction import Factors, cut_factors
-from fusec.ir.dtype import I32, DType
+from fusec.ir.dtype import BF16, F8, I32, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -33,6 +33,7 @@ from fusec.ir.expr import (
     Select,
     Var,
     both,
+    cast,
     children,
     postorder,
     reach,
@@ -142,7 +143,8 @@ class Values:
                 continue
             owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
             if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
-                found[node] = (parts,)
+                (terms,) = owned[2] & lanes
+                found[node] = (_exact_within(parts, terms.extent.const),)
         return found
 
     def _share_a_tile(self, a: Reduce, b: Reduce) -> bool:
@@ -452,6 +454,13 @@ class Values:
 
     def _var(self, hint: str, dtype: DType, lanes: frozenset[Axis]) -> Var:
         return Var(self.names.new(f"v_{hint}"), dtype, lanes)
+
+
+def _exact_within(parts: Factors, terms: int) -> Factors:
+    """Return factors of 8 bits in bf16, which holds them, if one tile has too many terms."""
+    if parts.left.dtype not in F8 or terms <= parts.coarse:
+        return parts
+    return replace(parts, left=cast(parts.left, BF16), right=cast(parts.right, BF16))
 
 
 def _is_loaded(factor: Expr) -> bool:

@@ -131,7 +131,7 @@ class _Finder:
         """Return the operands of tensor cores, and values that only a cast or transpose changes."""
         values = (s.value for s in body if isinstance(s, Let | Update))
         dots = [dot for dot in values if isinstance(dot, Dot)]
-        fast = [dot for dot in dots if dot.left.dtype.itemsize == 2 or dot.tf32]
+        fast = [dot for dot in dots if dot.left.dtype.itemsize <= 2 or dot.tf32]
 
         def made_of(node: Expr) -> tuple[Expr, ...]:
             match self.values.get(node):

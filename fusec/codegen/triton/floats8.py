@@ -10,11 +10,38 @@ Worked example: ``_to_f8e5m2(x)`` of an f32 tile is its codes, ``_of_f8e5m2`` th
 from __future__ import annotations
 
 from fusec.ir.dtype import F8, DType, FloatFormat
+from fusec.ir.expr import Cast, Dot, Expr, Load, Var
+from fusec.ir.program import Let, Program, Update, reads, statements
 
 _IMPLICIT = 1 << 23
 _QUIET_NAN = 0x7FC00000
 HARDWARE = {"f8e4m3fn": "tl.float8e4nv", "f8e5m2": "tl.float8e5"}
-"""Type -> Triton's, of those that NVIDIA's GPUs convert from sm_89 on."""
+"""Type -> Triton's, of those that NVIDIA's GPUs convert and multiply from sm_89 on."""
+
+
+def multiplied(program: Program) -> frozenset[Expr]:
+    """Return the loads that are tiles of floats, not of codes: tensor cores multiply them.
+
+    Nothing else reads them but conversions. A bit cast between load and product would put the tile
+    in registers.
+    """
+    if not program.code.converts_float8:
+        return frozenset()
+    body = tuple(statements(program.body))
+    loads = {s.var for s in body if isinstance(s, Let) and isinstance(s.value, Load)}
+    found: set[Expr] = {v for v in loads if v.dtype.name in HARDWARE}
+    dots: set[Expr] = set()
+    for statement in reversed(body):
+        match statement:
+            case Let(value=Dot() as dot) | Update(value=Dot() as dot):
+                dots.update((dot.left, dot.right))
+            case Let(var=var, value=Var() as value):
+                dots.update({value} if var in dots else ())
+            case Let(value=Cast()):
+                pass
+            case _:
+                found.difference_update(reads(statement))
+    return frozenset(found & dots)
 
 
 def functions(*, by_hardware: bool = False) -> dict[str, str]:

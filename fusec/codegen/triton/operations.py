@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fusec.codegen.triton import floats8
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
-from fusec.ir.scalar import ROUND
+from fusec.ir.scalar import COARSE_TERMS, ROUND
 
 STAGE = "codegen.triton"
 LIBDEVICE = "libdevice"
@@ -85,7 +85,7 @@ _SIGN = "({0} > 0).to({t}) - ({0} < 0).to({t})"
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+"),
     "sub": _arithmetic("-"),
-    "mul": _arithmetic("*"),
+    **dict.fromkeys(COARSE_TERMS, _arithmetic("*")),
     "div": Row(
         floats="tl.div_rn({0}, {1})",
         double="{0} / {1}",

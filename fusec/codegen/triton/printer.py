@@ -109,6 +109,7 @@ class TritonPrinter:
         self.chains: list[str] = []
         self.imports: list[str] = []
         self.readers = readers(program) if program.multiplies else None
+        self.floats8 = floats8.multiplied(program)
 
     def module(self) -> str:
         kernels = self._kernels()
@@ -406,7 +407,7 @@ class TritonPrinter:
             case Load() if (copy := self.copies.get(var)) is not None:
                 return self._load_tile(copy)
             case Load():
-                return self._load(value)
+                return self._load(value, var in self.floats8)
             case Cast():
                 return self._cast(value)
             case Select():
@@ -425,16 +426,19 @@ class TritonPrinter:
             raise InternalError(value, stage=STAGE)
         return self.names(value)
 
-    def _load(self, load: Load) -> str:
+    def _load(self, load: Load, multiplied: bool) -> str:
         offset = load.indices[0]
         pointer = self._pointer(load.buffer, offset, load.axes & set(self.program.lanes))
+        if multiplied:
+            kind = floats8.HARDWARE[load.dtype.name]
+            pointer = f"({pointer}).to(tl.pointer_type({kind}), bitcast=True)"
         if (lanes := self.masks.get(load)) is not None:
             axis, together = lanes
             run = [together if self.dimension[axis] == d else 1 for d in range(self.rank)]
             pointer = f"tl.max_contiguous({pointer}, {run})"
         if load.guard is None:
             return f"tl.load({pointer})"
-        is_float = load.dtype.is_float and load.dtype not in F8
+        is_float = load.dtype.is_float and (multiplied or load.dtype not in F8)
         other = _number(False if load.dtype is BOOL else 0.0 if is_float else 0)
         return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
 
@@ -519,7 +523,19 @@ class TritonPrinter:
         operands = [self._name(child) for child in children(dot)]
         if dot.left.dtype is F32:
             operands.append(f'input_precision="{"tf32" if dot.tf32 else "ieee"}"')
+        if dot.left.dtype in F8:
+            operands[:2] = self._factors(dot)
         return f"tl.dot({', '.join(operands)})"
+
+    def _factors(self, dot: Dot) -> list[str]:
+        """Return the operands of a product of 8 bits; in bf16, exactly, where no GPU has it."""
+        sides = dot.left, dot.right
+        kinds = [floats8.HARDWARE.get(side.dtype.name) for side in sides]
+        names = [self._name(side) for side in sides]
+        if self.program.code.converts_float8 and all(kinds):
+            return [f"{n}.to({k}, bitcast=True)" for n, k in zip(names, kinds, strict=True)]
+        of = (self._call(f"_of_{side.dtype}", n) for side, n in zip(sides, names, strict=True))
+        return [f"{value}.to(tl.bfloat16)" for value in of]
 
     def _reduce(self, reduce: Reduce) -> str:
         over = set(reduce.over)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.contraction import is_window
+from fusec.ir.dtype import F8
 from fusec.ir.expr import (
     Buffer,
+    Cast,
     Const,
     Expr,
     Load,
@@ -111,7 +113,8 @@ class _Inliner:
             return cost <= 4 * cheap
         if line.buffer in self.uses.live_out:
             return False
-        if any(self._is_streamed_by(r, line.buffer, computed=cost > 0) for r in readers):
+        computed = cost > 0 or any(isinstance(n, Cast) and n.arg.dtype in F8 for n in nodes)
+        if any(self._is_streamed_by(r, line.buffer, computed=computed) for r in readers):
             return False
         if any(self._scatters_channels(r, found) for r in readers):
             return False
@@ -128,7 +131,8 @@ class _Inliner:
         """Return True if ``buffer`` is the operand with the rows of a consumer, a skinny product or
         one of panels.
 
-        Each column, or panel, would compute it again. Views and casts are free, except for panels.
+        Each column, or panel, would compute it again. Views and casts are free, except for panels,
+        and except for casts of 8 bits.
         """
         match self.graph.nodes[reader]:
             case Def() as line if self.skinny_rows:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from fusec.ir.dtype import F8
 from fusec.ir.expr import Cast, Expr, Load, Reduce
 from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
@@ -123,9 +124,10 @@ def _columns(kernel: Kernel, machine: Machine) -> int:
 
 
 def _loaded(product: StreamedProduct) -> Expr | None:
-    """Return the operand with the rows if it is a load, widened or not, or None."""
+    """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
     few = product.few
-    inner = few.arg if isinstance(few, Cast) and not product.panel else few
+    widened = isinstance(few, Cast) and not product.panel and few.arg.dtype not in F8
+    inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None
 
 

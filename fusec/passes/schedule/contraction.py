@@ -344,6 +344,7 @@ def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
             online=True,
             mask_free=plain and one.work.registers(tiling) <= most,
             tf32=machine.sm.tf32,
+            promotes=machine.sm.coarse,
         )
         for tiling in _tilings(one)
     )

@@ -32,7 +32,7 @@ def with_descriptors(
     The order is first, first with descriptors, second with descriptors, second, ...: a race over
     few configurations compares descriptors with pointers, and tries the likeliest tile.
     """
-    on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize == 2 or sm.tf32]
+    on_tensor_cores = [p for p in products.values() if p.left.dtype.itemsize <= 2 or sm.tf32]
     operands = [load for parts in on_tensor_cores for load in _loads(parts)]
     if not sm.descriptors or not any(map(is_describable, operands)):
         return plans

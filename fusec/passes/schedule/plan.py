@@ -72,6 +72,8 @@ class Plan:
         group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
+        promotes: f32 takes the sum of each tile's products of 8 bits, which tensor cores add
+            with 14 bits (``COARSE_TERMS``).
         descriptors: operands of products are copied by tensor descriptors where possible.
         registers: register limit of a thread; 0 leaves it to the compiler.
         roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
@@ -98,6 +100,7 @@ class Plan:
     programs: int = 0
     mask_free: bool = False
     tf32: bool = False
+    promotes: bool = False
     reloads: bool = False
     kept_cost: int = 0
     kept_bytes: int = 0

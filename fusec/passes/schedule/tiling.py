@@ -22,15 +22,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.contraction import Factors
-from fusec.ir.dtype import BF16, F32
+from fusec.ir.dtype import BF16, F8, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, TileTuning
+from fusec.ir.scalar import COARSE_TERMS
 from fusec.passes.schedule.pointwise import power_of_two
 
 MIN_LANES = 16
-"""Least rows, columns and terms of a tensor core's tile."""
+"""Least rows and columns of a tensor core's tile."""
+_LEAST_BYTES = 32
+"""Bytes of the least terms of a tensor core's tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class TileResources:
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
         computed: operands that are computed from loads, which FMAs keep in registers.
         itemsize: bytes of an operand's element.
+        terms: least terms of an iteration.
         wide: operands are multiplied by FMAs, not by tensor cores.
         tuning: the machine's.
     """
@@ -85,6 +89,7 @@ class TileResources:
     drawn: tuple[frozenset[Axis], ...]
     computed: tuple[frozenset[Axis], ...]
     itemsize: int
+    terms: int
     wide: bool
     tuning: TileTuning
 
@@ -146,7 +151,7 @@ class ProductKernel:
         if self.use.looped is not None:
             row = self.work.tuning.loop_bytes // self.work.itemsize
             by = min(step or row, row)
-            lanes[self.use.looped] = min(by, lanes_of(self.use.looped))
+            lanes[self.use.looped] = min(by, max(self.work.terms, lanes_of(self.use.looped)))
         return Tiling(lanes, warps, stages)
 
 
@@ -176,16 +181,24 @@ def find_work(
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
+    sums = [*_sums(kernel, outer), *(n for n in outer if _is_promoted(products[n], machine))]
     return TileResources(
-        tuple(_carried(n, by_lanes) for n in _sums(kernel, outer)),
+        tuple(_carried(n, by_lanes) for n in sums),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
         tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
         tuple(n.axes for n in computed if nested.isdisjoint(postorder((n,)))),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
+        max((_LEAST_BYTES // p.left.dtype.itemsize for p in multiplied), default=MIN_LANES),
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
     )
+
+
+def _is_promoted(parts: Factors, machine: Machine) -> bool:
+    """Return True for a product with a second accumulator, of the terms that f32 takes together."""
+    apart = parts.left.dtype in F8 and parts.coarse < COARSE_TERMS["mul8_fast"]
+    return machine.sm.coarse and apart
 
 
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:

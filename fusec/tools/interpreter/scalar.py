@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F8, F16, DType, FloatFormat
 from fusec.ir.monoid import EXPSUM, MIN, RECURRENCE, Monoid
-from fusec.ir.scalar import ROUND
+from fusec.ir.scalar import COARSE_TERMS, ROUND
 
 Array: TypeAlias = NDArray[Any]
 Operation: TypeAlias = Callable[..., Array]
@@ -195,7 +195,7 @@ _AS_IN_NUMPY = (
 OPERATIONS: dict[str, Operation] = {
     **{name: getattr(np, name) for name in _AS_IN_NUMPY},
     "sub": np.subtract,
-    "mul": np.multiply,
+    **dict.fromkeys(COARSE_TERMS, np.multiply),
     "div": np.true_divide,
     "floordiv": np.floor_divide,
     "truncdiv": _truncdiv,
