@@ -27,6 +27,7 @@ DEFINITIONS = {
         "ir/dtype": {"INT32_MAX"},
         "ir/program": {"MAX_SIZE", "MULTIPLE"},
         "frontend/aot/decompositions": {"_MEAN"},
+        "frontend/ops/scaled_products": {"BLOCK"},
         "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},
         "passes/memory/buffers": {"_MOST_BUFFERS"},
         "passes/schedule/access": {"VECTOR_BYTES"},

@@ -123,6 +123,7 @@ ELSEWHERE = {
     "frontend/ops/random": "ops/test_random",
     "frontend/ops/random_ops": "ops/test_random",
     "frontend/ops/registry": "frontend/test_capture",
+    "frontend/ops/scaled_products": "ops/test_scaled_products",
     "frontend/ops/scans": "ops/test_reductions",
     "frontend/aliasing/saved_changes": "frontend/aliasing/test_snapshots",
     "frontend/ops/scatters": "ops/test_indexing",

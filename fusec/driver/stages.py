@@ -40,7 +40,12 @@ from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
-from fusec.frontend.fx_passes.widening import CONVOLUTIONS, PRODUCTS, widen_operands
+from fusec.frontend.fx_passes.widening import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    widen_operands,
+    widen_scaled,
+)
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.choice import Judge, judge_by_rule
@@ -211,12 +216,13 @@ def _widen(
 
 def _widen_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
     in_chunks = products_of_expansions(gm, context.machine.fusion, context.options.chunk_bytes)
+    widen_scaled(gm)
     return _widen(gm, context, PRODUCTS, in_chunks)
 
 
 WIDEN = _on_fx(
     "widen",
-    "multiply matrices in f32 where the library has no instructions for 16 bits (CPU)",
+    "multiply matrices in f32 where the library has no instructions for 16 or 8 bits (CPU)",
     _widen_products,
     only=_widens,
 )

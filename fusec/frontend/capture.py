@@ -71,7 +71,7 @@ aten = torch.ops.aten
 _RULE_MODULES = (
     "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
     "grouped", "indexing", "interpolation", "pointwise", "pooling", "random", "recurrences",
-    "reductions", "scans", "scatters", "views",
+    "reductions", "scaled_products", "scans", "scatters", "views",
 )  # fmt: skip
 for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
@@ -84,6 +84,8 @@ _MOVES = {
     *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
 }
 """Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
+_SCALED = ("aten._scaled_mm.default", "aten._scaled_mm_v2.default")
+"""Those that multiply them."""
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it recognises an output that is a view of an input by that offset.
@@ -557,9 +559,9 @@ class NodeDefinitions(_Capture):
 
 
 def _moves(target: Any) -> bool:
-    """Return True for an operation that computes nothing: it makes, converts or moves elements."""
+    """Return True for an operation of 8-bit floats: it makes, converts, moves or scales them."""
     is_view = isinstance(target, OpOverload) and target.is_view
-    return is_view or target in _MOVES or target in LIFTS
+    return is_view or target in _MOVES or target in LIFTS or str(target) in _SCALED
 
 
 def _given(line: Line) -> set[Size]:

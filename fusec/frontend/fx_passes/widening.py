@@ -1,4 +1,4 @@
-"""Multiply in f32 where the CPU's library has no instructions for a type of 16 bits.
+"""Multiply in f32 where the CPU's library has no instructions for a type of 16 or 8 bits.
 
 Runs on graphs of ATen, inference or joint. Without such instructions oneDNN's and ATen's products
 and convolutions of 16-bit floats take their terms one by one. So operands are widened before, and
@@ -12,6 +12,12 @@ fiftieth for a ``bmm`` of 8 matrices of 256 x 256, a seventieth for a convolutio
 beside them. Products of few rows with weights that lie along their terms stay as they are: kernels
 of fusec's own widen each weight as they read it (``ir/streamed.py``). So do products around
 expansions (logits of a loss), which run in chunks of rows: ``passes/graph/chunk.py``.
+
+Products of scaled floats of 8 bits eager computes in f32, too, with operands that it makes in each
+call. Here the scales stand behind the product, where they fuse with what follows; a kernel of few
+rows converts each weight as it reads it::
+
+    y = _scaled_mm(a, b, sa, sb, bias)    becomes    y = bf16(mm(f32(a), f32(b)) * (sa * sb) + bias)
 """
 
 from __future__ import annotations
@@ -22,7 +28,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fusec.frontend.fallbacks import named_arguments
 from fusec.frontend.fx_passes.fx_nodes import call_like, cast_like, fakes_of, hint_of, tensor_of
 from fusec.frontend.shapes import from_torch_dtype
 from fusec.ir.decision import Decision
@@ -31,7 +39,11 @@ aten = torch.ops.aten
 
 WIDENED = "widened"
 """Key of a node's ``meta`` with the decision that it multiplies in f32."""
+NARROWEST = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types of which eager scales results, where they are asked for."""
+SCALED = aten._scaled_mm.default
 _REASON = "by rule: the library has no instructions for {} here, and takes terms one by one"
+_AS_EAGER = "by rule: eager multiplies in f32, too, with operands that it makes in each call"
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
@@ -63,6 +75,51 @@ def widen_operands(
     if found:
         gm.recompile()
     return gm
+
+
+def widen_scaled(gm: fx.GraphModule) -> fx.GraphModule:
+    """Compute products of scaled floats of 8 bits in f32, in place."""
+    for node in gm.graph.find_nodes(op="call_function", target=SCALED):
+        named = named_arguments(node)
+        if not _is_taken(named):
+            continue
+        with node.graph.inserting_before(node):
+            node.replace_all_uses_with(_scaled_in_f32(node, named))
+        node.graph.erase_node(node)
+    gm.recompile()
+    return gm
+
+
+def _is_taken(named: dict[str, Any]) -> bool:
+    """Return True for scales and a bias that eager takes on CPUs, where it checks as it runs."""
+    names = ("self", "mat2", "scale_a", "scale_b", "bias")
+    a, b, rows, columns, bias = (tensor_of(named[name]) for name in names)
+    assert a is not None and b is not None and rows is not None and columns is not None
+    m, n = a.shape[0], b.shape[1]
+
+    def agree(shape: torch.Size, *wanted: int | torch.SymInt) -> bool:
+        pairs = zip(shape, wanted, strict=False)
+        return len(shape) == len(wanted) and all(statically_known_true(x == y) for x, y in pairs)
+
+    one = all(agree(scale.shape, *(1,) * scale.dim()) for scale in (rows, columns))
+    each = agree(rows.shape, m, 1) and agree(columns.shape, 1, n)
+    added = bias is None or agree(bias.shape, n)
+    return added and (one or each) and {rows.dtype, columns.dtype} == {torch.float32}
+
+
+def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
+    a, b = (cast_like(node, named[name], torch.float32) for name in ("self", "mat2"))
+    made = call_like(node, aten.mm.default, a, b)
+    made.meta[WIDENED] = Decision(node.name, "f32", True, _AS_EAGER, None, "f8")
+    scale = call_like(node, aten.mul.Tensor, named["scale_a"], named["scale_b"])
+    made = call_like(node, aten.mul.Tensor, made, scale)
+    if (bias := named["bias"]) is not None:
+        made = call_like(node, aten.add.Tensor, made, cast_like(node, bias, torch.float32))
+    if (scale := named["scale_result"]) is not None and named["out_dtype"] in NARROWEST:
+        made = call_like(
+            node, aten.mul.Tensor, made, call_like(node, aten.reciprocal.default, scale)
+        )
+    return cast_like(node, made, node.meta["val"].dtype)
 
 
 def _streams(node: fx.Node, few: int) -> bool:

@@ -93,7 +93,7 @@ for _name, _rule in {
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def divide_rounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
+def dividerounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
         return scaled(div, call, x, y)
     if rounding_mode == "floor":
@@ -311,7 +311,7 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
         return value
     if target in ROUND:
         value = read_exact(x, at, F32) if x.dtype in ROUND else cast(value, F32)
-        return cast(_rounded(value, target), target)
+        return cast(rounded(value, target), target)
     if x.dtype in ROUND and not target.is_float:
         return cast(read_exact(x, at, F32), target)
     if x.dtype is F64 and target is F32:
@@ -319,7 +319,7 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
     return cast(value, target)
 
 
-def _rounded(value: Expr, target: DType) -> Expr:
+def rounded(value: Expr, target: DType) -> Expr:
     """Return the nearest number of a type of fewer than 32 bits, as eager rounds an f32 to it."""
     nearest = op(ROUND[target], value)
     if target is F8E4M3FN and not _saturates():

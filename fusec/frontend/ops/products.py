@@ -53,7 +53,7 @@ def _matrices(*operands: Any) -> None:
         raise Unsupported("a product of a type without tensor cores")
 
 
-def _is_small(call: AtenCall, b: TensorType | Value) -> bool:
+def is_small(call: AtenCall, b: TensorType | Value) -> bool:
     """Return True for few rows, columns and terms: a library's call costs more than the product."""
     rows, side = call.lines.fusion.small_product
     limits = zip((call.out.shape[-2], *b.shape[-2:]), (rows, side, side), strict=True)
@@ -63,7 +63,7 @@ def _is_small(call: AtenCall, b: TensorType | Value) -> bool:
 def _library(call: AtenCall, a: TensorType, b: TensorType) -> str | None:
     """Return why the library computes a product: it is not small, and there may be a library."""
     alone = call.lines.alone and call.out.dtype is F64
-    return None if alone or _is_small(call, b) else CONTRACTION
+    return None if alone or is_small(call, b) else CONTRACTION
 
 
 def _type_of_sum(call: AtenCall, a: Value, b: Value) -> DType:
@@ -72,7 +72,7 @@ def _type_of_sum(call: AtenCall, a: Value, b: Value) -> DType:
     Raises:
         Unsupported: for types that only the library multiplies.
     """
-    if call.out.dtype is F64 and (call.lines.alone or _is_small(call, b)):
+    if call.out.dtype is F64 and (call.lines.alone or is_small(call, b)):
         return F64
     _matrices(a, b)
     return F32

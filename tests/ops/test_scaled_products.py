@@ -1,0 +1,227 @@
+"""Products of scaled matrices of 8-bit floats: eager's numbers on CPUs, one kernel on GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusec
+from fusec.driver.build import triton_source
+from fusec.tools.assembly import assembly_of
+from fusec.tools.report.emulation import emulate
+from fusec.tools.report.lint_report import judge
+from fusec.tools.static_checks import inspect_kernel
+from tests.codegen.test_contraction_static import staged
+from tests.support import compile_with, seeded
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TYPES = (torch.float32, torch.bfloat16, torch.float16, E4M3, E5M2)
+
+
+def codes(*shape: int, dtype: torch.dtype = E4M3, seed: int = 0) -> Tensor:
+    with seeded(seed):
+        return torch.randn(*shape).to(dtype)
+
+
+def scalars() -> tuple[Tensor, Tensor]:
+    return torch.tensor(0.03), torch.tensor(0.7)
+
+
+def check(fn: Callable[..., Tensor], *inputs: Any, options: dict[str, Any] | None = None) -> None:
+    """Assert eager's type and strides, and errors at most twice eager's, or one rounding."""
+    torch._dynamo.reset()
+    theirs, ours = fn(*inputs), compile_with(fn, **(options or {}))(*inputs)
+    assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+    step = {torch.float32: 1e-4, E4M3: 2**-3, E5M2: 2**-2}.get(ours.dtype, 2**-7)
+    least = {E4M3: 2**-9, E5M2: 2**-16}.get(ours.dtype, 1e-3)
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=step, atol=least, equal_nan=True)
+
+
+def left(fn: Callable[..., Any], *inputs: Any, **options: Any) -> list[str]:
+    """Return the operations that run as eager kernels."""
+    torch._dynamo.reset()
+    (graph,) = fusec.explain(fn, *inputs, **options).graphs
+    return [call.op for call in graph.externs]
+
+
+# -- on CPUs, beside eager -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_one_scale_for_each_matrix(dtype: torch.dtype, rows: int) -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=dtype)
+
+    check(scaled, codes(rows, 96), codes(64, 96, seed=1), *scalars())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_scale_for_each_row_and_column_with_a_bias_and_an_activation(rows: int) -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, bias: Tensor) -> Tensor:
+        y = torch._scaled_mm(x, w.t(), sx, sw, bias=bias, out_dtype=torch.bfloat16)
+        return F.silu(y)
+
+    with seeded(2):
+        scales, bias = (torch.rand(rows, 1), torch.rand(1, 64)), torch.randn(64).bfloat16()
+    check(scaled, codes(rows, 96), codes(64, 96, seed=1), *scales, bias)
+
+
+@pytest.mark.parametrize("kinds", [(E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)], ids=str)
+def test_types_may_differ(kinds: tuple[torch.dtype, torch.dtype]) -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.float32)
+
+    x, w = codes(6, 48, dtype=kinds[0]), codes(16, 48, dtype=kinds[1], seed=1)
+    check(scaled, x, w, *scalars())
+
+
+@pytest.mark.parametrize("dtype", [None, E5M2, torch.bfloat16], ids=str)
+def test_a_result_of_8_bits_is_divided_by_its_scale_and_no_other(dtype: torch.dtype | None) -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, sy: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, scale_result=sy, out_dtype=dtype)
+
+    check(scaled, codes(6, 48), codes(16, 48, seed=1), *scalars(), torch.tensor([4.0]))
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan"), 1e30, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, E4M3], ids=str)
+def test_extreme_scales_and_saturation_are_as_in_eager(scale: float, dtype: torch.dtype) -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=dtype)
+
+    check(scaled, codes(6, 48), codes(16, 48, seed=1), torch.tensor(scale), torch.tensor(2.0))
+
+
+def test_numbers_that_are_nan_reach_their_row_and_column_alone() -> None:
+    x, w = codes(6, 48), codes(16, 48, seed=1)
+    x[2, 3] = float("nan")
+    w[5, 0] = float("nan")
+
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.float32)
+
+    check(scaled, x, w, *scalars())
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 8), (0, 16, 8), (4, 16, 0), (1, 1, 1), (7, 5, 3)])
+def test_sizes_of_0_and_1_and_odd_ones(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w, sx, sw, out_dtype=torch.float32)
+
+    check(scaled, codes(m, k), codes(k, n, seed=1), *scalars())
+
+
+def test_rows_of_a_number_that_varies() -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16) * 2
+
+    compiled = compile_with(scaled, dynamic=True)
+    w = codes(32, 64, seed=1)
+    for rows in (24, 5, 100):
+        x, scales = codes(rows, 64), (torch.rand(rows, 1), torch.rand(1, 32))
+        torch.testing.assert_close(compiled(x, w, *scales), scaled(x, w, *scales))
+
+
+@pytest.mark.parametrize("bad", ["bias", "scales of blocks", "f64"])
+def test_what_eager_refuses_raises_its_error(bad: str) -> None:
+    x, w = codes(128, 128), codes(128, 128, seed=1).t()
+    scales, bias = scalars(), torch.zeros(128)
+    if bad == "bias":
+        bias = torch.zeros(1)
+    elif bad == "scales of blocks":
+        scales = torch.ones(128, 1), torch.ones(1, 1)
+    else:
+        scales = scales[0].double(), scales[1]
+
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, bias: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w, sx, sw, bias=bias, out_dtype=torch.float32)
+
+    with pytest.raises((RuntimeError, ValueError)):
+        scaled(x, w, *scales, bias)
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, ValueError)):
+        compile_with(scaled)(x, w, *scales, bias)
+
+
+def test_few_rows_read_the_codes_of_the_weight_and_leave_no_call() -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return F.silu(torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16))
+
+    x, w = codes(1, 512), codes(512, 512, seed=1)
+    torch._dynamo.reset()
+    (graph,) = fusec.explain(scaled, x, w, *scalars(), target="cpu:avx2").graphs
+    assert not graph.externs and graph.bytes_moved < 2 * w.numel()
+
+
+# -- on GPUs, in one kernel ------------------------------------------------------------------------
+
+
+def linear(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    """A linear layer with SiLU and a quantised output."""
+    y = torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16)
+    return (F.silu(y).float() * 4).to(E4M3)
+
+
+def fast_linear(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    """The same with the sums that tensor cores make."""
+    y = torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return (F.silu(y).float() * 4).to(E4M3)
+
+
+def swiglu(x: Tensor, w: Tensor, v: Tensor, sx: Tensor, sw: Tensor, bias: Tensor) -> Tensor:
+    """A gated layer with scales of rows and columns, a bias and a quantised output."""
+    gate = torch._scaled_mm(x, w.t(), sx, sw, bias=bias, out_dtype=torch.bfloat16)
+    up = torch._scaled_mm(x, v.t(), sx, sw, out_dtype=torch.bfloat16)
+    return (F.silu(gate) * up).float().mul(4).to(E4M3)
+
+
+def arguments(fn: Any, rows: int, terms: int, columns: int) -> list[Tensor]:
+    x, w = codes(rows, terms), codes(columns, terms, seed=1)
+    if fn is not swiglu:
+        return [x, w, *scalars()]
+    with seeded(2):
+        scales, bias = (torch.rand(rows, 1), torch.rand(1, columns) / 8), torch.randn(columns)
+    return [x, w, codes(columns, terms, seed=3), *scales, bias.bfloat16()]
+
+
+LAYERS = pytest.mark.parametrize("fn", [linear, fast_linear, swiglu])
+
+
+@LAYERS
+def test_a_layer_with_a_quantised_result_is_one_kernel_for_hopper(fn: Any) -> None:
+    given = arguments(fn, 256, 512, 256)
+    assert left(fn, *given, target="sm_90", options={"race": "fused"}) == []
+    torch._dynamo.reset()
+    options = {"race": "fused"}
+    (graph,) = fusec.explain(fn, *given, target="sm_90", options=options).graphs
+    assert len(graph.kernels) == 1 and graph.bytes_moved == graph.bytes_floor
+
+
+@pytest.mark.slow
+@LAYERS
+def test_its_machine_code_multiplies_8_bits_and_spills_nothing(fn: Any) -> None:
+    (one,) = staged(fn, *arguments(fn, 4096, 4096, 4096))
+    assert one.compiled is not None
+    (name,) = one.compiled.distinct
+    assembly = assembly_of(triton_source(one.compiled, name), "sm_90")
+    found, ptx = inspect_kernel(assembly), assembly.text("ptx")
+    assert found.spill_bytes == 0 and judge([one]).faults == ()
+    assert set(re.findall(r"mma\S*f32\.(\w+\.\w+)", ptx)) == {"e4m3.e4m3"} and "wgmma" in ptx
+
+
+@pytest.mark.slow
+@LAYERS
+def test_it_is_right_in_the_emulator(fn: Any) -> None:
+    torch._dynamo.reset()
+    found = emulate(fn, arguments(fn, 70, 272, 64), options={"race": "fused"})
+    assert found.faults == (), str(found)
+    assert len(found.kernels) == 1
