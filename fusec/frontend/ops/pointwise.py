@@ -93,7 +93,7 @@ for _name, _rule in {
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def dividerounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
+def divide_rounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
         return scaled(div, call, x, y)
     if rounding_mode == "floor":
