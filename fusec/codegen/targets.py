@@ -174,6 +174,7 @@ HOPPER_MACHINE = Machine(
     parts=264,
     tile=128,
     products_per_us=3.5e8,
+    float8=0.5,
     rates=ProductRates(
         tiled=0.72,
         narrow_roles=0.85,
@@ -228,6 +229,7 @@ RTX_5090_MACHINE = replace(
     A100_MACHINE,
     bytes_per_us=1.6e6,
     products_per_us=7.3e7,
+    float8=0.5,
     units=170,
     parts=340,
     sm=Resources(
@@ -244,6 +246,7 @@ MI300_MACHINE = replace(
     _HOPPER_UNMEASURED,
     units=304,
     parts=608,
+    float8=1.0,
     sm=Resources(shared_bytes=65536, tile_registers=128),
     code=CodeTuning(),
 )

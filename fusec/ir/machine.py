@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusec.ir.cpu_tuning import CachedTuning, LoopTuning, Sides, TransformedTuning
-from fusec.ir.dtype import DType
+from fusec.ir.dtype import F8, F32, DType
 
 Shapes: TypeAlias = tuple[tuple[int, int, int, int], ...]
 """Rows, terms of an iteration, warps and stages."""
@@ -467,6 +467,7 @@ class Machine:
         vector: f32 lanes of a CPU's vector registers.
         products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
         slow_exact: slowdown of the library's products in f32, unless operands round to TF32.
+        float8: time of products of 8 bits, as a share of that of 16 bits.
         widened: types that fusec's own products widen to f32, for want of instructions.
         slow_widened: slowdown of these products beside the library's, which has instructions.
         slow_types: types for which a CPU's library has no instructions, either.
@@ -491,6 +492,7 @@ class Machine:
     vector: int = 1
     products_per_us: float = 0.0
     slow_exact: int = 8
+    float8: float = 1.0
     widened: frozenset[DType] = frozenset()
     slow_widened: int = 1
     slow_types: frozenset[DType] = frozenset()
@@ -536,3 +538,8 @@ class Machine:
     def slow_f32(self) -> int:
         """Slowdown of products in f32, relative to 16 bits."""
         return 2 if self.sm.tf32 else self.slow_exact
+
+    @property
+    def product_times(self) -> dict[DType, float]:
+        """Type of operands -> time of their product in a library, relative to 16 bits."""
+        return {F32: self.slow_f32, **dict.fromkeys(F8, self.float8)}

@@ -14,7 +14,7 @@ from torch import Tensor
 import fusec
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import assembly_of
-from fusec.tools.report.emulation import emulate
+from fusec.tools.report.emulation import Emulator, emulate
 from fusec.tools.report.lint_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
@@ -216,12 +216,39 @@ def test_its_machine_code_multiplies_8_bits_and_spills_nothing(fn: Any) -> None:
     found, ptx = inspect_kernel(assembly), assembly.text("ptx")
     assert found.spill_bytes == 0 and judge([one]).faults == ()
     assert set(re.findall(r"mma\S*f32\.(\w+\.\w+)", ptx)) == {"e4m3.e4m3"} and "wgmma" in ptx
+    assert found.threads == 384 and found.shared_bytes <= 232448  # a producer warp, by rule
+
+
+SETTINGS = [{}, {"descriptors": "always"}, {"roles": "cooperative"}]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @LAYERS
-def test_it_is_right_in_the_emulator(fn: Any) -> None:
+def test_it_is_right_in_the_emulator(fn: Any, settings: dict[str, str]) -> None:
+    rows, terms, columns = (192, 384, 128) if settings else (70, 272, 64)
     torch._dynamo.reset()
-    found = emulate(fn, arguments(fn, 70, 272, 64), options={"race": "fused"})
+    options = {"race": "fused", **settings}
+    found = emulate(fn, arguments(fn, rows, terms, columns), options=options)
     assert found.faults == (), str(found)
     assert len(found.kernels) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fast", [False, True])
+def test_sums_are_as_exact_as_they_say(fast: bool) -> None:
+    """2048 terms of one sign: sums of 14 bits lose the later ones, where they may."""
+    x, w = torch.full((64, 2048), 1.125).to(E4M3), torch.full((64, 2048), 0.875).to(E4M3)
+    one = torch.ones(())
+    made: list[Tensor] = []
+
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        y = torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.float32, use_fast_accum=fast)
+        return y * 2
+
+    run = Emulator.of("sm_90", {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    made.append(torch.compile(scaled, backend=run.backend)(x, w, one, one))
+    wanted = 2 * 2048 * 1.125 * 0.875
+    error = (made[0] / wanted - 1).abs().max().item()
+    assert error > 1e-3 if fast else error < 2e-4

@@ -16,7 +16,7 @@ from fusec.codegen.host.wrapper import print_size
 from fusec.codegen.triton.descriptors import Descriptor
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import magnitude
-from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, TYPES
+from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, POINTERS, TYPES
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.names import Named, Names
 from fusec.ir.program import MULTIPLE, Program
@@ -72,7 +72,7 @@ def signature(form: Form) -> dict[str, str]:
 
 
 def _descriptor_type(box: Descriptor) -> str:
-    element = TYPES[box.buffer.dtype][1].removeprefix("*")
+    element = POINTERS[box.kind].removeprefix("*")
     return f"tensordesc<{element}[{','.join(map(str, box.tile))}]>"
 
 

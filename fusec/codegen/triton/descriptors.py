@@ -25,8 +25,10 @@ from typing import TypeAlias
 
 from fusec.codegen.lowering.layout import ends_of
 from fusec.codegen.lowering.orient import ROWS
+from fusec.codegen.triton import floats8
 from fusec.codegen.triton.index import fits_32_bits
-from fusec.ir.dtype import BF16, F16, F32
+from fusec.codegen.triton.operations import text_of
+from fusec.ir.dtype import BF16, F8, F16, F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -71,10 +73,12 @@ class Descriptor:
     """A box in a buffer, in elements and over symbolic sizes; the last stride is 1.
 
     Attributes:
+        kind: Triton's name of the elements' type.
         tile: extents of one copy: 1 along all axes but the last two.
     """
 
     buffer: Buffer
+    kind: str
     shape: tuple[Index, ...]
     strides: tuple[Index, ...]
     tile: tuple[int, ...]
@@ -123,6 +127,7 @@ class _Finder:
         self.lanes = frozenset(program.lanes)
         self.dimension = dimension
         self.operands = self._operands(body)
+        self.floats8 = floats8.multiplied(program)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}
         self.copies: dict[Var | Put, DescriptorCopy] = {}
@@ -146,30 +151,39 @@ class _Finder:
         """Return a statement without the guard that its copy makes redundant, or unchanged."""
         match statement:
             case Let(var=var, value=Load() as load) if var in self.operands:
-                copy = self.copy(load.buffer, load.indices[0], load.guard)
+                kind = self.kind_of_load(var)
+                copy = self.copy(load.buffer, kind, load.indices[0], load.guard)
                 if copy is not None and load.buffer.base not in self.written:
                     self.copies[var] = copy
                     return (Let(var, Load(load.buffer, load.indices)),)
             case Put(value=Var() as value) if statement.buffer.base not in self.read:
-                copy = self.copy(statement.buffer, statement.offset, statement.guard)
+                buffer, kind = statement.buffer, text_of(statement.buffer.dtype)
+                copy = self.copy(buffer, kind, statement.offset, statement.guard)
                 if copy is not None and value.axes == statement.offset.axes & self.lanes:
                     put = replace(statement, guard=None)
                     self.copies[put] = copy
                     return (put,)
         return (statement,)
 
-    def copy(self, buffer: Buffer, offset: Index, guard: Expr | None) -> DescriptorCopy | None:
+    def kind_of_load(self, var: Var) -> str:
+        """Return the type of a loaded tile: tensor cores multiply floats of 8 bits, not codes."""
+        return floats8.HARDWARE[var.dtype.name] if var in self.floats8 else text_of(var.dtype)
+
+    def copy(
+        self, buffer: Buffer, kind: str, offset: Index, guard: Expr | None
+    ) -> DescriptorCopy | None:
         """Return the copy that replaces an access, or None."""
         lanes = offset.axes & self.lanes
         box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
         bounds = self.bounds(guard, lanes)
-        if buffer.dtype not in (BF16, F16, F32) or box is None or bounds is None:
+        if buffer.dtype not in (BF16, F16, *F8, F32) or box is None or bounds is None:
             return None
         axes = box.axes(bounds)
         if axes is None or len(axes) > MAX_RANK or not all(map(_is_describable, axes)):
             return None
         descriptor = Descriptor(
             buffer.base,
+            kind,
             tuple(a.extent for a in axes),
             tuple(a.stride for a in axes),
             (*(1 for _ in axes[2:]), box.rows.extent.const, box.columns.extent.const),

@@ -43,7 +43,7 @@ from fusec.codegen.triton.operations import text_of
 from fusec.codegen.triton.printer import TritonPrinter, lane_extent
 from fusec.codegen.triton.warp_specialization import RoleStatements
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Const, Dot, Expr, Reduce, Var
+from fusec.ir.expr import Const, Dot, Expr, Reduce, Var, children
 from fusec.ir.index import Axis
 from fusec.ir.names import Named
 from fusec.ir.program import (
@@ -62,8 +62,10 @@ from fusec.ir.program import (
     statements,
 )
 
-INSTRUCTION = (16, 256, 16)
-"""Shape of a wgmma with 16-bit operands: rows of a warp, most columns, and summed terms."""
+INSTRUCTION = (16, 256)
+"""Shape of a wgmma: rows of a warp, and most columns."""
+INSTRUCTION_BYTES = 32
+"""Bytes of the terms that it sums."""
 
 
 def print_kernel(form: Form, *, aligned: bool = True) -> str:
@@ -116,7 +118,8 @@ class _GluonPrinter(TritonPrinter):
         self.copies = {**form.copies, **roles.copies}
         self.groups = GROUPS[form.program.roles]
         named = (s for s in statements(roles.multiply) if isinstance(s, Let | Update))
-        self.first_sum = next(s.var for s in named if isinstance(s.value, Dot))
+        first = next(s for s in named if isinstance(s.value, Dot))
+        self.first_sum, self.itemsize = first.var, children(first.value)[0].dtype.itemsize
         self.taken = {
             v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
         }
@@ -215,7 +218,7 @@ class _GluonPrinter(TritonPrinter):
 
     def _layouts(self) -> list[str]:
         """Define the layouts of a group's accumulators: each warp has some rows, all columns."""
-        rows, most, terms = INSTRUCTION
+        rows, most, terms = *INSTRUCTION, INSTRUCTION_BYTES // self.itemsize
         lines = []
         for columns, name in self.layouts.items():
             shape = f"[{rows}, {min(columns, most)}, {terms}]"
@@ -275,8 +278,8 @@ class _GluonPrinter(TritonPrinter):
         return [*head, *_indented(lines)]
 
     def _memory(self, name: str, count: int, box: Descriptor) -> str:
-        kind, shape = text_of(box.buffer.dtype), [count, *box.tile]
-        return f"{name} = gl.allocate_shared_memory({kind}, {shape}, {self.names(box)}.layout)"
+        shape = [count, *box.tile]
+        return f"{name} = gl.allocate_shared_memory({box.kind}, {shape}, {self.names(box)}.layout)"
 
     def _turns(self) -> str:
         if self.loading or self.groups == 1:

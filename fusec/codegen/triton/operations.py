@@ -40,6 +40,9 @@ TYPES = {
 }
 """Element type -> the text of it in a kernel, and of a pointer to it in a signature."""
 
+POINTERS = dict(TYPES.values()) | {"tl.float8e4nv": "*fp8e4nv", "tl.float8e5": "*fp8e5"}
+"""Text of an element type -> that of a pointer to it; tensor cores multiply floats of 8 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -85,7 +88,8 @@ _SIGN = "({0} > 0).to({t}) - ({0} < 0).to({t})"
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+"),
     "sub": _arithmetic("-"),
-    **dict.fromkeys(COARSE_TERMS, _arithmetic("*")),
+    **dict.fromkeys(COARSE_TERMS, Row(floats="{0} * {1}")),
+    "mul": _arithmetic("*"),
     "div": Row(
         floats="tl.div_rn({0}, {1})",
         double="{0} / {1}",

@@ -8,7 +8,8 @@ iteration, and frees the slot that these have read.
 All other computation comes after the loop, so that the accumulators have the registers until then.
 
 A program is split if its only loop does nothing but accumulate products of tiles that descriptors
-copy unchanged. Its epilogue may be anything.
+copy unchanged. Its epilogue may be anything. A product of 8 bits whose sum f32 takes with each tile
+(``Plan.promotes``) is awaited at once, while loads run ahead.
 
 Worked example::
 
@@ -30,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.triton.descriptors import DescriptorCopy
-from fusec.ir.expr import Dot, Var
+from fusec.ir.expr import Dot, Expr, Op, Var
 from fusec.ir.index import index, is_nonnegative
 from fusec.ir.program import (
     Await,
@@ -46,12 +47,12 @@ from fusec.ir.program import (
     Take,
     Update,
     print_block,
-    reads,
     statements,
 )
 
 TENSOR_BYTES = 2
-"""Element size for which tensor cores read row- and column-major tiles from shared memory."""
+"""Element size for which tensor cores read row- and column-major tiles from shared memory; of
+smaller elements, the terms have to be contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class RoleStatements:
         return tuple(reversed(found.values()))
 
 
-def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatements | None:
+def split(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> RoleStatements | None:
     """Split a program into roles, or return None if its loop does more than multiply tiles.
 
     Args:
@@ -86,14 +87,36 @@ def split(program: Program, copied: Mapping[Var | Put, object]) -> RoleStatement
         return None
     (loop,) = loops
     loads = tuple(s for s in loop.body if isinstance(s, Let) and s.var in copied)
-    products = tuple(s for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot))
-    tiles = {load.var for load in loads}
-    operands = {v for s in products for v in reads(s)} - {s.var for s in products}
-    if len(loads) + len(products) < len(loop.body) or not tiles.issuperset(operands):
+    products = tuple(
+        s for s in loop.body if isinstance(s, Let | Update) and isinstance(s.value, Dot)
+    )
+    added = tuple(s for s in loop.body if isinstance(s, Update) and _adds_a_part(s, products))
+    dots = [s.value for s in products if isinstance(s.value, Dot)]
+    if len(loads) + len(products) + len(added) < len(loop.body):
         return None
-    if any(load.var.dtype.itemsize != TENSOR_BYTES for load in loads):
+    if any(isinstance(s, Let) for s in products) and len(added) < len(products):
         return None
-    return _split(program, loop, loads, products)
+    if not all(_is_read(side, copied) for d in dots for side in ((d.left, False), (d.right, True))):
+        return None
+    return _split(program, loop, loads, products, added)
+
+
+def _adds_a_part(update: Update, products: tuple[Let | Update, ...]) -> bool:
+    """Return True for ``sum := sum + part`` of a product's own sum."""
+    parts = {s.var for s in products if isinstance(s, Let)}
+    match update.value:
+        case Op(name="add", args=(total, part)):
+            return total is update.var and part in parts
+    return False
+
+
+def _is_read(side: tuple[Expr, bool], copied: Mapping[Var | Put, DescriptorCopy]) -> bool:
+    """Return True for an operand, the right one or not, that tensor cores read where it is."""
+    value, right = side
+    copy = copied.get(value) if isinstance(value, Var) else None
+    if copy is None or value.dtype.itemsize > TENSOR_BYTES:
+        return False
+    return value.dtype.itemsize == TENSOR_BYTES or copy.transposed is right
 
 
 def _runs(loop: For) -> bool:
@@ -104,22 +127,27 @@ def _runs(loop: For) -> bool:
 
 
 def _split(
-    program: Program, loop: For, loads: tuple[Let, ...], products: tuple[Update, ...]
+    program: Program,
+    loop: For,
+    loads: tuple[Let, ...],
+    products: tuple[Let | Update, ...],
+    added: tuple[Update, ...],
 ) -> RoleStatements:
     ring = Ring("operands", program.stages)
     sums = tuple(dict.fromkeys(s.var for s in products))
-    taken: tuple[Statement, ...] = (
-        Take(ring, tuple(load.var for load in loads)),
-        *products,
-        Await(sums, len(products)),
-        Free(ring, 1, loop.axis),
-    )
-    carries = tuple(s for s in program.body if isinstance(s, Carry) and s.var in sums)
+    last: tuple[Statement, ...] = (Await(sums, 0), Free(ring, 0, None))
+    made: tuple[Statement, ...] = (*products, Await(sums, len(products)), Free(ring, 1, loop.axis))
+    if added:
+        steps = zip(products, added, strict=True)
+        made = tuple(s for one, add in steps for s in (one, Await((one.var,), 0), add))
+        made = (*made, Free(ring, 0, None))
+    taken = (Take(ring, tuple(load.var for load in loads)), *made)
+    totals = {s.var for s in (*products, *added)}
+    carries = tuple(s for s in program.body if isinstance(s, Carry) and s.var in totals)
     multiply: tuple[Statement, ...] = (
         *carries,
         replace(loop, body=taken),
-        Await(sums, 0),
-        Free(ring, 0, None),
+        *(() if added else last),
         *(s for s in program.body if s is not loop and s not in carries),
     )
     return RoleStatements((replace(loop, body=(Fill(ring, loads),)),), multiply)

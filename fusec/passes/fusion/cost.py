@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fusec.ir.contraction import factors, is_window
-from fusec.ir.dtype import F32, DType
+from fusec.ir.dtype import DType
 from fusec.ir.expr import (
     Buffer,
     Expr,
@@ -144,10 +144,10 @@ def multiplied(nodes: Iterable[Expr]) -> Counter[DType]:
 def kernel_products(kernel: Kernel, machine: Machine) -> float:
     """Return the multiply-adds of matrix products, in equivalents of the library's 16-bit ones."""
     slow = dict.fromkeys(machine.widened, machine.slow_widened)
-    return _weighted(kernel_nodes(kernel), {**slow, F32: machine.slow_f32})
+    return _weighted(kernel_nodes(kernel), {**slow, **machine.product_times})
 
 
-def _weighted(nodes: Iterable[Expr], times: Mapping[DType, int]) -> float:
+def _weighted(nodes: Iterable[Expr], times: Mapping[DType, float]) -> float:
     return float(sum(n * times.get(dtype, 1) for dtype, n in multiplied(nodes).items()))
 
 
@@ -210,8 +210,9 @@ def _nests_products(kernel: Kernel) -> bool:
 def call_cost(call: Extern, machine: Machine) -> Cost:
     """Return the modelled cost of a library call, by the products in its decomposition."""
     moved = sum(map(buffer_bytes, (*call.writes, *call.reads)))
-    slow = {F32: machine.slow_f32}
-    products = [p for line in call.decomposition if (p := _weighted(postorder((line.expr,)), slow))]
+    times = machine.product_times
+    lines = call.decomposition
+    products = [p for line in lines if (p := _weighted(postorder((line.expr,)), times))]
     rates, rate = machine.rates, machine.products_per_us
     if len(products) > 1:
         biased = len(products) == 2 and _is_biased(call)

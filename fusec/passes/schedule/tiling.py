@@ -28,6 +28,7 @@ from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, TileTuning
 from fusec.ir.scalar import COARSE_TERMS
+from fusec.passes.schedule.access import count
 from fusec.passes.schedule.pointwise import power_of_two
 
 MIN_LANES = 16
@@ -73,6 +74,7 @@ class TileResources:
 
     Attributes:
         sums: products that a loop accumulates; products that share an accumulator count once.
+        parts: the widest sum of one tile's products that f32 takes (``Plan.promotes``), if any.
         inner: nested products, which another product of the same iteration reads.
         loads: operands, with the bytes of an element.
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
@@ -84,6 +86,7 @@ class TileResources:
     """
 
     sums: tuple[frozenset[Axis], ...]
+    parts: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
@@ -95,7 +98,7 @@ class TileResources:
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread for tiles of f32."""
-        held = sum(area(axes, tiling.lanes) for axes in self.sums)
+        held = sum(area(axes, tiling.lanes) for axes in (*self.sums, *self.parts))
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
@@ -181,9 +184,10 @@ def find_work(
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
-    sums = [*_sums(kernel, outer), *(n for n in outer if _is_promoted(products[n], machine))]
+    parts = [n.axes for n in outer if _is_promoted(products[n], machine)]
     return TileResources(
-        tuple(_carried(n, by_lanes) for n in sums),
+        tuple(_carried(n, by_lanes) for n in _sums(kernel, outer)),
+        tuple(sorted(parts, key=lambda axes: -count(axes))[:1]),
         tuple(n.axes for n in products if n in nested),
         tuple(loads.values()),
         tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
@@ -196,7 +200,7 @@ def find_work(
 
 
 def _is_promoted(parts: Factors, machine: Machine) -> bool:
-    """Return True for a product with a second accumulator, of the terms that f32 takes together."""
+    """Return True for a product of 8 bits whose sum f32 takes after each tile."""
     apart = parts.left.dtype in F8 and parts.coarse < COARSE_TERMS["mul8_fast"]
     return machine.sm.coarse and apart
 

@@ -90,12 +90,14 @@ def _is_plain(one: ProductKernel) -> bool:
     use, sums = one.use, (n for n in kernel_nodes(one.kernel) if isinstance(n, Reduce))
     flat = len(use.tiled) == 2 and not use.whole and not use.outer
     alone = flat and use.tiled == one.kernel.grid[-2:] and all(n in one.products for n in sums)
-    return alone and all(map(_is_copied, _sides(one)))
+    return alone and all(_is_copied(side) for side in _sides(one)) and _lies_along_terms(one)
 
 
 def _is_nested(one: ProductKernel) -> bool:
     """Return True for nested products: inner ones of matrices, outer ones of their results."""
     copied, inner = sum(map(_is_copied, _sides(one))), len(one.work.inner)
+    if any(side.dtype.itemsize == 1 for side in _sides(one)):
+        return False
     return 0 < inner < len(one.products) == copied - inner and len(one.use.tiled) == 1
 
 
@@ -110,7 +112,17 @@ def _sides(one: ProductKernel) -> list[Expr]:
 
 
 def _is_copied(side: Expr) -> bool:
-    return isinstance(side, Load) and side.dtype.itemsize == 2 and is_describable(side)
+    return isinstance(side, Load) and side.dtype.itemsize <= 2 and is_describable(side)
+
+
+def _lies_along_terms(one: ProductKernel) -> bool:
+    """Return True unless tensor cores of 8 bits would read a matrix across its terms."""
+    pairs = ((n, side) for n, p in one.products.items() for side in (p.left, p.right))
+    return all(
+        side.dtype.itemsize == 2 or any(map(side.buffer.offset(side.indices).steps_by_one, n.over))
+        for n, side in pairs
+        if isinstance(side, Load)
+    )
 
 
 def _tiling(one: ProductKernel, team: Team) -> Tiling | None:
@@ -154,8 +166,9 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     """Return the registers of a thread for sums, scores, and weights of half their size.
 
     Each sum has weights of its own. A tile loaded by the epilogue counts half: some of it is used
-    before the rest is loaded. So does a result without a product, as a GELU beside its gradient,
-    which spilled 264 bytes. A value of a row that the loop reduces and that is stored takes as many
+    before the rest is loaded. So do one tile's sum that f32 takes (SwiGLU with 128 x 128 spills
+    nothing), and a result without a product, as a GELU beside its gradient, which spilled 264
+    bytes. A value of a row that the loop reduces and that is stored takes as many
     registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an attention in training
     otherwise).
     """
@@ -165,6 +178,7 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and n.axes not in operands]
     tiles = [n for n in loads if len(n.axes & lanes.keys()) > 1]
     held = sum(sums) + sum(inner) + len(sums) * max(inner, default=0) / 2
+    held += sum(area(axes, lanes) for axes in work.parts) / 2
     apart = [s.expr for s in kernel.stores if not _multiplies(s.expr, one)]
     held += sum(area(n.axes, lanes) * n.dtype.itemsize for n in (*tiles, *apart)) / 8
     found = [s.expr for s in kernel.stores if len(s.expr.axes & lanes.keys()) < 2]

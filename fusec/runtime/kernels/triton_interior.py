@@ -150,7 +150,8 @@ def _with_layout(kind: str) -> str:
     if found is None:
         return kind
     shape = [int(extent) for extent in found[2].split(",")]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, tl.dtype(found[1]))
+    element = {"u8": "uint8"}.get(found[1], found[1])
+    layout = gl.NVMMASharedLayout.get_default_for(shape, tl.dtype(element))
     return f"{kind[:-1]},{layout!r}>"
 
 

@@ -18,7 +18,7 @@ from fusec.ir.expr import Const, Op, Reduce
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.ir.program import Program, Scratch
-from fusec.ir.scalar import ROUND, SCALAR_OPS
+from fusec.ir.scalar import COARSE_TERMS, ROUND, SCALAR_OPS
 from fusec.tools.interpreter.expression import Env, eval_scalar
 from fusec.tools.interpreter.program import run_program
 from tests.codegen import programs
@@ -243,6 +243,7 @@ def test_carry_without_lanes_and_a_loop_with_two_stops() -> None:
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -3.5, 1e-4, 30.0, -30.0, 1e30]
 NOT_FINITE = [float("inf"), -float("inf"), float("nan")]
 TORCH_OPS = {
+    **dict.fromkeys(COARSE_TERMS, torch.mul),
     "hits": torch.eq,
     "until": torch.le,
     "div": torch.true_divide,
