@@ -107,6 +107,7 @@ _ROWS = (
     ScalarOp("ge", 2, takes="any", result="bool", infix=">="),
     ScalarOp("hits", 2, takes="integer", result="bool"),  # eq, of scatters (ir/serial.py)
     ScalarOp("until", 2, takes="integer", result="bool"),  # le, of scans (ir/serial.py)
+    ScalarOp("member", 3, takes="integer", result="bool"),  # (s, b, e) -> b <= s < e (ir/groups.py)
     ScalarOp("isnan", 1, takes="float", result="bool"),
     ScalarOp("isinf", 1, takes="float", result="bool"),
     # (seed, index) -> 24 random bits: the upper ones of word index % 4 of Philox-4x32-10 with the

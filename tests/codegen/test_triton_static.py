@@ -146,7 +146,7 @@ def every_operation(dtype: DType) -> Program:
     """Return y_op[i] = op(a[i], b[i]) for all operations that ``dtype`` has, in one kernel."""
     lane = Axis("i", index(128))
     b = Builder("operations", (), (lane,))
-    args = [b.load(buffer(name, dtype, 128), lane) for name in "ab"]
+    args = [b.load(buffer(name, dtype, 128), lane) for name in "abc"]
     for name, row in SCALAR_OPS.items():
         try:
             template(name, dtype, approximate=False)

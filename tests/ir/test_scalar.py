@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +32,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(COARSE_TERMS, torch.mul),
     "hits": torch.eq,
     "until": torch.le,
+    "member": lambda s, begin, end: (begin <= s) & (s < end),
     "div": torch.true_divide,
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
@@ -69,7 +71,7 @@ ACCEPTED = {
 
 
 def samples(name: str, arity: int, dtype: DType) -> list[np.ndarray]:
-    """Return arguments: all pairs of interesting values; no division by zero, no wild shifts."""
+    """Return arguments: all tuples of interesting values; no division by zero, no wild shifts."""
     if dtype.is_float:
         values: list[float] = FLOATS + SPECIAL
     else:
@@ -84,8 +86,8 @@ def samples(name: str, arity: int, dtype: DType) -> list[np.ndarray]:
         second = np.array([0, 1, 5, 31])
     if name == "pow" and dtype.is_integer:
         second = np.array([0, 1, 2, 3, 5])
-    pairs = np.array([(a, b) for a in first for b in second])
-    return [pairs[:, 0], pairs[:, 1]]
+    rows = np.array([*itertools.product(first, *[second] * (arity - 1))])
+    return [*rows.T]
 
 
 def cases() -> list[tuple[str, DType]]:

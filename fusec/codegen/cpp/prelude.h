@@ -228,6 +228,7 @@ FUSEC_INLINE bool f_not(bool x) { return !x; }
 FUSEC_COMPARISON(f_eq, ==)
 #define f_hits f_eq
 #define f_until f_le
+#define f_member(s, b, e) f_and(f_le(b, s), f_lt(s, e))
 FUSEC_COMPARISON(f_ne, !=)
 FUSEC_COMPARISON(f_lt, <)
 FUSEC_COMPARISON(f_le, <=)

@@ -196,6 +196,7 @@ ROWS: dict[str, Row] = {
     "ge": _comparison(">="),
     "hits": _comparison("=="),
     "until": _comparison("<="),
+    "member": Row(integers="({1} <= {0}) & ({0} < {2})"),
     "isnan": Row("{0} != {0}"),
     "isinf": Row('tl.abs({0}) == float("inf")'),
     "random": Row(long="_random({0}, {1})"),

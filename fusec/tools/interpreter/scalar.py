@@ -235,6 +235,7 @@ OPERATIONS: dict[str, Operation] = {
     "ge": np.greater_equal,
     "hits": np.equal,
     "until": np.less_equal,
+    "member": lambda s, begin, end: (begin <= s) & (s < end),
     "random": _random,
 }
 

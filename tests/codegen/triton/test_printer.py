@@ -246,6 +246,7 @@ TORCH_OPS = {
     **dict.fromkeys(COARSE_TERMS, torch.mul),
     "hits": torch.eq,
     "until": torch.le,
+    "member": lambda s, begin, end: (begin <= s) & (s < end),
     "div": torch.true_divide,
     "floordiv": torch.floor_divide,
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
@@ -291,7 +292,7 @@ def operands(name: str, dtype: DType) -> list[torch.Tensor]:
         if name in ("shl", "shr"):
             columns[1] = columns[1].abs()
         return [c.to(TORCH_TYPES[dtype.name]) for c in columns[:arity]]
-    columns = [torch.randint(-100, 100, (256,), generator=generator) for _ in range(2)]
+    columns = [torch.randint(-100, 100, (256,), generator=generator) for _ in range(3)]
     if name in ("shl", "shr", "pow"):
         columns[1] = columns[1].abs() % 5
     if name == "random":
@@ -304,7 +305,7 @@ def pointwise(name: str, dtype: DType, *, second: Const | None = None) -> Progra
     """Return y[i] = op(a[i], b[i]), or with a constant for the second operand."""
     lane = Axis("i", index(256))
     b = Builder("pointwise", (), (lane,))
-    args = [b.load(buffer(n, dtype, 256), lane) for n in "ab"[: SCALAR_OPS[name].arity]]
+    args = [b.load(buffer(n, dtype, 256), lane) for n in "abc"[: SCALAR_OPS[name].arity]]
     if second is not None:
         args[1] = second
     result = b.op(name, *args)
@@ -319,7 +320,7 @@ def pointwise(name: str, dtype: DType, *, second: Const | None = None) -> Progra
 )
 def test_scalar_operation_agrees_with_program_and_torch(name: str, dtype: DType) -> None:
     values = operands(name, dtype)
-    y = run(pointwise(name, dtype), dict(zip("ab", values, strict=False)))["y"]
+    y = run(pointwise(name, dtype), dict(zip("abc", values, strict=False)))["y"]
     reference = TORCH_OPS.get(name) or getattr(torch, name)
     expected = reference(*values).to(y.dtype)
     torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
@@ -340,7 +341,7 @@ def test_constant_operand_keeps_its_precision(name: str, dtype: DType) -> None:
 @pytest.mark.parametrize("name", ["exp", "mul", "lt"])
 def test_16_bit_operation_is_computed_in_f32(name: str, dtype: DType) -> None:
     values = [v[20:].repeat(2)[:256] for v in operands(name, dtype)]
-    y = run(pointwise(name, dtype), dict(zip("ab", values, strict=False)))["y"]
+    y = run(pointwise(name, dtype), dict(zip("abc", values, strict=False)))["y"]
     expected = getattr(torch, name)(*(v.float() for v in values))
     assert torch.equal(y, expected.to(y.dtype))
 
