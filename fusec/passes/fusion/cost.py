@@ -26,6 +26,7 @@ from fusec.ir.expr import (
     postorder,
 )
 from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
+from fusec.ir.groups import pairs_of, rows_of_a_group, visited
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
@@ -97,16 +98,17 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
     products = {n for n in nodes if factors(n) is not None}
     bodies = {b for n in products if isinstance(n, Reduce) for b in n.bodies}
     places = {n: serial_axes((r,)) for r in serial_reductions(kernel) for n in postorder(r.bodies)}
+    pairs = pairs_of(nodes)
     for node in nodes:
         if node in products or node in bodies:
             continue
-        axes = node.axes - places.get(node, frozenset())
+        axes = visited(node.axes - places.get(node, frozenset()), pairs)
         again = math.prod(n for axis, n in along.items() if axis not in node.axes)
         match node:
             case Op():
                 total += SCALAR_OPS[node.name].cost * count(axes) * again
             case Reduce():
-                axes = (axes | frozenset(node.over)) - serial_axes((node,))
+                axes = visited(axes | frozenset(node.over), pairs) - serial_axes((node,))
                 total += len(node.bodies) * count(axes) * again
             case Select() | IndexValue() | Load():
                 total += count(axes)
@@ -135,9 +137,11 @@ def gathered_operations(kernel: Kernel, machine: Machine) -> int:
 def multiplied(nodes: Iterable[Expr]) -> Counter[DType]:
     """Return the multiply-adds of the matrix products among nodes, by the operands' type."""
     found: Counter[DType] = Counter()
+    nodes = tuple(nodes)
+    pairs = pairs_of(nodes)
     for node in nodes:
         if isinstance(node, Reduce) and (parts := factors(node)) is not None:
-            found[parts.left.dtype] += count(node.axes | frozenset(node.over))
+            found[parts.left.dtype] += count(visited(node.axes | frozenset(node.over), pairs))
     return found
 
 
@@ -168,7 +172,7 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
         points = sum(count(n.axes | frozenset(n.over)) for n in sums)
         work = max(work, points / machine.operations_per_us)
     elif machine.multiplies and (products := kernel_products(kernel, machine)):
-        products_us = products / machine.products_per_us
+        products_us = products / machine.products_per_us * (found.passes if found else 1.0)
         if _nests_products(kernel):
             products_us /= machine.rates.nested
         elif found is not None and found.roles:  # one group multiplies, then computes the rest
@@ -218,11 +222,22 @@ def call_cost(call: Extern, machine: Machine) -> Cost:
         biased = len(products) == 2 and _is_biased(call)
         rate *= rates.library_biased if biased else rates.library_nested
     products_us = sum(products) / rate if machine.multiplies else 0.0
+    groups = pairs_of(n for line in call.decomposition for n in postorder((line.expr,)))
+    products_us *= _passes(groups, machine.tiles.library_side)
     # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
     work = copied + products_us if machine.is_cpu else max(copied, products_us)
-    launches = 2 if _is_split(call, machine) else 1
+    launches = 2 if _is_split(call, machine) or groups else 1  # one prepares pointers to groups
     return Cost(moved, 0, work + launches * machine.launch_us)
+
+
+def _passes(groups: Mapping[Axis, frozenset[Axis]], side: int) -> float:
+    """Return the rows that a library's tiles have, as a multiple of those that exist.
+
+    The last tile of each group has half of its rows, on average.
+    """
+    rows = rows_of_a_group(groups).values()
+    return max((1 + side / 2 / each for each in rows), default=1.0)
 
 
 def _is_biased(call: Extern) -> bool:

@@ -24,6 +24,7 @@ from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
 from fusec.ir.streamed import StreamedProduct, match_panels
@@ -75,13 +76,16 @@ def _find_axis_use(
     nested = _nested(reductions, most)
     loops = {a for n in products if n not in nested for a in n.over}
     others = (n for n in reductions if n not in products)
-    loops |= {a for n in others for a in n.over if not _fits_lanes(a, most)}
+    groups = group_axes(reductions)
+    loops |= {a for n in others for a in n.over if a in groups or not _fits_lanes(a, most)}
+    if pairs_of(nodes) and _reads_products(products):
+        return None
     whole = tuple(a for a in kernel.inside if a not in loops)
     if any(not _fits_lanes(a, most) for a in whole):
         return None
     longest = machine.cached.array if machine.is_cpu else 0
     around = _loops_around(kernel, reductions, products, loops, longest) if longest else ()
-    looped = _longest(a for a in kernel.inside if a in loops and a not in around)
+    looped = _longest(a for a in kernel.inside if a in loops - groups and a not in around)
     if any(a.limit is not None for a in kernel.axes if a is not looped):
         return None
     between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
@@ -89,12 +93,19 @@ def _find_axis_use(
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
     panels = _in_panels(products, machine)
     tiled = _tiled(kernel, products, inside, {p.columns[-1] for p in panels})
-    nests = around or all(set(n.over) >= loops or loops.isdisjoint(n.over) for n in reductions)
+    tiles = loops - groups
+    nests = around or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
         return None
     panel = machine.loops.panel if panels else 0
     use = AxisUse(tiled, looped, (*around, *between), whole, crossed, panel)
     return use if _is_flat(nodes, products, use) else None
+
+
+def _reads_products(products: Iterable[Reduce]) -> bool:
+    """Return True if a product multiplies what another one, or a sum over groups, has made."""
+    below = (n for product in products for n in postorder(product.bodies))
+    return any(isinstance(n, Reduce) for n in below)
 
 
 def _longest(axes: Iterable[Axis]) -> Axis | None:
@@ -160,6 +171,8 @@ def _nested(reductions: list[Reduce], most: int) -> set[Reduce]:
     """Return the reductions whose results an enclosing reduction sums along a further axis."""
     found: set[Reduce] = set()
     for outer in reductions:
+        if groups_of(outer) is not None:  # each term is a completed tile, or nothing
+            continue
         # An enclosing sum over few lanes folds a completed tile. A matrix-vector product that sums
         # the results of another one has no such tile: both run in one loop.
         folds = factors(outer) is None and all(_fits_lanes(axis, most) for axis in outer.over)
@@ -198,7 +211,8 @@ def product_kernel(kernel: Kernel, machine: Machine) -> ProductKernel | None:
         return None
     nested = _nested([n for n in kernel_nodes(kernel) if isinstance(n, Reduce)], machine.lanes)
     work = find_work(kernel, products, nested.intersection(products), machine)
-    return ProductKernel(kernel, machine, products, use, work)
+    pairs = pairs_of(kernel_nodes(kernel))
+    return ProductKernel(kernel, machine, products, use, work, rows_of_a_group(pairs))
 
 
 def accepts(kernel: Kernel, machine: Machine) -> bool:
@@ -233,6 +247,7 @@ class ProcessorShare:
         terms: terms of the loop in each part.
         parts: number of parts, at the hints of sizes; 1 without a split.
         along: tiled axis -> number of tiles along it (GPU).
+        passes: how often each tile runs, on average: once for each group of its rows.
     """
 
     programs: int
@@ -244,6 +259,7 @@ class ProcessorShare:
     terms: int = 0
     parts: int = 1
     along: Mapping[Axis, int] = field(default_factory=dict)
+    passes: float = 1.0
 
     def busy(self, units: int, parts: int = 1) -> float:
         """Return the fraction of the rates of ``units`` multiprocessors that the kernel reaches."""
@@ -273,7 +289,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     if own is not None:
         share = filled(kernel, tiling, machine.units)
         return ProcessorShare(count, full, True, _is_narrow(one, tiling), share, along=along)
-    whole = ProcessorShare(count, full, along=along)
+    whole = ProcessorShare(count, full, along=along, passes=one.passes(tiling))
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
@@ -294,6 +310,8 @@ def _is_narrow(one: ProductKernel, tiling: Tiling) -> bool:
 def _can_be_cut(kernel: Kernel, axis: Axis) -> bool:
     """Return True if the loop over an axis can be split: no store varies along it."""
     if axis.limit is not None or any(axis in i.axes for s in kernel.stores for i in s.indices):
+        return False
+    if pairs_of(kernel_nodes(kernel)):  # the rows of a group, or the products of each
         return False
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and axis in n.over]
     return all(n.axes >= set(kernel.grid) for n in sums)
