@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from fusec.ir.combine import identities
 from fusec.ir.edges import all_edges_when, edges_when
-from fusec.ir.expr import Cast, Const, Expr, Load, Op, Reduce, Select, postorder
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.groups import RowGroups, groups_of, member_edges
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.serial import needed_conditions
@@ -136,6 +137,40 @@ def _least_over(value: Index, lanes: frozenset[Axis]) -> Index | None:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class TileGroups:
+    """The groups that a tile's rows belong to, from ``first`` to ``last``: rows of the tile."""
+
+    groups: RowGroups
+    first: Index
+    last: Index
+
+    def ends_until(self, row: Index, group: Index) -> Expr:
+        """Return whether a group ends before a row, or with it: no such row is in the group."""
+        end = self.groups.end.substitute({self.groups.axis: group})
+        return Op("le", (end, IndexValue(row, end.dtype)))
+
+    @property
+    def rows(self) -> Expr:
+        """How many rows of the tile are in the group; there are none if it is not positive."""
+        begin, end = self.groups.begin, self.groups.end
+        first = Op("maximum", (begin, IndexValue(self.first, begin.dtype)))
+        behind = Op("minimum", (end, IndexValue(self.last + 1, end.dtype)))
+        return Op("sub", (behind, first))
+
+
+def tile_groups(
+    loop: Axis, reductions: Iterable[Reduce], lanes: frozenset[Axis]
+) -> TileGroups | None:
+    """Return the groups that a tile's rows belong to if a loop runs over them, else None."""
+    found = {groups_of(node) for node in reductions}
+    groups = found.pop() if len(found) == 1 else None
+    if groups is None or groups.axis is not loop:
+        return None
+    first, last = _least_over(groups.row, lanes), _least_over(-groups.row, lanes)
+    return None if first is None or last is None else TileGroups(groups, first, -last)
+
+
 def needed_before(reductions: Iterable[Reduce], varying: frozenset[Axis]) -> tuple[Expr, ...]:
     """Return conditions, read from memory, without which a loop's reductions change nothing.
 
@@ -164,7 +199,9 @@ def _unless(node: Expr, identity: float) -> tuple[Index, ...]:
     """Return conditions such that ``node`` is 0 or minus infinity where any of them is false."""
     match node, identity:
         case Select(condition=c, then=a, other=Const(value=value)), _ if value == identity:
-            return (*edges_when(c, True), *_unless(a, identity))
+            return (*edges_when(c, True), *member_edges(c), *_unless(a, identity))
+        case Load(guard=Op() as guard), 0:
+            return member_edges(guard)
         case Select(condition=c, then=Const(value=value), other=b), _ if value == identity:
             return (*edges_when(c, False), *_unless(b, identity))
         case Cast(arg=a), _ if a.dtype.is_float:

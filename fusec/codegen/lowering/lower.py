@@ -23,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before
+from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before, tile_groups
+from fusec.codegen.lowering.bounds import LoopBounds
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
 from fusec.codegen.lowering.transformed import lower_transformed
-from fusec.codegen.lowering.values import Scope, Values
+from fusec.codegen.lowering.values import Scope
 from fusec.errors import InternalError
 from fusec.ir.combine import State, combine, identities
-from fusec.ir.dtype import BOOL, F8, I32, I64, INT32_MAX, DType
+from fusec.ir.dtype import BOOL, F8, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -55,7 +56,6 @@ from fusec.ir.index import (
     Index,
     Runtime,
     index,
-    is_nonnegative,
     most,
     product,
 )
@@ -71,7 +71,7 @@ from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
 
 
-class _Lowering(Values):
+class _Lowering(LoopBounds):
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
         super().__init__(kernel, plan)
         self.row_maxima = self._find_row_maxima() if plan.online else {}
@@ -217,10 +217,18 @@ class _Lowering(Values):
         inside = self.layout.loops.keys() - self.here.bound - {loop}
         needed = needed_before(reductions, frozenset((loop, *self.lanes, *inside)))
         known = dict.fromkeys(needed, True)
-        whole_or_none = tuple(self._extent_if(c, info.stops[0]) for c in needed)
+        groups = tile_groups(loop, reductions, frozenset((*self.lanes, *inside)))
+        if groups is not None:
+            first, end = self.group_bounds(loop, groups)
+            self._loop(loop, first, (*info.stops, *end), tasks, masked=False, rows=groups.rows)
+            return
+        whole_or_none = tuple(self.extent_if(c, info.stops[0]) for c in needed)
+        if self.here.rows is not None:
+            whole_or_none += (self.extent_times(self.here.rows, info.stops[0]),)
         if self.plan.dots and reductions:
             start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
-            start = self._not_below_zero(start)
+            start = self.not_below_zero(substitute(start, {}, self.value))
+            last = None if last is None else substitute(last, {}, self.value)
             if self.plan.mask_free:
                 mask_free = mask_free_part(loop, reductions, frozenset(self.lanes), inside)
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
@@ -232,23 +240,17 @@ class _Lowering(Values):
             ends = (*stops, *whole_or_none) if last is None else (*stops, *whole_or_none, last)
             if mask_free is None or (masked and self.plan.peel):
                 self._loop(loop, start, ends, tasks, masked, known)
-                start = self._later(start, stops[-1]) if not masked else start
+                start = self.later(start, stops[-1]) if not masked else start
                 continue
             truth = {**known, **mask_free.truth}
             if mask_free.stop is not None:
                 self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, truth)
-                self._loop(loop, self._not_below_zero(mask_free.stop), ends, tasks, masked, known)
+                self._loop(loop, self.not_below_zero(mask_free.stop), ends, tasks, masked, known)
             elif mask_free.first is not None:
                 self._loop(loop, start, (*ends, mask_free.first), tasks, masked, known)
-                first = self._not_below_zero(mask_free.first)
+                first = self.not_below_zero(mask_free.first)
                 self._loop(loop, first, ends, tasks, masked, truth)
-            start = self._later(start, stops[-1]) if not masked else start
-
-    def _extent_if(self, condition: Expr, extent: Index) -> Index:
-        """Return the end of a loop: its extent, or 0 where a condition is false."""
-        whole = IndexValue(extent, I64) if extent.terms else Const(extent.const, I64)
-        end = self.value(Select(condition, whole, Const(0, I64)))
-        return index(Runtime(end, extent + 1))
+            start = self.later(start, stops[-1]) if not masked else start
 
     def _loop(
         self,
@@ -258,17 +260,19 @@ class _Lowering(Values):
         tasks: list[Task],
         masked: bool,
         truth: Mapping[Expr, bool] | None = None,
+        rows: Expr | None = None,
     ) -> None:
         """Emit a range of iterations of a loop.
 
         Args:
             truth: condition -> its value, for conditions that are constant over the range.
+            rows: as of ``Scope``.
         """
         info, masks = self.layout.loops[loop], dict(self.here.masks)
         if masked:
             assert info.lane is not None and info.position is not None
             masks[info.lane] = below(info.position, *info.ends)
-        self.scopes.append(Scope(loop, self.here.bound | {loop}, masks))
+        self.scopes.append(Scope(loop, self.here.bound | {loop}, masks, rows))
         self.here.memo.update({c: Const(value, BOOL) for c, value in (truth or {}).items()})
         outside = dict(self.arrays)
         self.region(tasks)
@@ -276,26 +280,6 @@ class _Lowering(Values):
         scope = self.scopes.pop()
         if scope.body:
             self.here.body.append(For(loop, start, ends, tuple(scope.body)))
-
-    def _later(self, start: Index, full: Index) -> Index:
-        """Return a loop remainder's start: after its full tiles, or at a band's later start."""
-        if start is index(0):
-            return full
-        kind = I64
-        later = self.value(Op("maximum", (IndexValue(start, kind), IndexValue(full, kind))))
-        bounds = [most(start), most(full)]
-        high = max((b for b in bounds if b is not None), default=0)
-        extent = INT32_MAX if None in bounds else max(high, 0) + 1
-        return index(Runtime(later, index(extent)))
-
-    def _not_below_zero(self, start: Index) -> Index:
-        """Return ``max(start, 0)``: a band's start is negative in the first rows."""
-        if is_nonnegative(start):
-            return start
-        high = most(start)
-        kind = I32 if high is not None and high < INT32_MAX else I64
-        first = self.value(Op("maximum", (IndexValue(start, kind), Const(0, kind))))
-        return index(Runtime(first, index(INT32_MAX if high is None else max(high, 0) + 1)))
 
     # -- tasks -------------------------------------------------------------------------------------
 

@@ -77,11 +77,17 @@ def uniform_comparison(node: Op, lanes: tuple[Axis, ...]) -> Expr:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One open loop (or the program's top level): its statements and the values defined in it."""
+    """One open loop (or the program's top level): its statements and the values defined in it.
+
+    Attributes:
+        rows: if it runs over groups, how many rows of the tile are in one: without any, what inner
+            loops compute is not read.
+    """
 
     loop: Axis | None
     bound: frozenset[Axis]
     masks: dict[Axis, Expr]
+    rows: Expr | None = None
     body: list[Statement] = field(default_factory=list)
     memo: dict[Expr, Var | Const] = field(default_factory=dict)
 

@@ -358,12 +358,13 @@ class TritonPrinter:
         return fixed and flat and any(is_product(s) for s in loop.body)
 
     def _would_peel(self, loop: For) -> bool:
-        """Return True for a loop of products of one iteration: over a tile on the diagonal.
+        """Return True for a loop of products of at most one iteration: over a tile on the diagonal,
+        or over a group's rows or terms that one tile holds.
 
         LLVM makes straight code of it, with which ptxas serialises the products of the loop beside
         it, too (its C7515, sm_90, Triton 3.6 to 3.9, 2026-11).
         """
-        once = any(stop - loop.start is index(1) for stop in loop.stops)
+        once = any(index(1) in (stop, stop - loop.start) for stop in loop.stops)
         return once and self.readers is not None and any(is_product(s) for s in loop.body)
 
     def _put(self, put: Put) -> str:
