@@ -7,10 +7,11 @@ where the product is a ``mul8``, whose sums may be coarse (``COARSE_TERMS``); ot
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from fusec.ir.dtype import F8, F32, HALF, DType
-from fusec.ir.expr import Cast, Expr, Op, Reduce, cast
+from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, cast, loads, reductions
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
 from fusec.ir.scalar import COARSE_TERMS, ROUND
@@ -74,6 +75,13 @@ def vector_factors(node: Expr) -> Factors | None:
 def is_product(node: Expr) -> bool:
     """Return True for a product of matrices, or of a matrix and a vector."""
     return factors(node) is not None or vector_factors(node) is not None
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def multiplied(root: Expr) -> frozenset[Buffer] | None:
+    """Return the buffers that the products in an expression multiply; None if it has no product."""
+    products = tuple(n for n in reductions(root) if is_product(n))
+    return frozenset(n.buffer for n in loads(products)) if products else None
 
 
 def is_window(node: Reduce) -> bool:

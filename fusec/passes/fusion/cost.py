@@ -74,7 +74,9 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     for node in kernel_nodes(kernel):
         if isinstance(node, Load):
             read[node.buffer] = max(read.get(node.buffer, 0), _touched(node))
-    written = {store.buffer: _touched(store) for store in kernel.stores}
+    written: Counter[Buffer] = Counter()
+    for store in kernel.stores:
+        written[store.buffer] += _touched(store)
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from fusec.ir.contraction import is_product
 from fusec.ir.definition import NOWHERE
 from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
-from fusec.ir.graph import Def, Kernel, Store, axes_of
+from fusec.ir.graph import Def, Kernel, axes_of
 from fusec.ir.index import (
     Axis,
     FloorDiv,
@@ -33,6 +33,7 @@ from fusec.ir.index import (
 )
 from fusec.ir.serial import hits_of, serial_axes
 from fusec.passes.fusion.axis_classes import AxisClasses
+from fusec.passes.fusion.parts import CutProducts, cut_products
 from fusec.passes.fusion.resolve import (
     Learned,
     Rejection,
@@ -369,6 +370,20 @@ def unify(
     Raises:
         Rejection: if the definitions may not share a kernel.
     """
+    cut = cut_products(defs, live_out)
+    try:
+        return _unify(cut, live_out, name, learned)
+    except Rejection as rejection:  # it names buffers of the graph
+        whole = {part: buffer for part, (buffer, _) in cut.whole.items()}
+        parts = (whole.get(p, p) if isinstance(p, Buffer) else p for p in rejection.parts)
+        raise Rejection(*parts) from None
+
+
+def _unify(
+    cut: CutProducts, live_out: frozenset[Buffer], name: str, learned: Learned | None
+) -> Kernel:
+    defs = cut.defs
+    live_out |= {part for part, (whole, _) in cut.whole.items() if whole in live_out}
     unifier = _Unifier(defs, None if learned is None else learned.cuts)
     unifier.unify_internal()
     unifier.unify_shared()
@@ -379,10 +394,7 @@ def unify(
     stored = tuple(d for d in defs if d.buffer in live_out)
     grid, inside = _bind(unifier, defs, stored)
     resolved = resolve_values(defs, live_out, unifier.resolve, learned or Learned())
-    stores = tuple(
-        Store(d.buffer, tuple(unifier.resolve(index(a)) for a in d.axes), resolved[d.buffer])
-        for d in stored
-    )
+    stores = tuple(cut.store(d, resolved[d.buffer], unifier.resolve) for d in stored)
     used = axes_of(stores)
     for node in postorder(s.expr for s in stores):
         if isinstance(node, Reduce):  # a guard may have given a reduction fresh bound axes
