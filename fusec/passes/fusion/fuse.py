@@ -24,6 +24,7 @@ import networkx as nx
 
 from fusec.errors import InternalError
 from fusec.ir.canonical import Canonical, Leaf, canonical, common
+from fusec.ir.contraction import multiplied
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
@@ -35,6 +36,7 @@ from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
 
 DETOUR = "merging would close a cycle through what stands between the two"
+EPILOGUE = "computed once, in the kernel of the product that it follows"
 TOO_LARGE = "too large to compile quickly"
 
 
@@ -111,6 +113,8 @@ class _Fuser:
         self.too_large: dict[tuple[int, int], None] = {}
         self.definitions = {k: n for k, n in enumerate(graph.nodes) if isinstance(n, Def)}
         self.lines = {k: canonical(line) for k, line in self.definitions.items()}
+        made = {k: multiplied(line.expr) for k, line in self.definitions.items()}
+        self.products = {k: buffers for k, buffers in made.items() if buffers is not None}
         self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
         self.reads = {k: line.reads for k, line in self.definitions.items()}
         kinds, self.known = judged.kinds, judged.known
@@ -293,11 +297,43 @@ class _Fuser:
             return False
         return 4 * product(built.grid).hint() >= 3 * self.machine.units
 
+    def belongs_to_another(self, a: int, b: int) -> bool:
+        """Return True if one group is another product's epilogue, and the other multiplies it.
+
+        As an epilogue it is computed once, as an operand for each tile of columns. If the groups of
+        both products are to merge they do so afterwards.
+        """
+        if self.machine.is_cpu:
+            return False
+        for one, other in ((a, b), (b, a)):
+            made, read = self.multiplied(one), self.multiplied(other)
+            if made is None and read is not None and not read.isdisjoint(self.groups[one].stored):
+                before = set(self.order.dag.predecessors(one)) & self.groups.keys() - {other}
+                if any(self.has_epilogue(group, one) for group in before):
+                    return True
+        return False
+
+    def multiplied(self, group: int) -> frozenset[Buffer] | None:
+        """Return the buffers that the products of a group multiply; None if it has no product."""
+        found = [self.products[k] for k in self.groups[group].members if k in self.products]
+        return frozenset[Buffer]().union(*found) if found else None
+
+    def has_epilogue(self, a: int, b: int) -> bool:
+        """Return True if group a has products, and one kernel is faster that computes b as well."""
+        if self.multiplied(a) is None or self.order.has_detour(a, b):
+            return False
+        built = self.build(self.all((a, b)))
+        apart = self.groups[a].estimate.us + self.groups[b].estimate.us
+        return not isinstance(built, str) and built.us < apart
+
     def evaluate(self, a: int, b: int) -> float | None:
         """Return the time that a merge saves, or record its rejection and return None."""
         found = self.with_detours(a, b)
         if found is None:
             self.decide(a, b, False, DETOUR, None)
+            return None
+        if self.belongs_to_another(a, b):
+            self.decide(a, b, False, EPILOGUE, None)
             return None
         built = self.build(self.all(found))
         if len(found) > 2 and not self.is_busy(built):

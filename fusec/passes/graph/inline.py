@@ -12,9 +12,10 @@ cats fuse here, whatever their axes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.ir.contraction import is_window
+from fusec.ir.contraction import is_window, multiplied
 from fusec.ir.dtype import F8
 from fusec.ir.expr import (
     Buffer,
@@ -64,7 +65,9 @@ class _Inliner:
         self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
         self.panel = machine.loops.panel
         self.vector = machine.vector
+        self.is_cpu = machine.is_cpu
         self.uses = find_uses(graph)
+        self.products = {line.buffer for line in graph.defs if multiplied(line.expr)}
         self.copies = copies_from_tables(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
@@ -116,6 +119,8 @@ class _Inliner:
         computed = cost > 0 or any(isinstance(n, Cast) and n.arg.dtype in F8 for n in nodes)
         if any(self._is_streamed_by(r, line.buffer, computed=computed) for r in readers):
             return False
+        if not self.is_cpu and self._is_between_products(line.buffer, sources, readers):
+            return False
         if any(self._scatters_channels(r, found) for r in readers):
             return False
         if any(self._is_turned_for_windows(r, line, found) for r in readers):
@@ -141,6 +146,25 @@ class _Inliner:
                 found = [p.few for p in products if p and (computed or p.panel)]
                 found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
+            case _:
+                return False
+
+    def _is_between_products(
+        self, buffer: Buffer, sources: list[Load], readers: Sequence[int]
+    ) -> bool:
+        """Return True for what is computed of a product's result and multiplied by another.
+
+        As the first one's epilogue it is computed once, as an operand for each tile of columns. On
+        CPUs, where products mostly run in the library, operands are computed once, too.
+        """
+        if self.products.isdisjoint(n.buffer for n in sources):
+            return False
+        return any(self._multiplies(reader, buffer) for reader in readers)
+
+    def _multiplies(self, reader: int, buffer: Buffer) -> bool:
+        match self.graph.nodes[reader]:
+            case Def(expr=expr):
+                return buffer in (multiplied(expr) or ())
             case _:
                 return False
 

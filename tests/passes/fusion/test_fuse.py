@@ -6,7 +6,7 @@ import pytest
 
 from fusec.codegen.targets import find_target
 from fusec.ir.dtype import BF16, F32
-from fusec.ir.expr import Cast, Op, Reduce
+from fusec.ir.expr import Buffer, Cast, Op, Reduce
 from fusec.ir.graph import Def, Extern, Graph
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM
@@ -170,3 +170,21 @@ def test_a_limit_takes_the_best_merges_and_no_more() -> None:
         schedule = fuse(example, target.machine, target.accepts, limit)
         assert [d for d in schedule.decisions if d.taken] == taken[:limit]
         assert len(kernels(schedule)) == len(example.nodes) - limit
+
+
+def test_what_stands_between_two_products_is_the_first_one_s_epilogue() -> None:
+    x, w, v = buffer("x", 256, 512), buffer("w", 512, 128), buffer("v", 128, 512)
+
+    def multiply(name: str, left: Buffer, right: Buffer) -> Def:
+        (rows, terms), columns = left.shape, right.shape[1]
+        m, n, k = axes("m n k", rows, columns, terms)
+        body = Op("mul", (load(left, m, k), load(right, k, n)))
+        return Def(buffer(name, rows, columns), (m, n), total(SUM, k, body))
+
+    y = multiply("y", x, w)
+    m, n = axes("m n", 256, 128)
+    h = Def(buffer("h", 256, 128), (m, n), Op("exp", (load(y.buffer, m, n),)))
+    z = multiply("z", h.buffer, v)
+    target = find_target("sm_90")
+    made = fuse(graph((x, w, v), (y, h, z), z.buffer), target.machine, target.accepts)
+    assert [sorted(b.name for b in k.defs) for k in kernels(made)] == [["h", "y"], ["z"]]

@@ -102,9 +102,12 @@ def test_narrow_tiles_take_longer_than_the_library() -> None:
     """An H200's races (2026-11-27): fused 861, 1226 and 1325 us, the library 764, 1211 and 1183.
 
     The first is the product of SwiGLU's gradient, whose results leave registers for 128 x 128.
+    Before them stands the SwiGLU itself, which no race has timed with its gate and up stored; by
+    the model both ways take as long.
     """
-    found = choices("mlp llama-8b", "training", H200)
-    assert [decided.candidate for decided in found] == ["library"] * 4
+    swiglu, *gradients = choices("mlp llama-8b", "training", H200)
+    assert abs(swiglu.saved_us or 0) < 0.01 * (swiglu.reference_us or 0)
+    assert [decided.candidate for decided in gradients] == ["library"] * 3
 
 
 def test_most_of_what_was_measured_is_clear() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from fusec.codegen.targets import HOPPER_MACHINE
+from fusec.codegen.targets import HOPPER_MACHINE, find_target
 from fusec.ir.dtype import F32, I64
 from fusec.ir.expr import Buffer, Cast, Op, Select
 from fusec.ir.graph import Def, Graph, Origin
@@ -221,3 +221,20 @@ def test_no_read_is_moved_behind_a_write(write: str) -> None:
     given, other = (torch.from_numpy(numbers(4, 6, seed=1)) for _ in range(2))
     torch.testing.assert_close(compile_with(fn)(given), fn(other))
     torch.testing.assert_close(given, other)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "cpu"])
+def test_what_stands_between_two_products_stays_for_the_first(target: str) -> None:
+    """As an epilogue it is computed once, as an operand once for each tile of columns."""
+    x, w, v = buffer("x", 64, 64), buffer("w", 64, 64), buffer("v", 64, 64)
+
+    def multiply(name: str, left: Buffer, right: Buffer) -> Def:
+        m, n, k = axes("m n k", 64, 64, 64)
+        body = Op("mul", (load(left, m, k), load(right, k, n)))
+        return Def(buffer(name, 64, 64), (m, n), total(SUM, k, body))
+
+    y = multiply("y", x, w)
+    h = unary("h", DEAR, y.buffer)
+    z = multiply("z", h.buffer, v)
+    after = inline(graph((x, w, v), (y, h, z), z.buffer), find_target(target).machine)
+    assert names(after) == (["y", "z"] if target == "cpu" else ["y", "h", "z"])
