@@ -201,13 +201,13 @@ def hit(call: AtenCall, here: Index, place: Expr, number: Indices) -> Expr:
 
 @lowers(aten.histc.default)
 def histc(call: AtenCall, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
-    """Emit the number of elements in each of equal intervals, found as eager's kernel does.
+    """Emit the number of elements in each of equal intervals, found as eager's kernels do.
 
     Raises:
-        Unsupported: for an interval that depends on data; on GPUs, whose kernel rounds otherwise.
+        Unsupported: for an interval that depends on data, and for integers.
     """
     kind = call.out.dtype
-    if not call.is_cpu or kind not in (F32, F64) or not low < high:
+    if kind not in (F32, F64) or not low < high:
         raise Unsupported(_COLLIDE)
 
     def bin_of(number: Indices) -> Expr:

@@ -125,6 +125,8 @@ MEMORY = {
         [row(0, 3, 16, 150), row(1, 16), row(2, 16)], "rowwise", train=True),
     "extremes": Program(extremes, [row(0, 9, 700)], "rowwise"),
     "a scan": Program(lambda x: x.float().cumsum(-1), [row(0, 9, 200)], "pointwise"),
+    "a histogram": Program(lambda x: torch.histc(x, 20, -2, 2), [row(0, 700, dtype=F32)],
+        r"rowwise.*lanes\(1024\)"),
     "a sum of columns": Program(lambda x: x.float().sum(0), [row(0, 70, 40)], "columnwise"),
     "a split sum of columns": Program(lambda x: x.float().sum(0), [row(0, 3000, 40)],
         r"columnwise.*\n.*columnwise"),
