@@ -1,9 +1,15 @@
 """Lower grouped products: each row is multiplied with the matrix of its group, as in experts.
 
-Rows of a group follow each other; ``offs[e]`` is where group e ends. Rows are taken in *blocks* of
-R rows of one group: a weight that is loaded once is multiplied with all rows of a block. A group's
-last block may have fewer; what is computed of the missing rows is not read. A block without rows
-has no terms. Worked example, blocks of 4, E groups, S rows::
+Rows of a group follow each other; ``offs[e]`` is where group e ends. On GPUs this is a sum over
+groups, and the gradient of matrices a sum over the rows of each (``ir/groups.py``)::
+
+    y[s, n] = sum(e: where(member(s, offs[e-1], offs[e]), sum(k: x[s, k] * w[e, k, n]), 0))
+    d[e, k, n] = sum(s: x[s, k] * y[s, n] if member(s, offs[e-1], offs[e]))
+
+On CPUs rows are taken in *blocks* of R rows of one group: a weight that is loaded once is
+multiplied with all rows of a block. A group's last block may have fewer; what is computed of the
+missing rows is not read. A block without rows has no terms. Worked example, blocks of 4, E groups,
+S rows::
 
     ends[e]    = sum(f: where(f <= e, (offs[f] - offs[f - 1] + 3)//4, 0))   after a group's blocks
     group[b]   = sum(e: ends[e] <= b)                                       of a block
@@ -25,8 +31,9 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.arithmetic import add, less, mul, select, sub
-from fusec.frontend.ops.products import contraction, is_matrix
+from fusec.frontend.ops.products import contraction, exact, is_matrix, product
 from fusec.frontend.ops.registry import lowers
+from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ZERO, Value
 from fusec.ir.dtype import F32, I32
 from fusec.ir.expr import Const, Expr, Load, Reduce, as_value, cast, op, read_index
@@ -189,22 +196,105 @@ def _rows_of_block(call: AtenCall, rows: Index, groups: Index) -> int:
     return block
 
 
-@lowers("transformers.grouped_mm_fallback.default")
+# -- GPUs: an ordinary product for each group ------------------------------------------------------
+
+
+def _where(offs: Value, group: Index, row: Index, rows: Index) -> Expr:
+    """Return whether a row is in a group; ends out of range are those of the rows."""
+
+    def bounded(end: Expr) -> Expr:
+        most = cast(as_value(rows), end.dtype)
+        return cast(op("minimum", op("maximum", end, Const(0, end.dtype)), most), I32)
+
+    first = op("ge", _i32(group), Const(1, I32))
+    return op(
+        "member", _i32(row), bounded(offs.at((group - 1,), first)), bounded(offs.at((group,)))
+    )
+
+
+def product_of_groups(call: AtenCall, a: Value, b: Value, offs: Value, result: int = 0) -> Value:
+    """Emit the products of groups: of rows of ``a``, columns of ``b``, or terms of both."""
+
+    def of_group(e: Index, m: Index, n: Index) -> Expr:
+        return contraction(
+            a.shape[-1],
+            lambda k: (
+                exact(a, (m, k) if len(a.shape) == 2 else (e, m, k)),
+                exact(b, (k, n) if len(b.shape) == 2 else (e, k, n)),
+            ),
+        )
+
+    def over_groups(at: Indices) -> Expr:
+        m, n = at
+        row, rows = (m, a.shape[0]) if len(a.shape) == 2 else (n, b.shape[1])
+        over = Axis("e", offs.shape[0])
+        own, value = _where(offs, index(over), row, rows), of_group(index(over), m, n)
+        return Reduce(SUM, (over,), select(own, value, Const(0, value.dtype)))
+
+    def over_terms(at: Indices) -> Expr:
+        e, m, n = at
+
+        def term(s: Index) -> tuple[Expr, Expr]:
+            own = _where(offs, e, s, b.shape[0])
+            return _factor(a, (m, s), own), _factor(b, (s, n), own)
+
+        return contraction(b.shape[0], term)
+
+    if not (is_matrix(a) and is_matrix(b)):
+        raise Unsupported(CONTRACTION)
+    match len(a.shape), len(b.shape):
+        case (2, 3) | (3, 2):
+            return call.define(over_groups, result)
+        case 2, 2:
+            return call.define(over_terms, result)
+        case _:
+            raise Unsupported(CONTRACTION)
+
+
+def _library(call: AtenCall, *_: TensorType) -> str | None:
+    return None if call.is_cpu else CONTRACTION
+
+
+@lowers("transformers.grouped_mm_fallback.default", library=_library)
 def grouped_mm_fallback(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     """Emit the grouped product of ``transformers``."""
-    return grouped_rows(call, x, w, offs)
+    return grouped_rows(call, x, w, offs) if call.is_cpu else product_of_groups(call, x, w, offs)
 
 
-@lowers(aten._grouped_mm.default)
+@lowers("transformers.grouped_mm_fallback_backward.default", library=_library)
+def grouped_mm_fallback_backward(
+    call: AtenCall, x: Value, w: Value, offs: Value, grad: Value
+) -> tuple[Value, Value]:
+    """Emit the gradients of rows and of matrices."""
+    if call.is_cpu:
+        raise Unsupported(CONTRACTION)
+    own = product_of_groups(call, grad, transposed(w), offs)
+    return own, product_of_groups(call, transposed(x), grad, offs, 1)
+
+
+@lowers(aten._grouped_mm.default, library=_library)
 def grouped_mm(
     call: AtenCall,
-    x: Value,
-    w: Value,
+    a: Value,
+    b: Value,
     offs: Value | None = None,
     bias: Value | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Value:
-    """Emit PyTorch's grouped product, of grouped rows."""
-    if offs is None or bias is not None or (len(x.shape), len(w.shape)) != (2, 3):
+    """Emit PyTorch's grouped product."""
+    if bias is not None:
         raise Unsupported(CONTRACTION)
-    return grouped_rows(call, x, w, offs)
+    if offs is None:
+        return product(call, a, b)
+    if not call.is_cpu:
+        return product_of_groups(call, a, b, offs)
+    if (len(a.shape), len(b.shape)) != (2, 3):
+        raise Unsupported(CONTRACTION)
+    return grouped_rows(call, a, b, offs)
+
+
+def transposed(x: Value) -> Value:
+    """Return a value with its last two axes swapped."""
+    *batch, m, n = x.axes
+    shape = (*x.shape[:-2], x.shape[-1], x.shape[-2])
+    return Value(shape, x.dtype, (*batch, n, m), x.expr)

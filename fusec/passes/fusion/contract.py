@@ -37,6 +37,7 @@ from fusec.ir.graph import (
     Step,
     whole_view,
 )
+from fusec.ir.groups import pairs_of
 from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
@@ -125,8 +126,8 @@ def cut_with_products(
         cut: the passes from a graph to kernels.
         judge: decides each group's choice; None fuses all that can be.
         tried: the passes as the judge runs them, which record nothing; default: ``cut``.
-        machine: limits which calls are decomposed; products that are skinny, or whose weights are
-            in panels, are decomposed also if nothing fuses.
+        machine: limits which calls are decomposed; products that are skinny or grouped, or whose
+            weights are in panels, are decomposed also if nothing fuses.
         alone: whether products of many rows are decomposed on their own, too.
     """
     few = _skinny_products(graph, machine)
@@ -135,11 +136,12 @@ def cut_with_products(
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
         decomposed &= _attending(graph, machine) | few | panels
+    single = few | panels | _grouped_products(graph)
     known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
         schedule = cut(decompose_calls(graph, decomposed))
-        kept = set() if alone else (_lonely(graph, schedule) - few - panels) & decomposed
+        kept = set() if alone else (_lonely(graph, schedule) - single) & decomposed
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls, tried or cut)
@@ -295,6 +297,15 @@ def _panel_products(graph: Graph, columns: int) -> set[str]:
         if call.product
         and call.product.panels
         and any(match_panels(n, columns) for d in call.decomposition for n in postorder((d.expr,)))
+    }
+
+
+def _grouped_products(graph: Graph) -> set[str]:
+    """Return the calls of grouped products, for which the library launches two kernels."""
+    return {
+        call.node
+        for call in graph.externs
+        if pairs_of(n for line in call.decomposition for n in postorder((line.expr,)))
     }
 
 

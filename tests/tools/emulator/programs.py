@@ -135,7 +135,27 @@ MEMORY = {
 }  # fmt: skip
 """Kernels without products, whose schedules offer one plan each."""
 
+
+def ends(*sizes: int) -> Tensor:
+    return torch.tensor(sizes).cumsum(0).to(torch.int32)
+
+
+def experts(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    return F.silu(torch._grouped_mm(x, w, offs=offs))
+
+
+def gated_experts(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    gate, up = torch._grouped_mm(x, w, offs=offs).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+SIZES = 9, 0, 140, 1, 50
+
 PRODUCTS = {
+    "grouped product": Program(experts, [row(0, 200, 136), row(1, 5, 136, 72, scale=0.1),
+        ends(*SIZES)], r"contraction.*e=loop", train=True),
+    "gated grouped product": Program(gated_experts, [row(0, 200, 136),
+        row(1, 5, 136, 144, scale=0.1), ends(*SIZES)], r"contraction.*e=loop"),
     "linear and GELU": Program(linear,
         [row(0, 200, 264), row(1, 328, 264, scale=0.06), row(2, 328)], "contraction", train=True),
     "linear of odd sizes": Program(linear,
