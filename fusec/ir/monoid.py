@@ -8,7 +8,8 @@ Most combine one field. Of those that combine two, the last one is the result:
 - ``expsum``, of an exponent x and a weight w, gives ``sum(w * exp(x - m))``, where m is the
   greatest exponent; infinite ones that are equal differ by 0.
 - ``recurrence``, of a factor a and a term b, gives h in ``h[t] = a[t] * h[t-1] + b[t]`` after the
-  last step, from h = 0. It is *ordered*: the combination does not commute.
+  last step, from h = -0, so that a first b of -0 stays one. It is *ordered*: the combination does
+  not commute.
 """
 
 from __future__ import annotations
@@ -65,4 +66,4 @@ ALL = Monoid("all", "and", True)
 ARGMAX = Monoid("argmax", "gt", math.inf, (MAX,))
 ARGMIN = Monoid("argmin", "lt", math.inf, (MIN,))
 EXPSUM = Monoid("expsum", "add", 0, (MAX,))
-RECURRENCE = Monoid("recurrence", "add", 0, (PROD,), ordered=True)
+RECURRENCE = Monoid("recurrence", "add", -0.0, (PROD,), ordered=True)

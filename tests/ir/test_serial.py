@@ -178,7 +178,7 @@ def test_a_recurrence_scans_where_both_of_its_terms_are_the_identity_otherwise()
     i, j = axes("i j", 9, 9)
     x = buffer("x", 9)
     factor = Select(until(j, i), load(x, j), f32(1))
-    term = Select(until(j, i), load(x, j), f32(0))
+    term = Select(until(j, i), load(x, j), f32(-0.0))
     assert scan_of(Reduce(RECURRENCE, (j,), factor, term)) is not None
     assert scan_of(Reduce(RECURRENCE, (j,), f32(1), term)) is not None
     assert scan_of(Reduce(RECURRENCE, (j,), load(x, j), term)) is None

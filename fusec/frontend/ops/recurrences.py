@@ -49,23 +49,16 @@ for _signature in (
 def recurrence(
     a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | None, dim: int, backwards: bool
 ) -> torch.Tensor:
-    """Return h of factors and terms of one shape and type, contiguous.
-
-    Each point is combined with the one before, then with the two before these, and so on.
-    """
-    factors, found = (x.double().movedim(dim, 0) for x in (a, b))
-    if backwards:
-        factors, found = factors.flip(0), found.flip(0)
-    if start is not None:
-        found = torch.cat((factors[:1] * start + found[:1], found[1:]))
-    step = 1
-    while step < len(found):
-        later = factors[step:] * found[:-step] + found[step:]
-        again = factors[step:] * factors[:-step]
-        found, factors = torch.cat((found[:step], later)), torch.cat((factors[:step], again))
-        step *= 2
-    found = found.flip(0) if backwards else found
-    return found.movedim(0, dim).to(b.dtype).contiguous()
+    """Return h of factors and terms of one shape and type, contiguous."""
+    if b.shape[dim] == 0:
+        return b.clone(memory_format=torch.contiguous_format)
+    factors, terms = (x.double().unbind(dim) for x in (a, b))
+    steps = range(len(terms))
+    found: list[torch.Tensor] = []
+    for t in reversed(steps) if backwards else steps:
+        before = found[-1] if found else start
+        found.append(terms[t] if before is None else factors[t] * before + terms[t])
+    return torch.stack(found[::-1] if backwards else found, dim).to(b.dtype)
 
 
 def recurrence_backward(
@@ -190,7 +183,7 @@ def lower_recurrence(
         if start is None:
             return own
         begun = op("mul", cast(a.at(at), kind), cast(start.at(run.beside(at)), kind))
-        return add(run.select(at, like(0.0, begun), begun), own)
+        return add(run.select(at, like(-0.0, begun), begun), own)
 
     return call.define(lambda at: run.reduce(at, factor, term))
 

@@ -102,7 +102,7 @@ def test_an_ordered_reduction_that_runs_backwards_is_a_scan_or_a_defect() -> Non
     here = Op("ge", (IndexValue(index(i)), Const(1, I64)))
 
     def kernel(condition: Expr) -> FlatKernel:
-        bodies = (Select(condition, load(x, j), f32(1)), Select(condition, load(x, j), f32(0)))
+        bodies = (Select(condition, load(x, j), f32(1)), Select(condition, load(x, j), f32(-0.0)))
         value = Reduce(RECURRENCE, (j,), *bodies)
         return coalesce(kernel_of(graph((x,), (Def(y, (i,), value),), y)))
 
