@@ -74,6 +74,10 @@ class LoopTuning:
     array: int = 1 << 16
     """Elements of the longest private array: 256 KB of f32, which a core's second-level cache
     holds. On a GPU, of the longest row that a reduction over other axes keeps in lanes."""
+    scanned: int = 1024
+    """Most columns that each step of a scan along an outer axis takes: 8 KB of f64."""
+    least_scanned: int = 64
+    """Least columns for which such a step is a loop, and not the inner part of one over columns."""
     window: int = 16
     """Most iterations of a reduction that run innermost, with the accumulator in a register."""
     places: int = 7

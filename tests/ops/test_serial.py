@@ -257,6 +257,21 @@ def test_long_scans_of_a_type(name: str, dtype: torch.dtype) -> None:
     check(SCANS[name], values(ROWS, LENGTH, dtype=dtype))
 
 
+@pytest.mark.parametrize("columns", [63, 64, 65, 1021, 2060])
+def test_scans_along_an_outer_axis_take_many_columns_a_step(columns: int) -> None:
+    def scan(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = (x * 2).cumsum(1)
+        return (
+            sums.relu(),
+            sums.cumsum(1),
+            x.cummax(1).values,
+            x.logcumsumexp(1),
+            x.cummin(1).indices,
+        )
+
+    check(scan, values(2, 130, columns), train=columns == 65)
+
+
 def test_long_scans_of_symbolic_length() -> None:
     for length in (190, 77, 33):
         x = values(ROWS, length)

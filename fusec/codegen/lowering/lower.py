@@ -190,7 +190,7 @@ class _Lowering(LoopBounds):
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop; a scatter's is the one iteration that the source hits."""
         others: list[Task] = []
-        around = dict(self.so_far)
+        around = (dict(self.so_far), dict(self.rows))
         hitting: dict[Hit, list[Task]] = {}
         for task in tasks:
             hits = hits_of(task.reduction) if isinstance(task, Accumulate) else ()
@@ -204,7 +204,7 @@ class _Lowering(LoopBounds):
             self._loop(loop, start, ends, found, masked=False, truth={hit.condition: True})
         if others:
             self._run_whole(loop, others)
-        self.so_far = around  # another sweep over the loop scans anew
+        self.so_far, self.rows = around  # another sweep over the loop scans anew
 
     def _run_whole(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit a loop's full tiles and, if the axis is ragged, a masked remainder."""

@@ -40,11 +40,11 @@ from fusec.ir.expr import (
     rebuild,
 )
 from fusec.ir.graph import FlatKernel
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM, Monoid
 from fusec.ir.names import Names
 from fusec.ir.online import SCALE_RULES, find_row_maxima
-from fusec.ir.program import Carry, Let, Statement, Update
+from fusec.ir.program import Carry, For, Let, Put, Scratch, Statement, Update
 from fusec.ir.rewrite import Rules, checked_where, is_checked, replace_nodes, rewrite
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import stored_scatters
@@ -99,6 +99,7 @@ class Values:
         running: maximum that an open loop is computing -> what the terms of its sums referred to
             before its last step, and what they refer to since. That is its name in the loop.
         so_far: scan of an open loop -> what it has combined.
+        rows: the same, in private arrays, where loops are inside the one that it scans along.
     """
 
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
@@ -110,6 +111,7 @@ class Values:
         self.names = Names()
         self.running: dict[Reduce, tuple[Expr, ...]] = {}
         self.so_far: dict[Scan, tuple[Var | Const, ...]] = {}
+        self.rows: dict[Scan, tuple[Load | Const, ...]] = {}
         cut = self.layout.cut
         uniform = Rules((partial(uniform_comparison, lanes=tuple(self.lanes)), "lt", "ge"))
         cut_up = kernel.substitute(cut).map(lambda exprs: rewrite(exprs, uniform))
@@ -284,6 +286,9 @@ class Values:
         if so_far is None:
             loops = self.layout.loops_of(node.over)
             around = next(k for k, outer in enumerate(self.scopes) if outer.loop in loops) - 1
+            if not self.layout.loops_of(node.axes) <= self.scopes[around + 1].bound:
+                self._scan_row(scope, node, self.scopes[around], terms)
+                return
             kept = frozenset(a for a in node.axes if a in self.lanes and a not in lanes)
             so_far = self.so_far[node] = self._carried(self.scopes[around], node, kept)
         if lanes:
@@ -294,6 +299,38 @@ class Values:
         for old, end in zip(so_far, ends, strict=True):
             if isinstance(old, Var):
                 scope.body.append(Update(old, end))
+
+    def _scan_row(self, scope: Scope, node: Scan, around: Scope, terms: State) -> None:
+        """Combine the terms with what a private array has so far, declared in ``around``."""
+        if node not in self.rows:
+            fields = zip(identities(node), carried(node), strict=True)
+            self.rows[node] = tuple(
+                self._row(around, node, neutral) if is_needed else neutral
+                for neutral, is_needed in fields
+            )
+        rows = self.rows[node]
+        before = tuple(self._named(scope, row) for row in rows)
+        ends = self._steps(scope, combine(node.monoid, before, terms))
+        for row, end in zip(rows, ends, strict=True):
+            if isinstance(row, Load):
+                value = scope.memo[node] = self._named(scope, end)
+                scope.body.append(Put(row.buffer, row.indices[0], value, None))
+
+    def _row(self, scope: Scope, node: Scan, neutral: Const) -> Load:
+        """Declare an array for what a scan has so far, filled with its identity."""
+        inside = self.layout.loops_of(node.axes) - self.layout.loops_of(node.over) - scope.bound
+        axes = sorted(inside, key=self.nest.index)
+        axes += [a for a in self.lanes if a in node.axes]
+        slot = index(0)
+        for axis in axes:
+            slot = slot * axis.extent + index(axis)
+        length = product(a.extent for a in axes)
+        array = Buffer(self.names.new("a_row"), (length,), (index(1),), neutral.dtype)
+        body: tuple[Statement, ...] = (Put(array.flat(), slot, neutral, None),)
+        for loop in reversed([a for a in axes if a in inside]):
+            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
+        scope.body += [Scratch(array, length), *body]
+        return Load(array.flat(), (slot,))
 
     def _scan_lanes(
         self, scope: Scope, node: Scan, lanes: tuple[Axis, ...], so_far: State, terms: State

@@ -72,11 +72,27 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
         rows = -(-shared.extent.hint() // max(machine.threads, 1))
         loops[inside.index(shared)] = Binding(shared, LoopKind.GRID, 1, max(rows, 1))
     own = _lanes(kernel, lane, machine, count(tuple(grid)))
+    if _scans_rows(kernel, lane, inside, machine):
+        chunk = _chunk(lane, machine.vector, count(tuple(grid)), machine.loops)
+        columns = min(chunk, machine.loops.scanned // machine.vector)
+        return (*bindings, *loops, Binding(lane, LoopKind.GRID, machine.vector, columns))
     walks = any(p.panel for p in _streams(kernel))
     walks = walks or any(isinstance(n, Scan) for n in kernel_nodes(kernel))
     if lane not in kernel.inside and (walks or _is_window(inside, machine.loops.window)):
         return (*bindings, own, *loops)
     return (*bindings, *loops, own)
+
+
+def _scans_rows(kernel: Kernel, lane: Axis, inside: list[Axis], machine: Machine) -> bool:
+    """Return True for scans along the only loops, each of whose steps has many columns.
+
+    A step then reads neighbouring elements, and keeps what it has so far of them in an array.
+    """
+    scans = [n for n in kernel_nodes(kernel) if isinstance(n, Scan)]
+    if lane in kernel.inside or lane.extent.hint() < machine.loops.least_scanned:
+        return False
+    along = {axis for n in scans for axis in n.over}
+    return bool(scans) and set(inside) == along and all(lane in n.axes for n in scans)
 
 
 def _transposed(

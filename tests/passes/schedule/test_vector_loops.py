@@ -12,6 +12,8 @@ from fusec.ir.expr import Buffer, Op, Reduce, Select
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import Size, index
 from fusec.ir.monoid import MAX, SUM
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.scans import run_scans
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.passes.schedule.vector_loops import (
@@ -19,7 +21,8 @@ from fusec.passes.schedule.vector_loops import (
     lane_axis,
     loop_plans,
 )
-from tests.ir.graphs import axes, below, buffer, graph, load
+from tests.ir.graphs import axes, below, buffer, f32, graph, load
+from tests.ir.test_serial import until
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
 
@@ -203,3 +206,15 @@ def test_what_reductions_read_is_turned_if_results_as_large_are_written_the_othe
     assert found(class_first(21, 600, kept=True)) == "p=grid*16 by 2  c=loop by 16 transposed"
     assert found(class_first(21, 600, kept=False)) == "p=grid  c=loop*16"
     assert found(class_first(15, 600, kept=True)) == "p=grid  c=loop*16"
+
+
+@pytest.mark.parametrize(
+    ("width", "plan"),
+    [(2048, "i=grid  j=loop  k=grid*16 by 64"), (48, "i=grid  k=loop*16  j=loop")],
+)
+def test_each_step_of_a_scan_along_an_outer_axis_has_many_columns(width: int, plan: str) -> None:
+    i, j, k, before = axes("i j k p", 20, 300, width, 300)
+    x, y = buffer("x", 20, 300, width), buffer("y", 20, 300, width)
+    total = Reduce(SUM, (before,), Select(until(before, j), load(x, i, before, k), f32(0)))
+    kernel = run_scans(coalesce(kernel_of(graph((x,), (Def(y, (i, j, k), total),), y))))
+    assert found(kernel) == plan
