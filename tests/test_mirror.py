@@ -37,6 +37,8 @@ ELSEWHERE = {
     "tools/bisect/hunt": "tools/bisect/test_bisect",
     "driver/contests": "driver/test_race",
     "frontend/aot/trials": "frontend/aot/test_eager_strides",
+    "frontend/fx_passes/iterated_calls": "frontend/fx_passes/test_iterations",
+    "frontend/fx_passes/subscripts": "frontend/fx_passes/test_iterations",
     "frontend/linears": "docs/test_add_a_candidate",
     "codegen/cpp/stages": "driver/test_stages",
     "ir/buffer": "ir/test_expr",

@@ -44,7 +44,7 @@ DYNAMO = (
     ),
     _on_dynamo(
         "rolled_loops",
-        "roll up unrolled loops whose iterations are steps of a recurrence (CPU)",
+        "roll up unrolled loops whose states are a recurrence, as bodies with an axis more (CPU)",
         _roll_loops,
         only=lambda context: context.machine.is_cpu,
     ),

@@ -1,87 +1,82 @@
-"""Roll up loops of Python that Dynamo unrolled, where each iteration is a step of a recurrence.
+"""Roll up loops of Python that Dynamo unrolled, as one body with an axis more.
 
-A loop over the positions of a sequence, whose states a list collects, is as many operations in
-Dynamo's graph as the sequence is long. Worked example::
+A loop over the positions of a sequence is as many operations in Dynamo's graph as the sequence is
+long. Where iterations are equal but for the places that they read, all of them are one tensor each,
+and the states, which follow one from another, are a recurrence. Worked example, Mamba's scan::
 
-    h, out = zeros, []                               becomes
+    h, ys = zeros, []                               becomes
     for t in range(T):
-        h = torch.exp(a[:, t]) * h + b[:, t]         factors = torch.exp(a[:, 0:T])
-        out.append(h)                                y = recurrence(factors, b[:, 0:T], zeros)
-    y = torch.stack(out, 1)
+        h = a[:, t] * h + b[:, t]                   h = recurrence(a.movedim(1, 0), b..., zeros)
+        ys.append(h @ c[:, t])                      y = vmap(matmul)(h, c.movedim(1, 0))
+    y = torch.stack(ys, 1)                          y = y.movedim(0, 1).clone()
 
-A ``stack`` is rolled up if each of its parts follows from the one before by the same steps: it is
-multiplied by a value, or a value is added to it, or both in this order; no value depends on a
-state. These values of all iterations are one tensor each: slices at neighbouring places are a
-longer slice, equal functions of one element are that function of such tensors, and anything else is
-stacked. So the factors and terms of iterations are what they were. States may be read by the next
-iteration and by the ``stack``, the last one by anything. Graphs have side effects: nothing may be
-written while the loop runs.
+Loops are found from what collects their values: a ``stack`` or ``cat`` of these, or writes to all
+places along an axis of a new tensor. ``iterations.py`` finds what such values have in common.
+Rolled forms are computed where values are collected. So nothing may be written, and no mode may
+change, between the first iteration and there. What reads a state behind the loop reads a row of
+all states.
 
-Other loops stay unrolled, among them those whose states go through a function that is not affine.
+Loops stay unrolled whose values follow from no state, and those whose states go through a function
+that is not affine.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
 
-from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
+from fusec.frontend.aliasing.overlap import called_name, tensor_of
 from fusec.frontend.fx_passes.dynamo_graph import plain_parts
-from fusec.frontend.fx_passes.fx_nodes import called_with
-from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
-
-Operand: TypeAlias = "fx.Node | int | float"
-
-_POINTWISE = frozenset(
-    (
-        *("abs", "add", "cos", "div", "exp", "expm1", "log", "log1p", "mul", "multiply", "neg"),
-        *("reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "softplus", "sqrt", "square"),
-        *("sub", "subtract", "tanh", "truediv"),
-    )
+from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
+from fusec.frontend.fx_passes.iterated_calls import Column, writes
+from fusec.frontend.fx_passes.iterations import (
+    Iterations,
+    LoopStates,
+    StaysError,
+    has_shape,
+    has_strides,
 )
-"""Functions of each element, which may be called for all iterations at once."""
-_STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub"}
-_ADDED = ("add", "sub", "from")
-_ITERATIONS = frozenset((("mul",), *((x,) for x in _ADDED), *(("mul", x) for x in _ADDED)))
-"""The steps of iterations that are rolled up. Others would be multiplied out: where a sum cancels,
-``h*s - y*s`` has not the digits of ``(h - y) * s``, and ``a*b`` may overflow where h is small."""
+from fusec.frontend.fx_passes.subscripts import Slices, Subscript, is_plain, joined
+from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode
+
+_NEW = ("zeros", "empty", "ones", "full")
+"""Functions that make a tensor in memory of its own; also ``new_*`` and ``*_like``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One operation on the way from a state to the next.
+class _UnfinishedError(Exception):
+    """Some states would have to be computed one by one beside their rolled form."""
+
+    def __init__(self, states: LoopStates) -> None:
+        super().__init__(states)
+        self.states = states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Collected:
+    """Where the values of iterations are collected.
 
     Attributes:
-        name: add, mul, sub, or "from": the operand minus the value so far.
+        node: a ``stack`` or ``cat`` of them, or the last of the calls that write them.
+        dim: the axis along which they lie.
+        joined: whether each has this axis itself.
+        places: where ``writes`` write them to a new tensor; None if ``node`` is their result.
     """
 
-    name: str
-    operand: Operand
     node: fx.Node
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """The iterations whose states a ``stack`` joins.
-
-    Attributes:
-        steps: of each iteration but the first, from the state before.
-    """
-
-    stack: fx.Node
+    column: Column
     dim: int
-    states: tuple[fx.Node, ...]
-    steps: tuple[tuple[_Step, ...], ...]
+    joined: bool = False
+    places: Slices | None = None
+    writes: tuple[fx.Node, ...] = ()
 
 
 def roll_loops(gm: fx.GraphModule, least: int) -> None:
-    """Replace stacked states of unrolled loops of a Dynamo graph by recurrences, in place.
+    """Replace unrolled loops of a Dynamo graph whose states are recurrences, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
 
@@ -89,343 +84,246 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
         least: the least number of iterations that are rolled up.
     """
     for part in plain_parts(gm):
-        stacks = [node for node in part.graph.nodes if called_name(node) == "stack"]
-        loops = [found for node in stacks if (found := _find(node, least)) is not None]
-        for loop in loops:
-            _Roller(part.graph, loop).roll()
-        if loops:
+        results = [found for found in _results(part.graph) if len(found.column) >= least]
+        traced = [tensor_of(node) for node in part.graph.nodes]
+        mode = next((x.fake_mode for x in traced if isinstance(x, FakeTensor)), None)
+        if results and mode is not None and _Loops(part.graph, mode, least).roll(results):
             part.recompile()
 
 
-# -- finding loops ---------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
-def _find(stack: fx.Node, least: int) -> _Loop | None:
-    """Return the loop whose states a ``stack`` joins, or None."""
-    states, dim = called_with(_joined, stack) or ((), 0)
-    made = tensor_of(stack)
-    if len(set(states)) != len(states) or len(states) < least or made is None:
+def _results(graph: fx.Graph) -> list[_Collected]:
+    """Return what collects values in a graph, in its order."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    found = [*filter(None, map(_joined_values, graph.nodes))]
+    for base, calls in _filled(graph).items():
+        places = joined([Subscript(base, _items(call.args[1])) for call in calls])
+        if places is not None:
+            column = tuple(call.args[2] for call in calls)
+            whole = places.width is not None
+            found.append(_Collected(calls[-1], column, places.axis, whole, places, tuple(calls)))
+    return sorted(found, key=lambda results: order[results.node])
+
+
+def _joined_values(node: fx.Node) -> _Collected | None:
+    """Return the values that a ``stack`` or ``cat`` joins."""
+    name, made = called_name(node), tensor_of(node)
+    if name not in ("stack", "cat", "concat") or made is None:
         return None
-    if made.device.type != "cpu" or not made.is_floating_point() or not _are_alike(states):
-        return None
-    follows = _followers(stack.graph, states)
-    steps = [_way(state, before, follows) for before, state in itertools.pairwise(states)]
-    names = [[step.name for step in found] for found in steps]
-    if tuple(names[0]) not in _ITERATIONS or any(found != names[0] for found in names):
-        return None
-    columns = [[step.operand for step in column] for column in zip(*steps, strict=True)]
-    numbers = [column for column in columns if not all(isinstance(x, fx.Node) for x in column)]
-    if any(not _same_number(x, column[0]) for column in numbers for x in column):
-        return None
-    if numbers and made.dtype.itemsize < 4:  # eager multiplies by them in f32
-        return None
-    loop = _Loop(stack, dim % made.dim(), states, tuple(map(tuple, steps)))
-    return loop if _is_closed(loop) else None
+    parts, dim = called_with(_parts, node) or ((), 0)
+    known = all(isinstance(part, fx.Node) for part in parts) and type(dim) is int
+    return _Collected(node, tuple(parts), dim % made.dim(), name != "stack") if known else None
 
 
-def _joined(tensors: Any, dim: int = 0) -> tuple[tuple[fx.Node, ...], int]:
-    """Return the arguments of a ``stack``; no tensors where they are not a list of nodes."""
-    known = isinstance(tensors, list | tuple) and all(isinstance(x, fx.Node) for x in tensors)
-    return (tuple(tensors) if known else (), dim)
+def _parts(tensors: Any, dim: int = 0) -> tuple[Any, int]:
+    return (tensors if isinstance(tensors, list | tuple) else (), dim)
 
 
-def _are_alike(nodes: Sequence[fx.Node]) -> bool:
-    """Return True for tensors of one shape, type and device, of known sizes."""
-    found = [tensor_of(node) for node in nodes]
-    first = found[0]
-    if first is None or not all(isinstance(extent, int) for extent in first.shape):
-        return False
-    return all(
-        x is not None and (x.shape, x.dtype, x.device) == (first.shape, first.dtype, first.device)
-        for x in found
-    )
+def _items(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
 
 
-def _followers(graph: fx.Graph, states: tuple[fx.Node, ...]) -> set[fx.Node]:
-    """Return the nodes that depend on any of the states, and these."""
-    found = set(states)
+def _filled(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Return new tensors, and the calls that write parts of them before they are read."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    found: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
+        name = called_name(node)
+        is_new = name in _NEW or name.startswith("new_") or name.endswith("_like")
+        if not is_new or tensor_of(node) is None or node.kwargs.get("out") is not None:
+            continue
+        for user in sorted(node.users, key=order.__getitem__):
+            if user.target is not operator.setitem or user.args[0] is not node:
+                break
+            if node in user.args[1:] or not all(map(is_plain, _items(user.args[1]))):
+                break
+            found.setdefault(node, []).append(user)
     return found
 
 
-def _way(state: fx.Node, before: fx.Node, follows: set[fx.Node]) -> list[_Step]:
-    """Return the steps from one state to the next; none unless each has one operand that varies."""
-    steps: list[_Step] = []
-    node = state
-    while node is not before:
-        step = _step(node, follows)
-        if step is None:
-            return []
-        node = step[0]
-        steps.append(step[1])
-    return steps[::-1]
+# -- loops -----------------------------------------------------------------------------------------
 
 
-def _step(node: fx.Node, follows: set[fx.Node]) -> tuple[fx.Node, _Step] | None:
-    """Return the operand of a call that depends on states, and the step that the call takes."""
-    name = _STEPS.get(called_name(node))
-    if name is None or node.kwargs or len(node.args) != 2:
-        return None
-    varies = [isinstance(x, fx.Node) and x in follows for x in node.args]
-    if sum(varies) != 1:
-        return None
-    varying, operand = node.args if varies[0] else reversed(node.args)
-    name = "from" if varies[1] and name == "sub" else name
-    made, own = tensor_of(node), tensor_of(operand)
-    if isinstance(operand, fx.Node) and (own is None or made is None or own.dtype != made.dtype):
-        return None
-    if not isinstance(operand, fx.Node | int | float) or isinstance(operand, bool):
-        return None
-    assert isinstance(varying, fx.Node)
-    return varying, _Step(name, operand, node)
+class _Loops:
+    """The loops of a graph.
 
-
-def _is_closed(loop: _Loop) -> bool:
-    """Return True if only iterations and the ``stack`` read states, and nothing else happens.
-
-    The last state may be read behind the ``stack``. A call without a result may switch a mode.
-    """
-    inside = {step.node for steps in loop.steps for step in steps} | {loop.stack}
-    *others, last = loop.states
-    if any(user not in inside for node in (*inside, *others) for user in node.users
-           if node not in (last, loop.stack)):  # fmt: skip
-        return False
-    for node in loop.stack.graph.nodes:
-        if node is loop.stack:
-            return True
-        silent = node.op.startswith("call") and not node.users and tensor_of(node) is None
-        early = last in node.all_input_nodes
-        if silent or early or any(written is not None for written in written_by(node)):
-            return False
-    return True
-
-
-# -- rolling them up -------------------------------------------------------------------------------
-
-
-class _Roller:
-    """Writes the recurrence of a loop.
+    Rolled forms are written beside the loops, then what nothing reads any more is erased.
 
     Attributes:
-        rank: of a state.
-        used: the nodes of iterations that tensors of all iterations stand for.
+        effects: the places of calls over which nothing may be moved.
+        rolled: results -> what is read in their place, or the call that writes them.
+        rows: member of states -> the row of their rolled form that is read in its place.
+        moved: what reads a state before its rolled form is known -> that form.
     """
 
-    def __init__(self, graph: fx.Graph, loop: _Loop) -> None:
-        self.graph, self.loop = graph, loop
-        made = tensor_of(loop.states[0])
-        assert made is not None
-        self.shape = tuple(made.shape)
-        self.known: dict[tuple[Any, ...], fx.Node] = {}
-        self.used: dict[fx.Node, None] = {}
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, least: int) -> None:
+        self.graph, self.least = graph, least
+        self.nodes = list(graph.nodes)
+        self.iterations = Iterations(graph, mode)
+        self.order = self.iterations.order
+        own = {call for calls in _filled(graph).values() for call in calls}
+        self.effects = [self.order[n] for n in self.nodes if writes(n) and n not in own]
+        self.rolled: dict[_Collected, fx.Node] = {}
+        self.rows: dict[fx.Node, fx.Node] = {}
+        self.moved: dict[fx.Node, fx.Node] = {}
+        self.active: list[LoopStates] = []
 
-    def roll(self) -> None:
-        """Replace the ``stack``, and the last state where others read it."""
-        loop, first = self.loop, self.loop.states[0]
-        start, steps = self._start(), loop.steps
-        if start is not None:
-            steps = (start[1], *steps)
-        with self.graph.inserting_before(loop.stack):
-            coefficients = zip(self._coefficients(steps), (1.0, 0.0), strict=True)
-            found = [self._of_all(*each, len(steps)) for each in coefficients]
-            if start is None:  # the first factor is not read
-                row = self._call(torch.unsqueeze, first, 0)
-                found = [self._call(torch.cat, [row, x], 0) for x in found]
-            moved = [self._call(torch.movedim, x, 0, loop.dim) for x in found]
-            before = None if start is None else start[0]
-            target = torch.ops.fusec.recurrence.default
-            made = self._call(target, *moved, before, loop.dim, False)
-        made.meta = {k: v for k, v in loop.stack.meta.items() if k != "example_value"}
-        loop.stack.replace_all_uses_with(made)
-        self._replace_last(made)
-        self._erase()
+    def roll(self, results: list[_Collected]) -> bool:
+        """Return True if a loop was rolled up."""
+        for found in results:
+            with contextlib.suppress(StaysError):
+                self.rolled[found] = self._write(found)
+        live: set[fx.Node] = set()
+        while self.rolled:
+            try:
+                live = self._live()
+                break
+            except _UnfinishedError as unfinished:
+                states = unfinished.states.rolled.node
+                self.rolled = {
+                    r: made for r, made in self.rolled.items() if states not in _behind(made)
+                }
+        self._replace(live)
+        return bool(self.rolled)
 
-    def _start(self) -> tuple[fx.Node, tuple[_Step, ...]] | None:
-        """Return what the first iteration begins with, and its steps; None if they are others."""
-        node: Any = self.loop.states[0]
-        found: list[_Step] = []
-        for like in reversed(self.loop.steps[0]):
-            if not isinstance(node, fx.Node) or not _is_same_call(node, like.node):
-                return None
-            place = like.node.args.index(like.operand)
-            operand: Any = node.args[place]
-            if not _fit(operand, like.operand):
-                return None
-            found.append(_Step(like.name, operand, node))
-            node = node.args[1 - place]
-        if not _fit(node, self.loop.states[0]):
-            return None
-        self.used.update(dict.fromkeys(step.node for step in found))
-        return node, tuple(reversed(found))
+    # -- writing results ---------------------------------------------------------------------------
 
-    def _coefficients(
-        self, steps: tuple[tuple[_Step, ...], ...]
-    ) -> tuple[Operand | None, Operand | None]:
-        """Return factor and term of all iterations; None for a factor of 1, a term of 0."""
-        factor: Operand | None = None
-        term: Operand | None = None
-        for column in zip(*steps, strict=True):
-            value = self._family(tuple(step.operand for step in column), len(self.shape))
-            match column[0].name:
-                case "add":
-                    term = value
-                case "sub":
-                    term = self._negative(value)
-                case "from":
-                    term, factor = value, self._negative(1.0 if factor is None else factor)
-                case _:
-                    factor = value
-        return factor, term
+    def _write(self, results: _Collected) -> fx.Node:
+        """Return the collected values of all iterations, or the call that writes them.
 
-    def _negative(self, value: Operand) -> Operand:
-        return self._call(operator.neg, value) if isinstance(value, fx.Node) else -value
-
-    def _of_all(self, value: Operand | None, default: float, count: int) -> fx.Node:
-        """Return a coefficient as a tensor with a row for each iteration."""
-        if not isinstance(value, fx.Node):
-            number = default if value is None else value
-            value = self._call("new_full", self.loop.states[0], (), number)
-        return self._call("expand", value, (count, *self.shape))
-
-    # -- tensors of all iterations -----------------------------------------------------------------
-
-    def _family(self, items: tuple[Any, ...], rank: int) -> Any:
-        """Return values of iterations as one; a tensor has a row for each, and ``rank`` axes more.
-
-        A value that is the same in all is itself.
+        Raises:
+            StaysError: if they follow from no recurrence, or from what changes in between.
         """
-        if all(item is items[0] or _same_number(item, items[0]) for item in items):
-            return items[0]
-        key = (items, rank)
-        if key not in self.known:
-            own = tensor_of(items[0])
-            assert own is not None
-            made = self._slices(items) or self._calls(items)
-            made = made or self._call(torch.stack, list(items), 0)
-            for _ in range(rank - own.dim()):
-                made = self._call(torch.unsqueeze, made, 1)
-            self.known[key] = made
-            self.used.update(dict.fromkeys(items))
-        return self.known[key]
+        iterations, dim = self.iterations, results.dim
+        end, call = self.order[results.node], iterations.call
+        with iterations.before(results.node):
+            found = iterations.roll(results.column)
+            if not found.recurs or any(found.since < place < end for place in self.effects):
+                raise StaysError(results)
+            made, places = found.node, results.places
+            made = call(torch.flip, made, [0]) if places and places.turned else made
+            made = call(torch.movedim, made, 0, dim) if dim else made
+            made = call(torch.flatten, made, dim, dim + 1) if results.joined else made
+            if places is None:
+                return self._laid_out(made, results.node)
+            part = call(operator.getitem, places.source, places.index)
+            if not has_shape(made.meta[EXAMPLE], part.meta[EXAMPLE].shape):
+                raise StaysError(results)
+            return self.graph.call_function(operator.setitem, (places.source, places.index, made))
 
-    def _slices(self, items: tuple[fx.Node, ...]) -> fx.Node | None:
-        """Return slices at neighbouring places of one tensor as one slice, or None."""
-        places = [place for place in map(_place, items) if place is not None]
-        if len(places) < len(items) or any(p.rest != places[0].rest for p in places):
-            return None
-        first, at = places[0], [place.at for place in places]
-        step = at[1] - at[0]
-        if step not in (1, -1) or any(b - a != step for a, b in itertools.pairwise(at)):
-            return None
-        index = (*first.before, slice(min(at), max(at) + 1), *first.behind)
-        made = self._call(operator.getitem, first.source, index)
-        axis = -1 - len(first.behind) if Ellipsis in first.before else len(first.before)
-        made = self._call(torch.movedim, made, axis, 0) if axis else made
-        return made if step == 1 else self._call(torch.flip, made, [0])
+    def _laid_out(self, node: fx.Node, like: fx.Node) -> fx.Node:
+        """Return a tensor in memory of its own, with the strides of another one.
 
-    def _calls(self, items: tuple[fx.Node, ...]) -> fx.Node | None:
-        """Return equal functions of each element as one call, or None."""
-        first = items[0]
-        own = tensor_of(first)
-        alike = own is not None and called_name(first) in _POINTWISE and not first.kwargs
-        if own is None or not alike or not all(_is_same_call(item, first) for item in items):
-            return None
-        columns = list(zip(*(item.args for item in items), strict=True))
-        if not all(_fit(a, column[0]) for column in columns for a in column):
-            return None
-        arguments = tuple(self._family(column, own.dim()) for column in columns)
-        return self.graph.create_node(first.op, first.target, arguments)
+        Raises:
+            StaysError: if its elements lie in no order of its axes.
+        """
+        call, wanted = self.iterations.call, tensor_of(like)
+        assert wanted is not None
+        strides: tuple[Any, ...] = wanted.stride()
+        order = sorted(range(wanted.dim()), key=lambda axis: -hint_of(strides[axis]))
+        plain = order == [*range(wanted.dim())]
+        made = node if plain else call(torch.permute, node, order)
+        made = call(contiguous, made)
+        if not plain:
+            made = call(torch.permute, made, [order.index(axis) for axis in range(len(order))])
+        if not has_strides(made.meta[EXAMPLE], wanted):
+            raise StaysError(like)
+        return made
 
-    # -- writing -----------------------------------------------------------------------------------
+    # -- what is read afterwards -------------------------------------------------------------------
 
-    def _call(self, target: Any, *args: Any) -> fx.Node:
-        if isinstance(target, str):
-            return self.graph.call_method(target, args)
-        return self.graph.call_function(target, args)
+    def _live(self) -> set[fx.Node]:
+        """Return the nodes that are needed if results are read from rolled forms.
 
-    def _replace_last(self, made: fx.Node) -> None:
-        """Let what reads the last state read the recurrence's last point."""
-        last = self.loop.states[-1]
-        readers = [user for user in last.users if user is not self.loop.stack]
-        if not readers:
-            return
-        with self.graph.inserting_after(made):
-            point = self.graph.call_function(torch.select, (made, self.loop.dim, -1))
-        with self.graph.inserting_after(point):
-            copy = self.graph.call_method("clone", (point,))
-        for reader in readers:
-            reader.replace_input_with(last, copy)
+        Raises:
+            _UnfinishedError: for states that would have to be computed one by one, too.
+        """
+        self.moved.clear()
+        behind = set().union(*map(_behind, self.rolled.values()))
+        self.active = [states for states in self.iterations.states if states.rolled.node in behind]
+        dropped = {call for results in self.rolled for call in results.writes}
+        pending = [n for n in self.nodes if n.op == "output" or (writes(n) and n not in dropped)]
+        pending += [made for results, made in self.rolled.items() if results.writes]
+        live = set(pending)
+        while pending:
+            node = pending.pop()
+            self._move(node)
+            for given in node.all_input_nodes:
+                source = self._source(node, given)
+                if source not in live:
+                    live.add(source)
+                    pending.append(source)
+        return live
 
-    def _erase(self) -> None:
-        """Erase the iterations, and what tensors of all of them stand for."""
-        inside = {step.node for steps in self.loop.steps for step in steps} | {self.loop.stack}
+    def _move(self, node: fx.Node) -> None:
+        """Note that a node is to be behind rolled states that it follows from."""
+        for states in self.active:
+            made = states.rolled.node
+            if node not in states.follows or self.order[node] > self.order[made]:
+                continue
+            if len(self.moved) >= self.least or not self.iterations.draws_nothing(node):
+                raise _UnfinishedError(states)
+            before = self.moved.setdefault(node, made)
+            self.moved[node] = max(before, made, key=self.order.__getitem__)
+
+    def _source(self, node: fx.Node, given: fx.Node) -> fx.Node:
+        """Return what a node reads instead of another one."""
+        for results, made in self.rolled.items():
+            if results.node is given:
+                return made
+        for states in self.active:
+            if given not in states.follows:
+                continue
+            if node not in self.moved and self.order[node] < self.order[states.rolled.node]:
+                raise _UnfinishedError(states)
+            if given in states.column[states.given :]:
+                return self._row(states, given)
+        return given
+
+    def _row(self, states: LoopStates, member: fx.Node) -> fx.Node:
+        """Return a state as a row of the rolled states."""
+        if member not in self.rows:
+            made, call = states.rolled.node, self.iterations.call
+            with self.iterations.behind(made, self.rows.get(made, made), member):
+                row = call(torch.select, made, 0, states.column.index(member))
+                try:
+                    self.rows[member] = self.rows[made] = self._laid_out(row, member)
+                except StaysError as error:
+                    raise _UnfinishedError(states) from error
+        return self.rows[member]
+
+    def _replace(self, live: set[fx.Node]) -> None:
+        """Let live nodes read rolled forms, and erase those that stand for iterations."""
+        for node in [node for node in self.nodes if node in self.moved]:
+            made = self.moved[node]
+            self.rows.get(made, made).append(node)
+            self.rows[made] = node
+        for node in live:
+            for given in node.all_input_nodes:
+                if (source := self._source(node, given)) is not given:
+                    node.replace_input_with(given, source)
+        done = {*self.iterations.made}
+        if self.rolled:
+            done |= {*self.iterations.used, *(results.node for results in self.rolled)}
+            done |= {call for results in self.rolled for call in results.writes}
         for node in reversed(list(self.graph.nodes)):
-            if (
-                (node in inside or node in self.used)
-                and not node.users
-                and node.op != "placeholder"
-            ):
+            erased = node in done and node not in live and node.op.startswith("call")
+            if erased and not node.users:
                 self.graph.erase_node(node)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The place ``t`` of ``source[before, t, behind]``, where all but t are whole axes."""
-
-    source: fx.Node
-    before: tuple[Any, ...]
-    at: int
-    behind: tuple[Any, ...]
-
-    @property
-    def rest(self) -> tuple[Any, ...]:
-        return (self.source, len(self.before), Ellipsis in self.before, self.behind)
+def _behind(node: fx.Node) -> set[fx.Node]:
+    """Return what a node follows from."""
+    found, pending = {node}, [node]
+    while pending:
+        new = [given for given in pending.pop().all_input_nodes if given not in found]
+        found.update(new)
+        pending += new
+    return found
 
 
-def _place(node: fx.Node) -> _Place | None:
-    """Return the place of a slice that one integer selects, which is not negative, or None."""
-    if node.target is not operator.getitem:
-        return None
-    source, index = node.args
-    if not isinstance(source, fx.Node):
-        return None
-    if called_name(source) == "unbind" and isinstance(index, int):
-        found: tuple[Any, int] = called_with(_unbound, source) or (None, -1)
-        tensor, dim = found
-        return _Place(tensor, (slice(None),) * dim, index, ()) if dim >= 0 <= index else None
-    items = index if isinstance(index, tuple) else (index,)
-    places = [k for k, item in enumerate(items) if type(item) is int]
-    if tensor_of(source) is None or len(places) != 1:
-        return None
-    (k,) = places
-    before, at, behind = items[:k], items[k], items[k + 1 :]
-    plain = all(map(_is_whole, before)) or before == (Ellipsis,)
-    if not plain or not all(x is None or _is_whole(x) for x in behind):
-        return None
-    return _Place(source, before, at, behind) if isinstance(at, int) and at >= 0 else None
-
-
-def _unbound(input: Any, dim: int = 0) -> tuple[Any, int]:
-    return input, dim
-
-
-def _is_same_call(a: fx.Node, b: fx.Node) -> bool:
-    """Return True for calls of one function, by position alone."""
-    return (a.op, a.target, len(a.args)) == (b.op, b.target, len(b.args)) and not a.kwargs
-
-
-def _is_whole(item: Any) -> bool:
-    return isinstance(item, slice) and item == slice(None)
-
-
-def _same_number(a: Any, b: Any) -> bool:
-    return not isinstance(a, fx.Node) and type(a) is type(b) and bool(a == b)
-
-
-def _fit(a: Any, b: Any) -> bool:
-    """Return True for equal numbers, and for tensors of one shape and type."""
-    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
-        return _are_alike((a, b))
-    return _same_number(a, b)
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy that is contiguous."""
+    return x.clone(memory_format=torch.contiguous_format)
