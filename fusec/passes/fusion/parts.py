@@ -23,7 +23,6 @@ from fusec.ir.expr import Buffer, Expr, Load
 from fusec.ir.graph import Def, Store
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
-from fusec.ir.strides import contiguous_strides
 from fusec.passes.fusion.resolve import loads_of
 
 
@@ -150,8 +149,7 @@ def _part_of(line: Def, part: Part) -> Def:
     expr = line.expr.substitute({whole: part.at(index(axis))})
     axes, shape = list(line.axes), list(line.buffer.shape)
     axes[part.dimension], shape[part.dimension] = axis, part.length
-    strides = contiguous_strides(tuple(shape))
     name = f"{line.buffer.name}_{part.first}"
-    buffer = Buffer(name, tuple(shape), strides, line.buffer.dtype)
+    buffer = Buffer.row_major(name, tuple(shape), line.buffer.dtype)
     covers = (*line.covers, line.buffer)
     return replace(line, buffer=buffer, axes=tuple(axes), expr=expr, covers=covers)

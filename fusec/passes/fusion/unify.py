@@ -396,6 +396,7 @@ def _unify(
     resolved = resolve_values(defs, live_out, unifier.resolve, learned or Learned())
     stores = tuple(cut.store(d, resolved[d.buffer], unifier.resolve) for d in stored)
     used = axes_of(stores)
+    made = (b for d in defs for b in (*d.covers, d.buffer))
     for node in postorder(s.expr for s in stores):
         if isinstance(node, Reduce):  # a guard may have given a reduction fresh bound axes
             inside += tuple(a for a in node.over if a not in inside and a not in grid)
@@ -407,7 +408,7 @@ def _unify(
         tuple(a for a in inside if a in used),
         stores,
         sum((d.origin for d in defs), NOWHERE),
-        tuple(dict.fromkeys(b for d in defs for b in (*d.covers, d.buffer))),
+        tuple(b for b in dict.fromkeys(made) if b not in cut.whole),
         tuple((expr, buffer.name) for buffer, expr in resolved.items()),
     )
 
