@@ -181,6 +181,7 @@ class _Loops:
                 live = self._live()
                 break
             except _UnfinishedError as unfinished:
+                self.moved.clear()
                 states = unfinished.states.rolled.node
                 self.rolled = {
                     r: made for r, made in self.rolled.items() if states not in _behind(made)
@@ -211,7 +212,9 @@ class _Loops:
             part = call(operator.getitem, places.source, places.index)
             if not has_shape(made.meta[EXAMPLE], part.meta[EXAMPLE].shape):
                 raise StaysError(results)
-            return self.graph.call_function(operator.setitem, (places.source, places.index, made))
+            how = (places.source, places.index, made)
+            iterations.made.append(self.graph.call_function(operator.setitem, how))
+            return iterations.made[-1]
 
     def _laid_out(self, node: fx.Node, like: fx.Node) -> fx.Node:
         """Return a tensor in memory of its own, with the strides of another one.
@@ -240,7 +243,6 @@ class _Loops:
         Raises:
             _UnfinishedError: for states that would have to be computed one by one, too.
         """
-        self.moved.clear()
         behind = set().union(*map(_behind, self.rolled.values()))
         self.active = [states for states in self.iterations.states if states.rolled.node in behind]
         dropped = {call for results in self.rolled for call in results.writes}

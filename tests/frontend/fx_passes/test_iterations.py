@@ -289,6 +289,16 @@ def added_up(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
     return torch.stack(ys), total
 
 
+def read_by_another_chain(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
+    h, g, ys, out = torch.zeros_like(a[:, 0]), a[:, 0], [], torch.zeros_like(a)
+    for t in range(9):
+        h = w[0] * h + b[:, t]
+        g = a[:, t] * g + h
+        ys.append(h @ w)
+        out[:, t : t + 1] = ys[-1].unsqueeze(1)
+    return torch.cat(ys, -1), out, g, ys[3] * 2
+
+
 def of_two_states(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
     g, h, ys = torch.zeros_like(a[:, 0]), torch.ones_like(a[:, 0]), []
     for t in range(9):
@@ -352,6 +362,7 @@ STAYS: dict[str, Body] = {
     "writes where others wrote": out_of_the_users,
     "writes twice": out_twice,
     "adds up": added_up,
+    "another chain reads states": read_by_another_chain,
     "of two states": of_two_states,
     "of two steps": of_two_steps,
     "of tanh": collected(lambda h, t, a, b, c, w: (torch.tanh(h * a[:, t] + b[:, t]), h)),
