@@ -10,6 +10,7 @@ from bench.workloads import (
     decoding,
     experts,
     images,
+    loops,
     losses,
     models,
     norms,
@@ -26,7 +27,7 @@ def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
     groups = (
         *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
-        *(vision, convnets, experts, rnn_layers),
+        *(vision, convnets, experts, rnn_layers, loops),
     )
     return [workload for group in groups for workload in group.cpu()]
 
