@@ -192,6 +192,11 @@ class RowTuning:
     programs with longer rows take more registers than a multiprocessor has."""
     loop_warps: int = 4
     """Warps of a program that loops over a row: some ten programs share a multiprocessor."""
+    kept_bytes: int = 40_000_000
+    """Bytes that the second-level cache keeps until a kernel reads them again: of 60 MB, in two
+    halves, on an H200."""
+    concurrent: int = 4
+    """Programs with a loop, of 512 threads, that share a multiprocessor."""
     alone: int = 8
     """Factor on the elements of an iteration with fewer programs than multiprocessors."""
     folded: int = 8

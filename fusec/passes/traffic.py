@@ -1,4 +1,4 @@
-"""Bytes and multiply-adds of one launch, each tensor's elements counted once.
+"""Bytes and multiply-adds of one launch: each tensor's elements, for each sweep that reads memory.
 
 Worked example: ``k0 -> add, gelu`` of f32[8, 128] reads x and r and writes two: 4 * 4096 bytes.
 """
@@ -15,7 +15,7 @@ from fusec.passes.fusion.cost import (
     buffer_bytes,
     call_cost,
     kernel_cost,
-    kernel_traffic,
+    moved_bytes,
     multiplied,
     numel,
 )
@@ -49,17 +49,12 @@ def work_of(launch: Kernel | ForeachKernel | Extern, machine: Machine) -> Launch
         case Kernel() | ForeachKernel():
             kernels = launch.kernels
             products = multiplied(node for kernel in kernels for node in kernel_nodes(kernel))
-            moved = sum(map(kernel_bytes, kernels))
+            moved = sum(moved_bytes(kernel, machine) for kernel in kernels)
             us = sum(kernel_cost(kernel, machine).us for kernel in kernels)
             once = us - (len(kernels) - 1) * machine.launch_us
             return LaunchCost(moved, {t.name: n for t, n in products.items()}, once)
         case _:
             raise InternalError(launch, stage="codegen")
-
-
-def kernel_bytes(kernel: Kernel) -> int:
-    """Return the bytes that a kernel reads and writes."""
-    return sum(read + written for read, written in kernel_traffic(kernel).values())
 
 
 def extern_bytes(extern: Extern) -> int:

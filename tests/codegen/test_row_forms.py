@@ -53,3 +53,17 @@ def test_rows_that_a_warp_has_alone_beside_column_sums(count: int, width: int) -
     check(
         lambda x, w, b: run(x, weight=w, bias=b), x, w, b, backend="triton_interpreter", train=True
     )
+
+
+@pytest.mark.sampled(2)
+def test_a_batch_norm_whose_slices_no_cache_keeps_is_computed_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tune(monkeypatch, "rows", kept_bytes=1 << 12)
+    x, w, b = tensor(12, 67, 9, 11), tensor(67, seed=1), tensor(67, seed=2)
+    check(
+        lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)),
+        *(x, w, b),
+        backend="triton_interpreter",
+        train=True,
+    )

@@ -31,6 +31,7 @@ from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import scan_of, serial_axes, serial_reductions, shared_axes
+from fusec.passes.fusion.sweeps import sweeps_again
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule.access import count, fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
@@ -78,6 +79,12 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     for store in kernel.stores:
         written[store.buffer] += _touched(store)
     return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
+
+
+def moved_bytes(kernel: Kernel, machine: Machine) -> int:
+    """Return the bytes that a kernel reads and writes: what no cache keeps, in each sweep."""
+    again, traffic = sweeps_again(kernel, machine), kernel_traffic(kernel)
+    return sum(r * (1 + again.get(b, 0)) + w for b, (r, w) in traffic.items())
 
 
 def _touched(access: Load | Store) -> int:
@@ -162,8 +169,7 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
 
     If splitting the loop (``split_loop``) is faster, the time is that of both kernels.
     """
-    traffic = kernel_traffic(kernel)
-    moved = sum(r + w for r, w in traffic.values())
+    moved = moved_bytes(kernel, machine)
     streams = unrolls_rows(kernel, machine)
     found = spread(kernel, machine) if machine.multiplies and not streams else None
     operations = kernel_operations(kernel, found.along if found else ONE_TILE)

@@ -24,6 +24,7 @@ from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.serial import serial_axes
 from fusec.passes.fusion.cost import buffer_bytes, numel
+from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
@@ -115,7 +116,18 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
         return rows > machine.fusion.most_part_rows or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
-    return kept < machine.units // 2 and row_us > 2 * machine.launch_us
+    long = kept < machine.units // 2 and row_us > 2 * machine.launch_us
+    return long or not (len(reduction.over) == 1 or _stays(line, reduction, machine))
+
+
+def _stays(line: Def, reduction: Reduce, machine: Machine) -> bool:
+    """Return True if what all programs sweep over stays in a GPU's cache for the next sweep.
+
+    A mean is swept over again by what needs it: squared deviations, normalised values.
+    """
+    size = max((x.dtype.itemsize for x in loads(reduction.bodies)), default=0)
+    held = held_bytes(count(reduction.over) * size, count(line.axes), machine)
+    return machine.is_cpu or held <= machine.rows.kept_bytes
 
 
 def _contiguous_axis_is_kept(reduction: Reduce) -> bool:

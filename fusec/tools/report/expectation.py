@@ -3,15 +3,17 @@
 Counts in the machine code (``Section``), times the trip counts of loops, give the time that each
 unit of a multiprocessor needs, the waits of a block, and how blocks share a multiprocessor. Units
 that work in parallel combine by the norm of degree 4 of their times: the largest decides, and one
-nearly as large costs 19 % more. The floor is the time in which memory moves each byte once, or
+nearly as large costs 19 % more. The floor is the time in which memory moves its bytes, or
 tensor cores do their products, whichever is longer; the share is the floor divided by the expected
 time, and the cause is the largest part of the rest.
 
-A memory-bound kernel has these parts: memory; the L2 cache; instructions, 4 a clock and
-multiprocessor; special functions (MUFU), 16 lanes a clock; and the latency of its blocks, by
-Little's law: a block waits for memory as often as its code does (``Section.waits``), at barriers,
-and instructions of one warp are issued one after the other. All resident blocks wait at the same
-time. A single block that copies nothing ahead loads, computes and stores in turn.
+A memory-bound kernel has these parts: memory, which also answers what later sweeps read again where
+the L2 cache does not keep it (``passes/fusion/sweeps.py``, by which fusion decides, too); the L2
+cache; instructions, 4 a clock and multiprocessor; special functions (MUFU), 16 lanes a clock; and
+the latency of its blocks, by Little's law: a block waits for memory as often as its code does
+(``Section.waits``), at barriers, and instructions of one warp are issued one after the other. All
+resident blocks wait at the same time. A single block that copies nothing ahead loads, computes and
+stores in turn.
 
 A product takes the clocks of its tiles: tensor cores, or the shared memory that feeds them; the
 loop's other instructions; barriers; prologue and epilogue of the loop. Where products alternate
@@ -47,8 +49,7 @@ CLOCKS_US = 1755.0
 PRODUCT_CLOCKS_US = 1461.0
 """Clocks a microsecond; the latter while tensor cores alone are busy."""
 CACHE_BYTES_US = 7.0e6
-KEPT_BYTES = 40e6
-"""Bytes a microsecond of the L2 cache, and that it keeps until they are read again."""
+"""Bytes a microsecond of the L2 cache."""
 START_US = 1.8
 """Until the first block runs, and after the last one."""
 START = 550
@@ -98,7 +99,7 @@ class Work:
     Attributes:
         programs: blocks.
         runs: how often one block runs each section of its code.
-        bytes: that it reads and writes, each once; ``read`` of them are read.
+        bytes: that it moves from and to memory; ``again`` of them are read again, by later sweeps.
         small: bytes of the tensors it reads that may stay in an L1 cache.
         multiplied: multiply-adds of its matrix products, without those that are masked.
     """
@@ -106,7 +107,7 @@ class Work:
     programs: int
     runs: tuple[float, ...]
     bytes: int
-    read: int
+    again: int = 0
     small: int = 0
     multiplied: float = 0.0
 
@@ -271,7 +272,6 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
     waves = work.programs / machine.units / _busy(work, machine.units * blocks)
     scale = waves / CLOCKS_US
     asked = _total((s.loaded + s.stored for s in sections), runs) * static.threads * work.programs
-    again = _read_again(static, work, machine, blocks)
     instructions = _total((s.instructions for s in sections), runs)
     specials = _total((s.specials for s in sections), runs)
     per_byte = instructions * static.threads * work.programs / max(1, work.bytes)
@@ -283,8 +283,7 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
         issued, issued_us = _IN_TURN, memory_us + issued_us
         memory_us = 0.0
     return {
-        "": memory_us,
-        "rows are read again, and do not stay in the cache": again / machine.bytes_per_us,
+        _AGAIN if work.again else "": memory_us,
         "the second cache, for what is loaded several times": (
             asked / CACHE_BYTES_US if often else 0.0
         ),
@@ -294,15 +293,8 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
     }
 
 
+_AGAIN = "rows are read again, and do not stay in the cache"
 _IN_TURN = "one block a multiprocessor: it loads, computes and stores in turn"
-
-
-def _read_again(static: StaticReport, work: Work, machine: Machine, blocks: int) -> float:
-    """Return the bytes that loops after the first one read again from memory."""
-    loops = sum(s.loaded > 0 and s.inside == 0 for s in static.sections[1:])
-    held = work.read / max(1, work.programs) * blocks * min(machine.units, work.programs)
-    kept = held <= KEPT_BYTES
-    return 0.0 if loops < 2 or kept else work.bytes + (loops - 1) * work.read
 
 
 def _wait(static: StaticReport, runs: Sequence[float]) -> float:

@@ -62,6 +62,7 @@ from fusec.tools.report.traffic import (
     buffer_bytes,
     bytes_floor,
     bytes_moved,
+    extern_bytes,
     row_loop_bytes,
     step_bytes,
 )
@@ -248,18 +249,18 @@ def report_graph(staged: Staged) -> GraphReport:
             on_target(staged.target, step.title),
             step.reason,
             module_path(nodes[step.node]) if step.node in nodes else "",
-            step_bytes(step),
+            extern_bytes(step),
         )
         for step in launched_externs(schedule)
     )
-    loops = tuple(_report_loop(step) for step in schedule.loops)
+    loops = tuple(_report_loop(step, staged.target.machine) for step in schedule.loops)
     launches = sum(step.is_launch for step in schedule.steps) - len(loops)
     report = GraphReport(
         staged.name,
         kernels,
         externs,
         eager.bytes,
-        bytes_moved(schedule),
+        bytes_moved(schedule, staged.target.machine),
         bytes_floor(schedule),
         eager.launches,
         launches + sum(loop.launches for loop in loops),
@@ -320,7 +321,7 @@ def _report_passes(staged: Staged) -> Iterator[PassReport]:
         yield PassReport(name, rewritten, len(staged.records[name].structure.nodes))
 
 
-def _report_loop(loop: RowLoop) -> LoopReport:
+def _report_loop(loop: RowLoop, machine: Machine) -> LoopReport:
     made = [b for k in all_kernels(loop.schedule) for b in k.writes]
     made += [b for e in launched_externs(loop.schedule) for b in e.writes]
     return LoopReport(
@@ -328,7 +329,7 @@ def _report_loop(loop: RowLoop) -> LoopReport:
         loop.rows.hint(),
         loop.chunk,
         loop.rounds,
-        row_loop_bytes(loop),
+        row_loop_bytes(loop, machine),
         tuple(k.name for k in all_kernels(loop.schedule)),
         tuple(e.title for e in launched_externs(loop.schedule)),
         max(map(buffer_bytes, made), default=0),
@@ -362,7 +363,12 @@ def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) 
     source, names = _in_order(launch.origin.source), staged.observed.names
     outputs = tuple(on_target(staged.target, names.get(name, name)) for name in written)
     return KernelReport(
-        launch.name, outputs, step_bytes(launch), source, len(launch.kernels), module
+        launch.name,
+        outputs,
+        step_bytes(launch, staged.target.machine),
+        source,
+        len(launch.kernels),
+        module,
     )
 
 

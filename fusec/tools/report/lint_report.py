@@ -184,7 +184,7 @@ def _checked_kernels(
     for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
         static, accesses, problem = facts[compiled.functions.calls[code].function]
-        moved = step_bytes(step)
+        moved = step_bytes(step, staged.target.machine)
         found.append(
             CheckedKernel(
                 graph=staged.name,
@@ -222,17 +222,17 @@ def _expected(
 
 def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
     """Return the work of a kernel's launch, at the hints of sizes."""
-    traffic, moved = kernel_traffic(step).values(), step_bytes(step)
+    traffic, moved = kernel_traffic(step).values(), step_bytes(step, staged.target.machine)
+    again = moved - sum(read + written for read, written in traffic)
     programs = product(a.extent for a in program.grid).hint()
     multiplied = kernel_products(step, staged.target.machine)
     runs = section_runs(program, static, moved / max(1, programs), multiplied / max(1, programs))
-    read = [read for read, _ in traffic]
     if multiplied:  # a causal mask leaves tiles out
         once = executed(static, runs)
         done = multiplied_by_tiles(program) if program.roles else programs * once
         multiplied = min(multiplied, done)
-    small = sum(size for size in read if size <= SMALL)
-    return Work(max(1, programs), runs, moved, sum(read), small, multiplied)
+    small = sum(size for size, _ in traffic if size <= SMALL)
+    return Work(max(1, programs), runs, moved, again, small, multiplied)
 
 
 def _inspected(

@@ -26,7 +26,7 @@ from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
 from fusec.tools.report.peak import peak_bytes
 from fusec.tools.report.stages import Staged
-from fusec.tools.report.traffic import step_bytes
+from fusec.tools.report.traffic import extern_bytes, step_bytes
 
 _Entry = TypeVar("_Entry", "LockedKernel", "LockedCall")
 
@@ -230,7 +230,9 @@ def _kernel(launch: Kernel | ForeachKernel, program: Program, staged: Staged) ->
     plan, has_warps = staged.compiled.plans[launch.name], staged.target.codegen is not CPP
     sums = _order_of_sums(launch, plan, has_warps=has_warps)
     parts = program.parts(launch)
-    return LockedKernel(parts, step_bytes(launch), sums, len(launch.kernels), buffers=made)
+    return LockedKernel(
+        parts, step_bytes(launch, staged.target.machine), sums, len(launch.kernels), buffers=made
+    )
 
 
 def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: bool) -> str:
@@ -252,7 +254,7 @@ def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: boo
 def _call(call: Extern, program: Program) -> LockedCall:
     op = call.title.removesuffix(".default")
     part, made = program.part(call.node, op), frozenset(b.name for b in call.writes)
-    return LockedCall(op, part, call.library or ATEN, call.reason, step_bytes(call), buffers=made)
+    return LockedCall(op, part, call.library or ATEN, call.reason, extern_bytes(call), buffers=made)
 
 
 def _folded(entries: Sequence[_Entry]) -> tuple[_Entry, ...]:

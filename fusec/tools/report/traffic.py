@@ -1,7 +1,8 @@
 """Bytes that a schedule moves, and the least that any schedule with the same externs could.
 
-Moved: for each kernel, every buffer's elements that it reads, once, and that it writes, once; for
-each extern its tensor inputs and outputs once.
+Moved: for each kernel, every buffer's elements that it reads, once for each sweep that no cache of
+the machine answers (``passes/fusion/sweeps.py``), and that it writes, once; for each extern its
+tensor inputs and outputs once.
 
 Floor: what externs move, plus each tensor once that crosses between kernels and the rest: inputs
 of the graph and results of externs that kernels read, outputs of the graph and arguments of externs
@@ -17,31 +18,39 @@ from __future__ import annotations
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule, Step
-from fusec.passes.fusion.cost import buffer_bytes, kernel_traffic
-from fusec.passes.traffic import extern_bytes, kernel_bytes, view_bytes
+from fusec.ir.machine import Machine
+from fusec.passes.fusion.cost import buffer_bytes, kernel_traffic, moved_bytes
+from fusec.passes.traffic import extern_bytes, view_bytes
 
-__all__ = ["buffer_bytes", "bytes_floor", "bytes_moved", "row_loop_bytes", "step_bytes"]
+__all__ = [
+    "buffer_bytes",
+    "bytes_floor",
+    "bytes_moved",
+    "extern_bytes",
+    "row_loop_bytes",
+    "step_bytes",
+]
 
 
-def bytes_moved(schedule: Schedule) -> int:
+def bytes_moved(schedule: Schedule, machine: Machine) -> int:
     """Return the bytes that all steps read and write."""
-    return sum(map(step_bytes, schedule.steps))
+    return sum(step_bytes(step, machine) for step in schedule.steps)
 
 
-def step_bytes(step: Step) -> int:
+def step_bytes(step: Step, machine: Machine) -> int:
     """Return the bytes that a step reads and writes."""
     match step:
         case Extern():
             return extern_bytes(step)
         case RowLoop():
-            return row_loop_bytes(step)
+            return row_loop_bytes(step, machine)
         case Kernel() | ForeachKernel():
-            return sum(map(kernel_bytes, step.kernels))
+            return sum(moved_bytes(kernel, machine) for kernel in step.kernels)
         case _:
             return 0
 
 
-def row_loop_bytes(loop: RowLoop) -> int:
+def row_loop_bytes(loop: RowLoop, machine: Machine) -> int:
     """Return the bytes that a loop over rows moves: its body's for each chunk, and its results'.
 
     Results are copied into their rows, sums added up: each is read and written outside the body.
@@ -49,7 +58,7 @@ def row_loop_bytes(loop: RowLoop) -> int:
     copied = sum(buffer_bytes(b) for b in loop.results)
     added = sum(buffer_bytes(b) for b in loop.sums)
     zeroed = sum(buffer_bytes(b) for b in (*loop.sums, *loop.added))
-    return loop.rounds * (bytes_moved(loop.schedule) + 3 * added) + 2 * copied + zeroed
+    return loop.rounds * (bytes_moved(loop.schedule, machine) + 3 * added) + 2 * copied + zeroed
 
 
 def _chunked_floor(loop: RowLoop) -> int:
@@ -71,8 +80,10 @@ def bytes_floor(schedule: Schedule) -> int:
             case RowLoop():
                 total += _chunked_floor(step)
                 outside |= set(step.reads)
+            case Extern():
+                total += extern_bytes(step)
+                outside |= set(step.reads)
             case _:
-                total += step_bytes(step)
                 outside |= set(step.reads)
     for kernel in kernels:
         for buffer, (r, w) in kernel_traffic(kernel).items():

@@ -152,6 +152,22 @@ def test_column_sums_of_their_own_have_equal_parts_for_programs_enough(
     assert inner.extent.hint() % 32 == 0
 
 
+@pytest.mark.parametrize(("images", "parts"), [(256, 256), (4, None)])
+def test_sums_over_several_axes_that_no_cache_keeps_have_parts(
+    images: int, parts: int | None
+) -> None:
+    """What stands behind a BatchNorm's sums would read 206 MB from memory again; 3 MB stay."""
+    x, s = buffer("x", images, 256, 3136), buffer("s", 256)
+    n, c, i = axes("n c i", images, 256, 3136)
+    lines = (Def(s, (c,), Reduce(SUM, (n, i), load(x, n, c, i))),)
+    before = graph((x,), lines, s)
+    after = split_reduction(before, HOPPER_MACHINE)
+    if parts is None:
+        assert after is before
+    else:
+        assert partial(after).axes[0].extent.hint() == parts
+
+
 def test_column_sums_that_read_a_number_of_each_row_have_parts_for_two_programs() -> None:
     """They share a kernel with rows, as the gradients of a norm's weights do: a part, a program."""
     rows, width = 8192, 1024

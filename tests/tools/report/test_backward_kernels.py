@@ -175,9 +175,13 @@ def test_statistics_of_a_batch_are_one_reading_of_it(target: str, shape: tuple[i
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("points", [1000, 4096, 16384])
-def test_a_group_norm_of_images_reads_them_once(points: int) -> None:
-    """Between the sums of a channel and dx stand the sums of its group, which are small."""
+@pytest.mark.parametrize(("points", "again"), [(1000, 0.0), (4096, 0.0), (16384, 2 / 3)])
+def test_a_group_norm_of_images_reads_them_once_where_they_stay(points: int, again: float) -> None:
+    """Between the sums of a channel and dx stand the sums of its group, which are small.
+
+    128 programs hold 16 MB of x and dy each in f32 with 4096 points, which the cache keeps, and
+    four times that with 16384.
+    """
     model = Scaled(64, lambda w, b, x: F.group_norm(x, 8, w, b))
     report = backward(model, *tensors(16, 64, points))
-    assert len(report.kernels) == 2 and over(report) <= 0.01
+    assert len(report.kernels) == 2 and again <= over(report) <= again + 0.01

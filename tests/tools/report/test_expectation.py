@@ -30,9 +30,9 @@ H100 = find_target("sm_90", bytes_per_us=3.02e6).machine
 
 STREAM = replace(CLEAN, sections=(Section(-1, 40, loaded=32, stored=32, waits=1),), blocks=16)
 """A pointwise kernel: 128 threads, two loads of 16 bytes each."""
-STREAMED = Work(32768, (1.0,), 32768 * 128 * 64, 32768 * 128 * 32)
+STREAMED = Work(32768, (1.0,), 32768 * 128 * 64)
 NARROW = (GlobalAccess(1, "load", 2, 16), GlobalAccess(2, "store", 2, 16))
-LOOPING = Work(8192, (1.0, 64.0), 8192 * 64 * 128 * 16, 8192 * 64 * 128 * 16)
+LOOPING = Work(8192, (1.0, 64.0), 8192 * 64 * 128 * 16)
 
 
 def looping(blocks: int = 12, **fields: int) -> StaticReport:
@@ -44,7 +44,7 @@ ATTENTION = replace(
     PRODUCT, threads=256, blocks=1, dots=(DotTile(128, 64, 128, "bf16"),) * 2,
     sections=(Section(-1, 1000), Section(0, 445, specials=34, barriers=4, products=12)),
 )  # fmt: skip
-ATTENDED = Work(4096, (1.0, 64.0), 1 << 27, 3 << 25, multiplied=4096 * 64 * 2.0 * 128 * 64 * 128)
+ATTENDED = Work(4096, (1.0, 64.0), 1 << 27, multiplied=4096 * 64 * 2.0 * 128 * 64 * 128)
 
 Planted = tuple[StaticReport, Work, str]
 PLANTED: dict[str, Planted] = {
@@ -62,25 +62,20 @@ PLANTED: dict[str, Planted] = {
     "functions by table": (
         replace(STREAM, sections=(Section(-1, 300, specials=150, loaded=32, stored=32),)),
         STREAMED, "functions by table"),
-    "rows that are read again": (
-        replace(CLEAN, blocks=8, sections=(Section(-1, 50), Section(0, 40, loaded=64),
-            Section(0, 40, loaded=64, stored=64))),
-        Work(8192, (1.0, 64.0, 64.0), 8192 * 2 << 19, 8192 << 19),
-        "rows are read again, and do not stay in the cache"),
     "loads one after another": (
         looping(8, waits=7), LOOPING, "loads of an iteration wait for one another: 7 times"),
     "a block alone": (
         replace(STREAM, threads=512, blocks=1, sections=(
             Section(-1, 1376, barriers=5, loaded=144, stored=136, waits=3),)),
-        Work(2048, (1.0,), 2048 * 128000, 2048 * 64000),
+        Work(2048, (1.0,), 2048 * 128000),
         "one block a multiprocessor: it loads, computes and stores in turn"),
     "a short launch": (
-        STREAM, Work(64, (1.0,), 1 << 19, 1 << 18), "the launch itself: it is short"),
+        STREAM, Work(64, (1.0,), 1 << 19), "the launch itself: it is short"),
     "one block a multiprocessor": (
         ATTENTION, ATTENDED, "one block a multiprocessor: softmax and products alternate"),
     "a tile that is too small": (
         replace(PRODUCT, threads=256, sections=(Section(-1, 300), Section(0, 80, products=8))),
-        Work(4096, (1.0, 64.0), 1 << 28, 1 << 27, multiplied=4096 * 64.0 * 128 * 128 * 64),
+        Work(4096, (1.0, 64.0), 1 << 28, multiplied=4096 * 64.0 * 128 * 128 * 64),
         "shared memory feeds tensor cores too slowly: a wider tile reads less"),
     "an empty wave": (
         ATTENTION, replace(ATTENDED, programs=140, multiplied=140 * 64 * 2.0 * 128 * 64 * 128),
@@ -94,6 +89,22 @@ def test_a_planted_cause_is_named(name: str) -> None:
     found = expect(static, work, H200)
     assert found.cause == cause, found
     assert found.share < 0.8
+
+
+def test_rows_that_are_read_again_take_the_time_of_their_bytes() -> None:
+    """The floor knows of them, and the sentence says so."""
+    static = replace(
+        CLEAN,
+        blocks=8,
+        sections=(
+            *(Section(-1, 50), Section(0, 40, loaded=64)),
+            Section(0, 40, loaded=64, stored=64),
+        ),
+    )
+    moved = 8192 * 3 << 19
+    found = expect(static, Work(8192, (1.0, 64.0, 64.0), moved, moved // 3), H200)
+    assert found.cause == "rows are read again, and do not stay in the cache"
+    assert found.floor_us == pytest.approx(moved / H200.bytes_per_us)
 
 
 def test_a_kernel_that_only_waits_for_memory_is_near_the_floor() -> None:

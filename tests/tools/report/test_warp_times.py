@@ -44,7 +44,7 @@ def expected(program: Program, walk: int, loop: Section) -> Expectation | None:
     """Return what is said of a program with so many instructions behind its loop."""
     number = len(WAITING)
     code = replace(PRODUCT, sections=(*WAITING, Section(0, walk), replace(loop, inside=number)))
-    done = Work(1, (), 1 << 20, 1 << 19, multiplied=multiplied_by_tiles(program))
+    done = Work(1, (), 1 << 20, multiplied=multiplied_by_tiles(program))
     return expect_roles(program, code, done, H200)
 
 
@@ -97,7 +97,7 @@ def test_programs_may_get_long_tiles_only() -> None:
 def test_code_that_is_not_of_roles_has_no_time() -> None:
     program = program_of(linear, "cooperative", (8192, 4096), (4096, 4096))
     alone = replace(PRODUCT, sections=(Section(-1, 300), Section(0, 50, products=4)))
-    assert expect_roles(program, alone, Work(1, (), 1 << 20, 1 << 19), H200) is None
+    assert expect_roles(program, alone, Work(1, (), 1 << 20), H200) is None
 
 
 PUBLISHED = {

@@ -20,6 +20,7 @@ from fusec.ir.graph import (
     Schedule,
     argument_views,
 )
+from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
 from fusec.tools.report.explanation import modules_of
 from fusec.tools.report.stages import Staged
@@ -98,7 +99,8 @@ def drawn_steps(staged: Staged) -> list[DrawnStep]:
         return []
     graph, schedule = staged.observed.graph, staged.compiled.schedule
     modules = {node.name: module_path(node) for node in graph.graph.nodes}
-    walk = _Walk(modules, modules_of(schedule, graph), staged.compiled.code)
+    machine = staged.target.machine
+    walk = _Walk(modules, modules_of(schedule, graph), staged.compiled.code, machine)
     return list(walk.take(schedule, None))
 
 
@@ -106,9 +108,14 @@ class _Walk:
     """Walks through a schedule, and maps buffers of a loop's body to those around the loop."""
 
     def __init__(
-        self, modules: Mapping[str, str], kernels: Mapping[str, str], code: Mapping[str, str]
+        self,
+        modules: Mapping[str, str],
+        kernels: Mapping[str, str],
+        code: Mapping[str, str],
+        machine: Machine,
     ) -> None:
         self.modules, self.kernels, self.code = modules, kernels, code
+        self.machine = machine
         self.outside: dict[Buffer, Buffer] = {}
 
     def take(self, schedule: Schedule, loop: RowLoop | None) -> Iterator[DrawnStep]:
@@ -142,7 +149,7 @@ class _Walk:
             first,
             every,
             code,
-            step_bytes(step),
+            step_bytes(step, self.machine),
             tuple(dict.fromkeys(map(self.whole, step.reads))),
             tuple(dict.fromkeys(map(self.whole, step.writes))),
             loop,
