@@ -52,6 +52,7 @@ DEVICES = {
     "sm_100": ("b200", "gb200", "b100", "blackwell"),
     "sm_120": ("rtx5090", "5090", "rtx5080", "5080", "rtx6000"),
     "gfx942": ("mi300", "mi300x", "mi300a", "mi325x"),
+    "gfx950": ("mi350", "mi350x", "mi355x"),
 }
 """Target of a GPU -> common names of its devices."""
 

@@ -223,7 +223,9 @@ B200_MACHINE = replace(
     units=148,
     parts=296,
     products_per_us=7.9e8,
-    sm=replace(HOPPER_MACHINE.sm, coarse=False, group_registers=0, issue_budget=4.9),
+    sm=replace(
+        HOPPER_MACHINE.sm, coarse=False, group_registers=0, tensor_columns=512, issue_budget=4.9
+    ),
 )
 RTX_5090_MACHINE = replace(
     A100_MACHINE,
@@ -242,13 +244,38 @@ RTX_5090_MACHINE = replace(
     ),
     code=CodeTuning(converts_float8=True),
 )
+_CDNA = Resources(
+    registers=131072,
+    thread_registers=512,
+    warp=64,
+    shared_bytes=65536,
+    issue_budget=8.5,
+    tile_registers=124,
+    whole_operands=True,
+)
 MI300_MACHINE = replace(
     _HOPPER_UNMEASURED,
+    bytes_per_us=4.8e6,
     units=304,
     parts=608,
+    products_per_us=4.6e8,
     float8=1.0,
-    sm=Resources(shared_bytes=65536, tile_registers=128),
+    sm=_CDNA,
+    tiles=TileTuning(
+        nested=(
+            *((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),
+            *((32, 32, 4, 2), (16, 32, 4, 2)),
+        )
+    ),
     code=CodeTuning(),
+)
+MI350_MACHINE = replace(
+    MI300_MACHINE,
+    bytes_per_us=7.2e6,
+    units=256,
+    parts=512,
+    products_per_us=8.0e8,
+    sm=replace(_CDNA, shared_bytes=163840, issue_budget=5.0),
 )
 
 _NVIDIA = {stage: stage for stage in ("ttir", "ttgir", "llir", "ptx", "sass")}
@@ -263,6 +290,7 @@ TARGETS = {
         Target("sm_100", B200_MACHINE, TRITON, _NVIDIA),
         Target("sm_120", RTX_5090_MACHINE, TRITON, _NVIDIA),
         Target("gfx942", MI300_MACHINE, TRITON, _AMD),
+        Target("gfx950", MI350_MACHINE, TRITON, _AMD),
         *(Target(name, CPU_MACHINE, CPP, formats=True) for name in PROCESSORS),
     )
 }

@@ -401,6 +401,8 @@ class Resources:
 
     Attributes:
         registers: 32-bit registers, which its programs share.
+        thread_registers: most of them in a thread.
+        warp: threads that run in step.
         programs, threads: most programs, and threads, that it holds.
         shared_bytes: shared memory of a block, without the 1 KB that the system takes.
         issue_budget: instructions of a thread that it can issue while its share of the memory moves
@@ -411,25 +413,38 @@ class Resources:
             for addresses, and for operands where tensor cores do not read them from shared memory.
         from_shared: tensor cores read operands from shared memory; otherwise operands go through
             registers, and a loop of n stages holds n - 1 tiles of each in shared memory.
+        whole_operands: where products are nested, a warp's registers hold its rows of a left
+            operand and all of a right one: Triton for AMD loads them before it multiplies.
         tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else FMAs do, exactly.
         coarse: tensor cores add products of 8 bits with 14 bits (``ir/scalar.py``).
         descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
+        tensor_columns: columns, of 128 lanes of 32 bits, of the memory that tensor cores add in; 0
+            where that is registers.
         group_registers: registers of a consumer warp's thread for f32 tiles under warp
             specialization, where the producer warp gives up most of its own; 0 for targets without
             it, whose products are not asynchronous (Hopper's wgmma) or have another form.
     """
 
     registers: int = 65536
+    thread_registers: int = 256
+    warp: int = 32
     programs: int = 32
     threads: int = 2048
     shared_bytes: int = 0
     issue_budget: float = 0.0
     tile_registers: int = 0
     from_shared: bool = False
+    whole_operands: bool = False
     tf32: bool = False
     coarse: bool = False
     descriptors: bool = False
+    tensor_columns: int = 0
     group_registers: int = 0
+
+    def tile_room(self, warps: int) -> int:
+        """Return the registers of a thread for tiles, in a program of so many warps."""
+        most = min(self.thread_registers, self.registers // (self.warp * warps))
+        return self.tile_registers * max(1, most // 256)
 
 
 @dataclass(frozen=True, slots=True)

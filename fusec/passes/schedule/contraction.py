@@ -30,7 +30,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.streamed import StreamedProduct, match_panels
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
-from fusec.passes.schedule.descriptors import with_descriptors
+from fusec.passes.schedule.descriptors import is_describable, with_descriptors
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.tiling import (
     AxisUse,
@@ -226,7 +226,7 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
         if by_lanes or any(not isinstance(p.few, Load) for p in _in_panels(one.products, machine)):
             return False
         return tile_bytes(one.work, tiling) <= machine.cache_bytes
-    return bool(one.use.tiled) or one.work.registers(tiling) <= machine.sm.tile_registers
+    return bool(one.use.tiled) or one.work.registers(tiling) <= machine.sm.tile_room(tiling.warps)
 
 
 def _tilings(one: ProductKernel) -> tuple[Tiling, ...]:
@@ -339,15 +339,19 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         bound = [_bindings(one, tiling) for tiling in _tilings(one)]
         return tuple(Plan(b, 1, peel=True, dots=True, online=True, mask_free=True) for b in bound)
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
-    if offered[1:2] and offered[1].descriptors and is_small(tilings(one)[0], one):
-        offered = (offered[1], offered[0], *offered[2:])
+    if machine.sm.tensor_columns:
+        offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))
+    first, *others = offered
+    described = bool(others) and others[0].descriptors
+    if described and (is_small(tilings(one)[0], one) or others[0].stages > first.stages):
+        offered = (others[0], first, *others[1:])
     return with_roles(one, _with_two_programs(one, offered))
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
     """Return plans with tiles in registers, which threads load."""
-    use, machine = one.use, one.machine
-    most = machine.tiles.spare * machine.sm.tile_registers
+    use, machine, sm = one.use, one.machine, one.machine.sm
+    spare = machine.tiles.spare
     plain = _has_plain_operands(one)
     # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in one.products.values())
@@ -360,13 +364,35 @@ def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
             group=machine.tiles.group if grouped else 0,
             dots=True,
             online=True,
-            mask_free=plain and one.work.registers(tiling) <= most,
+            mask_free=plain and one.work.registers(tiling) <= spare * sm.tile_room(tiling.warps),
             tf32=machine.sm.tf32,
             promotes=machine.sm.coarse,
         )
         for tiling in _tilings(one)
     )
     return tuple(dict.fromkeys(offered))
+
+
+def _in_order(one: ProductKernel, plan: Plan) -> Plan:
+    """Return a plan whose loop does nothing ahead where Triton orders it too little (3.7.1).
+
+    Both were found by emulating kernels for sm_100 (2026-11). Several products multiply one
+    computed operand: the next iteration's is stored in tensor memory when the first of them has
+    ended. Products are nested: one proxy fence stands behind several cp.async, and some of them are
+    awaited only behind it, so that the second product reads what no fence has made visible. Copies
+    by descriptors need no fence.
+    """
+    looped = one.use.looped
+    sides = [side for p in one.products.values() for side in (p.left, p.right)]
+    computed = [side for side in sides if not isinstance(side, Load)]
+    if len(set(computed)) < len(computed):
+        return replace(plan, stages=1)
+    if not one.work.inner:
+        return plan
+    read = {n for n in kernel_nodes(one.kernel) if isinstance(n, Load) and looped in n.axes}
+    if plan.descriptors and all(n in sides and is_describable(n) for n in read):
+        return plan
+    return replace(plan, stages=1)
 
 
 def _with_two_programs(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:

@@ -36,6 +36,8 @@ MIN_LANES = 16
 """Least rows and columns of a tensor core's tile."""
 _LEAST_BYTES = 32
 """Bytes of the least terms of a tensor core's tile."""
+_TENSOR_LANES = 128
+"""Lanes of a column of tensor memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,17 @@ class TileResources:
         sums: products that a loop accumulates; products that share an accumulator count once.
         parts: the widest sum of one tile's products that f32 takes (``Plan.promotes``), if any.
         inner: nested products, which another product of the same iteration reads.
+        products: all products, each of which tensor memory has room for.
         loads: operands, with the bytes of an element.
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
         computed: operands that are computed from loads, which FMAs keep in registers.
+        turned: operands that are computed, one of which at a time may go through shared memory to
+            threads that multiply it.
+        lefts, rights: operands that registers hold whole, with the bytes of an element: rows of one
+            in each warp, all of the other.
         itemsize: bytes of an operand's element.
         terms: least terms of an iteration.
+        warp: threads of a warp.
         wide: operands are multiplied by FMAs, not by tensor cores.
         tuning: the machine's.
     """
@@ -89,17 +97,22 @@ class TileResources:
     sums: tuple[frozenset[Axis], ...]
     parts: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
+    products: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
     computed: tuple[frozenset[Axis], ...]
+    turned: tuple[frozenset[Axis], ...]
+    lefts: tuple[tuple[frozenset[Axis], int], ...]
+    rights: tuple[tuple[frozenset[Axis], int], ...]
     itemsize: int
     terms: int
+    warp: int
     wide: bool
     tuning: TileTuning
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread for tiles of f32."""
-        held = sum(area(axes, tiling.lanes) for axes in (*self.sums, *self.parts))
+        held: float = sum(area(axes, tiling.lanes) for axes in (*self.sums, *self.parts))
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
             held += sum(between) * max(2, len(between)) // len(between)
@@ -107,8 +120,10 @@ class TileResources:
         held += self.tuning.drawn * drawn
         if self.wide:
             held += sum(area(axes, tiling.lanes) for axes in self.computed)
-        factor = self.tuning.by_fmas[bool(between)]
-        return held * (factor if self.wide else 1) / (32 * tiling.warps)
+        held *= self.tuning.by_fmas[bool(between)] if self.wide else 1
+        held += sum(area(axes, tiling.lanes) * size / F32.itemsize for axes, size in self.lefts)
+        whole = sum(area(axes, tiling.lanes) * size / F32.itemsize for axes, size in self.rights)
+        return (held / tiling.warps + whole) / self.warp
 
     def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:
         """Return the bytes of shared memory for operands, over all stages."""
@@ -116,7 +131,15 @@ class TileResources:
         for axes, itemsize in self.loads:
             tiles = tiling.stages - (not machine.sm.from_shared) if looped in axes else 1
             total += area(axes, tiling.lanes) * itemsize * tiles
-        return total
+        if machine.sm.from_shared:
+            return total
+        return total + self.itemsize * max((area(a, tiling.lanes) for a in self.turned), default=0)
+
+    def tensor_columns(self, tiling: Tiling) -> int:
+        """Return the columns of tensor memory for sums in f32 and for computed operands."""
+        sums = sum(area(axes, tiling.lanes) for axes in self.products)
+        operands = sum(area(axes, tiling.lanes) * self.itemsize for axes in self.turned)
+        return (sums + operands // F32.itemsize) // _TENSOR_LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +232,21 @@ def find_work(
     outer = [node for node in products if node not in nested]
     parts = [n.axes for n in outer if _is_promoted(products[n], machine)]
     groups = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and groups_of(n)]
+    whole = products.values() if machine.sm.whole_operands and nested else ()
     return TileResources(
         tuple(_carried(n, by_lanes) for n in _sums(kernel, [*outer, *groups])),
         tuple(sorted(parts, key=lambda axes: -count(axes))[:1]),
         tuple(n.axes for n in products if n in nested),
+        tuple(n.axes for n in products),
         tuple(loads.values()),
         tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
         tuple(n.axes for n in computed if nested.isdisjoint(postorder((n,)))),
+        tuple(n.axes for n in computed),
+        tuple((p.left.axes, p.left.dtype.itemsize) for p in whole),
+        tuple((p.right.axes, p.right.dtype.itemsize) for p in whole),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
         max((_LEAST_BYTES // p.left.dtype.itemsize for p in multiplied), default=MIN_LANES),
+        machine.sm.warp,
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
     )
@@ -273,7 +302,10 @@ def _staged(tiling: Tiling, one: ProductKernel) -> Tiling | None:
     """
     work, machine = one.work, one.machine
     spare = work.tuning.spare if one.grouped else 1
-    if work.registers(tiling) > spare * machine.sm.tile_registers:
+    if work.registers(tiling) > spare * machine.sm.tile_room(tiling.warps):
+        return None
+    columns = machine.sm.tensor_columns
+    if columns and work.tensor_columns(tiling) > columns:
         return None
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)

@@ -56,7 +56,7 @@ load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Copies of tiles by descriptor, which Gluon kernels import by these names."""
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
 """Targets that a test covers; others of the same families may work."""
 
 MULTIPLE = 16

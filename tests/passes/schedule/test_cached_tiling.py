@@ -21,7 +21,8 @@ def attention(queries: int, keys: int, depth: int) -> tuple[AxisUse, TileResourc
     m, n, d = (Axis(name, index(e)) for name, e in zip("mnd", (queries, keys, depth), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, d), (n, d)))
     work = TileResources(
-        (frozenset((m, d)),), (), (frozenset((m, n)),), loads, (), (), 4, 8, False, TileTuning()
+        *((frozenset((m, d)),), (), (frozenset((m, n)),), (), loads, (), (), (), (), ()),
+        *(4, 8, 32, False, TileTuning()),
     )
     return AxisUse((m,), n, (), (d,)), work
 
@@ -44,7 +45,8 @@ def test_rows_beside_a_panel_fit_the_cache_with_all_their_terms(
 ) -> None:
     m, n, k = (Axis(name, index(e)) for name, e in zip("mnk", (rows, 32, terms), strict=True))
     loads = tuple((frozenset(axes), 4) for axes in ((m, k), (n, k)))
-    work = TileResources((frozenset((m, n)),), (), (), loads, (), (), 4, 8, False, TileTuning())
+    held = ((frozenset((m, n)),), (), (), (), loads, (), (), (), (), ())
+    work = TileResources(*held, 4, 8, 32, False, TileTuning())
     (tiling,) = cached_tilings(AxisUse((m, n), k, (), (), panel=32), work, machine())
     assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 32)
 
