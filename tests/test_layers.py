@@ -84,7 +84,8 @@ LAYERS: dict[str, set[str]] = {
     "tools.dumps": WHOLE | {"tools.records"},
     "tools.summary": WHOLE | {"tools.multiplied"},
     "tools.assembly": {"errors", "runtime"},
-    "tools.static_checks": COMPILER | {"runtime", "tools.assembly"},
+    "tools.static_amd": frozenset(),
+    "tools.static_checks": COMPILER | {"runtime", "tools.assembly", "tools.static_amd"},
     "tools.emulator": FOUNDATION | {"runtime", "tools.assembly", "tools.static_checks"},
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.backend"}

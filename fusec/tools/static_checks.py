@@ -23,6 +23,7 @@ from fusec.errors import BuildError, UsageError
 from fusec.ir.machine import Resources
 from fusec.runtime.kernels.triton_interior import assembler
 from fusec.tools.assembly import Assembly
+from fusec.tools.static_amd import read_assembly
 
 _ACCESS = re.compile(r"\b(ld|st)\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)\b")
 _COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], *(0x[0-9a-f]+|\d+)")
@@ -53,7 +54,7 @@ PROCESSORS: Mapping[str, Resources] = {
     name: target.machine.sm for name, target in TARGETS.items() if target.machine.sm.issue_budget
 }
 """Targets whose machine code is judged -> their multiprocessor."""
-_RESERVED_SHARED = 1024  # bytes per block, by the system
+_RESERVED_SHARED = 1024  # bytes per block, by the system, on NVIDIA
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class StaticReport:
     Attributes:
         threads: of one block.
         registers: of one thread.
-        spill_bytes: written to and read from local memory because registers ran out.
+        spill_bytes: written to and read from local memory because registers ran out; on AMD, bytes
+            of scratch memory.
         shared_bytes: of one block.
         accesses: to global memory, by line of the source; TMA moves tiles and is not among them.
         converted: elements of each tile whose layout the ttgir converts: threads exchange them.
@@ -129,7 +131,7 @@ class StaticReport:
         blocks: that one multiprocessor holds at once.
         occupancy: their threads, as a share of the most that it can hold.
         dots: the matrix products of the source.
-        wgmma, mma, tcgen05: tensor core instructions of each kind.
+        wgmma, mma, tcgen05: tensor core instructions of each kind; ``mma`` are AMD's MFMA, too.
         tma: TMA copies of tiles, in either direction.
         loops: in the machine code.
         dot_loops: those with tensor core instructions; ``idle_dot_loops`` of them have no
@@ -215,7 +217,7 @@ WIDE = 16
 
 
 def inspect_kernel(asm: Assembly) -> StaticReport:
-    """Return the report of a kernel compiled for an NVIDIA target.
+    """Return the report of a compiled kernel.
 
     Raises:
         UsageError: for a target whose multiprocessor is not in ``PROCESSORS``.
@@ -224,6 +226,8 @@ def inspect_kernel(asm: Assembly) -> StaticReport:
     processor = PROCESSORS.get(asm.target)
     if processor is None:
         raise UsageError.unknown("target", asm.target, PROCESSORS)
+    if "amdgcn" in asm.stages:
+        return _inspect_amd(asm, processor)
     ptx = asm.text("ptx")
     said = _assembler_output(asm)
     registers, spill_bytes = _resources(said)
@@ -255,6 +259,36 @@ def inspect_kernel(asm: Assembly) -> StaticReport:
         idle_dot_loops=sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
         serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
         sections=tuple(code.sections()),
+    )
+
+
+def _inspect_amd(asm: Assembly, processor: Resources) -> StaticReport:
+    """Return the report of a kernel in AMD's assembly, whose loops the model does not know."""
+    facts = read_assembly(asm.text("amdgcn"))
+    shared_bytes = int(asm.metadata["shared"])
+    threads = int(asm.metadata["num_warps"]) * processor.warp
+    blocks = _resident_blocks(processor, threads, facts.registers, shared_bytes)
+    return StaticReport(
+        target=asm.target,
+        threads=threads,
+        registers=facts.registers,
+        spill_bytes=facts.scratch_bytes,
+        shared_bytes=shared_bytes,
+        accesses=tuple(GlobalAccess(*key, count) for key, count in sorted(facts.accesses.items())),
+        converted=_conversions(asm.text("ttgir")),
+        barriers=facts.barriers,
+        instructions=facts.instructions,
+        blocks=blocks,
+        occupancy=blocks * threads / processor.threads,
+        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
+        wgmma=0,
+        mma=facts.products,
+        tcgen05=0,
+        tma=0,
+        loops=facts.loops,
+        dot_loops=facts.product_loops,
+        idle_dot_loops=0,
+        serialised=(),
     )
 
 
@@ -326,11 +360,13 @@ def _resources(said: str) -> tuple[int, int]:
 
 
 def _resident_blocks(processor: Resources, threads: int, registers: int, shared_bytes: int) -> int:
-    registers_of_a_warp = -(-registers * 32 // 256) * 256
+    granule = 8 * processor.warp
+    registers_of_a_warp = -(-registers * processor.warp // granule) * granule
+    reserved = 0 if processor.warp == 64 else _RESERVED_SHARED
     return min(
-        processor.registers // (max(1, registers_of_a_warp) * (threads // 32)),
+        processor.registers // (max(1, registers_of_a_warp) * (threads // processor.warp)),
         processor.threads // threads,
-        (processor.shared_bytes + _RESERVED_SHARED) // (shared_bytes + _RESERVED_SHARED),
+        (processor.shared_bytes + reserved) // max(1, shared_bytes + reserved),
         processor.programs,
     )
 

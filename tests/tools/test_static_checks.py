@@ -50,6 +50,17 @@ def product(target: str, *, rows: int = 128, stages: int = 3) -> StaticReport:
     return inspect_kernel(assembly_of(kernel, target))
 
 
+@pytest.mark.parametrize("target", ["gfx942", "gfx950"])
+def test_product_on_amd_is_mfma_without_scratch(target: str) -> None:
+    found = product(target, stages=2)
+    assert found.dots == (DotTile(128, 128, 64, "bf16"),)
+    assert found.mma > 0 and found.wgmma == 0
+    assert found.spill_bytes == 0
+    assert found.threads == 4 * 64
+    assert found.dot_loops == 1
+    assert found.load_widths.keys() == {16}
+
+
 def test_product_on_sm_90_is_wgmma_fed_by_copies() -> None:
     found = product("sm_90")
     assert found.dots == (DotTile(128, 128, 64, "bf16"),)

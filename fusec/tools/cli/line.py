@@ -24,10 +24,10 @@ EXPORTED = ".pt2"
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
 """The names in ``codegen.targets``, copied because importing that is slow."""
-JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120")
+JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
 """The targets of ``check --static``."""
-EMULATED = ("sm_80", "sm_90")
-"""The targets of ``check --emulate``."""
+EMULATED = ("sm_90", "sm_80", "sm_100", "sm_120")
+"""The targets of ``check --emulate``, the default first."""
 _REWRITES = """
     associative_scans rolled_loops equal_sizes whole_gradients spell_out masked_writes
     share_cat_prefixes fold_channels widen_images memory_formats channel_products winograd

@@ -17,6 +17,8 @@ from fusec.tools.report.widths import MASKED, SCALAR, SMALL, UNALIGNED, Access
 from fusec.tools.static_checks import StaticReport
 
 WIDE_SHARE = 0.95
+WARP_BYTES = 512
+"""Bytes that one instruction of a warp moves: 16 of each of 32 threads, 8 of 64 (AMD)."""
 FEW_SPILLED = 16
 """Spilled bytes a thread that cost less than a smaller tile would: outside of a product's loop, and
 where ptxas limits registers for a higher occupancy, or lacks a few."""
@@ -147,21 +149,21 @@ def spills(kernel: CheckedKernel, static: StaticReport) -> str:
 
 @_rule("Look at the layout that Triton chose: fusec dump --stage ttgir.")
 def narrow_access(kernel: CheckedKernel, static: StaticReport) -> str:
-    """Of the bytes of tiles that could move 16 at a time, 95 % do.
+    """Of the bytes of tiles that could move 16 at a time, 95 % do; 8 at a time on AMD.
 
     Left out are scalars, steps over elements, tiles of less than 16 bytes a thread, and rows or
     masks that end between multiples of 16 bytes.
     """
     able = [access for access in kernel.accesses if not access.demand.left_out]
     total = sum(access.bytes for access in able)
-    narrow = [access for access in able if access.narrow_bytes]
-    share = 1 - sum(access.narrow_bytes for access in narrow) / total if total else 1.0
+    wide = WARP_BYTES // static.processor.warp
+    share = 1 - sum(access.narrower(wide) for access in able) / total if total else 1.0
     if share >= WIDE_SHARE:
         return ""
-    worst = max(narrow, key=lambda access: access.narrow_bytes)
+    worst = max(able, key=lambda access: access.narrower(wide))
     return (
-        f"{share:.0%} of the bytes move 16 at a time; {worst.narrowest} bytes at a time in line "
-        f"{worst.line}: {worst.text}"
+        f"{share:.0%} of the bytes move {wide} at a time; {worst.narrowest} bytes at a time in "
+        f"line {worst.line}: {worst.text}"
     )
 
 
@@ -192,6 +194,15 @@ def no_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
     return f"{wanted} tl.dot of 16-bit tiles became {static.mma} mma.sync and no wgmma"
 
 
+@_rule("Give the tile 16 rows, columns and terms or more.")
+def no_mfma(kernel: CheckedKernel, static: StaticReport) -> str:
+    """On AMD a tl.dot of 16-bit tiles is an MFMA instruction."""
+    wanted = sum(dot.dtype in _SIXTEEN_BITS for dot in static.dots)
+    if not static.processor.whole_operands or not wanted or static.mma:
+        return ""
+    return f"{wanted} tl.dot of 16-bit tiles became no MFMA instruction"
+
+
 @_rule("Use a smaller tile or more warps; keep arithmetic on the left operand out of the loop.")
 def serialised_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
     """ptxas overlaps every wgmma: no remark C75xx."""
@@ -208,7 +219,7 @@ def synchronous_loop(kernel: CheckedKernel, static: StaticReport) -> str:
 
 @_rule("Use fewer stages or a smaller tile: it builds, and cannot be launched.")
 def shared_memory(kernel: CheckedKernel, static: StaticReport) -> str:
-    """A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90."""
+    """A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90, 65536 on gfx942."""
     if static.shared_bytes <= static.processor.shared_bytes:
         return ""
     return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_bytes}"
@@ -216,10 +227,11 @@ def shared_memory(kernel: CheckedKernel, static: StaticReport) -> str:
 
 @_rule("Use fewer warps or a smaller tile: it builds, and cannot be launched.")
 def registers(kernel: CheckedKernel, static: StaticReport) -> str:
-    """A block's registers fit: registers * threads <= 65536."""
+    """A block's registers fit: registers * threads <= 65536; 131072 on AMD."""
     if static.registers * static.threads <= static.processor.registers:
         return ""
-    return f"{static.registers} registers * {static.threads} threads > {static.processor.registers}"
+    most = static.processor.registers
+    return f"{static.registers} registers * {static.threads} threads > {most}"
 
 
 @_rule("Make the loop's tile as long as the row allows.", fault=False)

@@ -69,7 +69,11 @@ class Access:
 
     @property
     def narrow_bytes(self) -> int:
-        return sum(access.bytes for access in self.found if access.width < WIDE)
+        return self.narrower(WIDE)
+
+    def narrower(self, width: int) -> int:
+        """Return the bytes that move fewer than ``width`` at a time."""
+        return sum(access.bytes for access in self.found if access.width < width)
 
     @property
     def narrowest(self) -> int:

@@ -87,6 +87,7 @@ BROKEN = {
     "narrow-access": kernel(accesses=(access("load", 1, 16), access("store", 2, 2))),
     "layout-conversion": broken(CLEAN, converted=(2048,)),
     "no-wgmma": broken(PRODUCT, wgmma=0, mma=128),
+    "no-mfma": broken(PRODUCT, target="gfx942", wgmma=0, mma=0, shared_bytes=32768),
     "serialised-wgmma": broken(PRODUCT, serialised=("C7510: serialized",)),
     "synchronous-loop": broken(PRODUCT, idle_dot_loops=1),
     "shared-memory": broken(PRODUCT, shared_bytes=232449, blocks=0),
