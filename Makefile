@@ -39,6 +39,7 @@ INTERIORS := tests/runtime/kernels/test_triton_kernel.py tests/runtime/kernels/t
 
 # A block of each model, trained in the emulator: what is in its kernels, on a GPU that is not here.
 EMULATED := gpt2 bert llama vit
+EMULATED_ON := sm_90 sm_100 sm_120
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
 .PHONY: help demo examples docs emulate test test-all test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
@@ -100,8 +101,11 @@ test: $(STAMP)
 emulate: $(STAMP)
 	$(PYTEST) --slow tests/tools/emulator
 	for block in $(EMULATED); do \
-	  $(EMULATE) tests/tools/emulator/blocks.py:$$block || exit 1; \
-	  $(EMULATE) --race fused tests/tools/emulator/blocks.py:$$block || exit 1; \
+	  for target in $(EMULATED_ON); do \
+	    for race in library fused; do \
+	      $(EMULATE) --target $$target --race $$race tests/tools/emulator/blocks.py:$$block || exit 1; \
+	    done; \
+	  done; \
 	done
 
 # Apart from the rest: wherever torchao is installed, transformers imports it.

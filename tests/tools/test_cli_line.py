@@ -94,7 +94,11 @@ WRONG = {
     "one stage and many": (["dump", "{m}:Net", "--stage", "fx", "--changed"], 2, "leave out one"),
     "nothing to judge": (["check", "--static", "{m}:Net", "--target", "cpu"], 2, "--target sm_80"),
     "a target to run on": (["check", "{m}:Net", "--target", "sm_90"], 2, "check --static"),
-    "a target to emulate": (["check", "--emulate", "{m}:Net", "--target", "sm_100"], 2, "'sm_90'?"),
+    "a target to emulate": (
+        ["check", "--emulate", "{m}:Net", "--target", "gfx942"],
+        2,
+        "Valid: sm_90",
+    ),
     "an option's name": (["explain", "{m}:Net", "--option", "fuson=0"], 2, "mean 'fusion'?"),
     "an option's value": (["explain", "{m}:Net", "--option", "fusion=maybe"], 2, "not 1 or 0"),
     "an option like no other": (["doctor", "--nope"], 2, "arguments: --nope.\nnext"),

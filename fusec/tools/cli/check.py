@@ -11,8 +11,9 @@ With several sizes of an axis it is called for each in turn; --dynamic compiles 
 With --static nothing runs, and no GPU is needed: every kernel is compiled for the target, and has a
 fault if it spills registers, moves less than 16 bytes at a time where it could, misses the tensor
 cores, or does not fit the processor.
-With --emulate every kernel that a GPU (sm_90, or --target sm_80) would run is executed on this
-machine's CPU, and checked as it runs: bounds, races, barriers, waits. Use small sizes.
+With --emulate every kernel that a GPU (sm_90, or --target sm_80, sm_100, sm_120) would run is
+executed on this machine's CPU, and checked as it runs: bounds, races, barriers, waits. Use small
+sizes.
 With --invariant the model is compiled under batch_invariant, and called with the first 1, 2 and 33
 rows of the same inputs: each result has to have the same bits in all calls, with any threads.
 Exit code 1 if a result is wrong or a kernel has a fault.
@@ -79,7 +80,7 @@ def _check_target(arguments: argparse.Namespace) -> None:
     """Raise UsageError for a target that the requested check does not support."""
     if arguments.static:
         check_judged(known_target(arguments))
-    elif arguments.emulate and (arguments.target or EMULATED[-1]) not in EMULATED:
+    elif arguments.emulate and (arguments.target or EMULATED[0]) not in EMULATED:
         raise UsageError.unknown("target for --emulate", arguments.target, EMULATED)
     elif not arguments.emulate and arguments.target is not None:
         raise UsageError(
@@ -103,7 +104,7 @@ def _emulate_kernels(arguments: argparse.Namespace) -> Any:
 
     from fusec.tools.report.emulation import emulate
 
-    target = arguments.target or EMULATED[-1]
+    target = arguments.target or EMULATED[0]
     said = f"running {arguments.model}: eagerly, in fp64 and emulated"
     return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
 

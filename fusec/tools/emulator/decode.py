@@ -25,7 +25,8 @@ from fusec.tools.emulator.parse import (
     Symbol,
 )
 from fusec.tools.emulator.parse import Vector as Parts
-from fusec.tools.emulator.rules import RULES, Row
+from fusec.tools.emulator.row import Row
+from fusec.tools.emulator.rules import RULES
 from fusec.tools.emulator.vocabulary import CODES, pipe_of
 
 LANES = 32
@@ -34,7 +35,8 @@ SHARED_BASE = 1024
 """Where a block's shared memory begins: the system keeps the first KiB."""
 LOCAL_BASE = 16
 
-_WIDTHS = {"pred": 1, "b8": 2, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b64": 8, "u64": 8}
+_WIDTHS = {"pred": 1, "b64": 8, "u64": 8}
+_WIDTHS |= dict.fromkeys(("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16"), 2)
 _WIDTHS |= {"s64": 8, "f64": 8, "b32": 4, "u32": 4, "s32": 4, "f32": 4}
 _SPECIALS = {
     "%tid.x": "TID_X", "%ntid.x": "NTID_X", "%ctaid.x": "CTAID_X", "%ctaid.y": "CTAID_Y",

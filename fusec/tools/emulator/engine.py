@@ -27,7 +27,8 @@ from fusec.tools.emulator.vocabulary import PIPES, enumerations, handlers
 _FOLDER = Path(__file__).parent / "engine"
 _PARTS = (
     "program.h", "clocks.h", "blocks.h", "warp.h", "floats.h", "integers.h", "arithmetic.h",
-    "memory.h", "threads.h", "barriers.h", "asynchronous.h", "matrix.h", "control.h", "engine.cpp",
+    "memory.h", "threads.h", "barriers.h", "asynchronous.h", "matrix.h",
+    "scaled.h", "tensor.h", "control.h", "engine.cpp",
 )  # fmt: skip
 _LIBRARY = "emulator.so"
 PATIENCE_S = 300.0

@@ -54,6 +54,11 @@ KINDS = (
     "mbarrier race",
     "register count",
     "race between blocks",
+    "outside of tensor memory",
+    "tensor memory race",
+    "uninitialised tensor memory",
+    "tensor memory allocation",
+    "tensor memory leak",
 )
 """The kinds of faults, by the engine's codes (``engine/warp.h``)."""
 
@@ -72,8 +77,8 @@ _MEANINGS = {
     "no such mbarrier": "there is no mbarrier at {address}",
     "mbarrier touched": "there is an mbarrier at {address}, which an ordinary access hits",
     "too many arrivals": "more arrivals than the mbarrier expects in this phase",
-    "register in flight": "a register is touched that a wgmma under way uses: no wgmma.wait_group "
-    "covers it",
+    "register in flight": "a register is touched that a wgmma under way uses, or that is loaded "
+    "from tensor memory: no wait covers it",
     "not waited for": "the block ends before this has been waited for",
     "divergent warp": "not all lanes of the warp are here",
     "bad descriptor": "descriptor {address} has a base offset",
@@ -91,6 +96,14 @@ _MEANINGS = {
     "gives some back; 24 to 256, in steps of 8",
     "race between blocks": "another block touches global memory at {address}, one of them writes "
     "it ({bytes} bytes), and nothing orders blocks",
+    "outside of tensor memory": "{bytes} columns at {address} (lane and column) are not allocated, "
+    "or another warp's lanes",
+    "tensor memory race": "tensor memory at {address} (lane and column) is touched while a product "
+    "or another warp may still use it: no commit that somebody awaits, and no wait, orders the two",
+    "uninitialised tensor memory": "tensor memory at {address} (lane and column) was never written",
+    "tensor memory allocation": "{bytes} columns: no power of two from 32 to 512, no allocation of "
+    "that size, or none is allowed any more",
+    "tensor memory leak": "{bytes} columns at {address} are never given back",
 }
 
 

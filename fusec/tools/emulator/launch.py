@@ -331,13 +331,17 @@ class Compiled:
         """Compile a kernel for a GPU.
 
         Raises:
-            BuildError: if Triton or ptxas rejects it, or the GPU has less shared memory.
+            BuildError: if Triton or ptxas rejects it, or the GPU has less shared or tensor memory.
             UnknownPtx: for PTX that the emulator does not know.
         """
         asm = assembly_of(kernel, target)
         shared, limit = asm.metadata["shared"], PROCESSORS[target].shared_bytes
         if shared > limit:
             said = f"{shared} bytes of shared memory; {target} has {limit}"
+            raise BuildError((f"a launch of {kernel.name}", target), said)
+        columns, most = asm.metadata.get("tmem_size", 0), PROCESSORS[target].tensor_columns
+        if columns > most:
+            said = f"{columns} columns of tensor memory; {target} has {most}"
             raise BuildError((f"a launch of {kernel.name}", target), said)
         code = Code.of(asm.text("ptx"), kernel.source, asm.metadata["shared"])
         return Compiled(kernel, code, tuple(asm.metadata.get("tensordesc_meta") or ()))

@@ -1,7 +1,8 @@
 """Parse PTX: a kernel's parameters, registers, arrays and instructions, each with its line.
 
-It reads only what LLVM prints for Triton, inline assembly included: one entry function, no calls.
-Debug directives are skipped except ``.loc``, which has an instruction's source line.
+It reads only what LLVM prints for Triton, inline assembly included: one entry function. Functions
+that it calls (``functions.py``) are written out where they are called. Debug directives are skipped
+except ``.loc``, which has an instruction's source line.
 
 Grammar of an instruction: ``@!%p1 ld.global.v2.b32 {%r1, %r2}, [%rd1+8];``
 
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusec.tools.emulator.faults import UnknownPtx
+from fusec.tools.emulator.functions import CALL, Function, inlined, split_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ _ARRAY = re.compile(
     r"(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*(.+))?$",
     re.S,
 )
+_ARGUMENT = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z](\d+)\s+(\w+)(?:\[(\d+)\])?")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _LABEL = re.compile(r"([$\w]+):")
@@ -140,6 +143,7 @@ def parse(ptx: str) -> Kernel:
     Raises:
         UnknownPtx: for other PTX than LLVM prints for Triton.
     """
+    functions, ptx = split_functions(ptx)
     entry = _ENTRY.search(ptx)
     if entry is None:
         raise UnknownPtx("", 0, "no entry function")
@@ -148,7 +152,7 @@ def parse(ptx: str) -> Kernel:
     if threads is None:
         raise UnknownPtx(name, 0, "no .reqntid says how many threads a block has")
     registers = re.search(r"\.maxnreg\s+(\d+)", entry[3])
-    body = _Body(name, _own_files(ptx))
+    body = _Body(name, _own_files(ptx), functions)
     body.read(ptx[: entry.start()], 1, outside=True)
     body.read(_body_text(ptx[entry.end() :]), ptx.count("\n", 0, entry.end()) + 1)
     return Kernel(
@@ -192,40 +196,52 @@ def _params(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 class _Body:
-    """A reader of a function's statements: its declarations and its instructions."""
+    """A reader of a function's statements: its declarations and its instructions.
 
-    def __init__(self, name: str, own_files: frozenset[int]) -> None:
+    Attributes:
+        arguments: arrays of local memory that stand for a call's parameters, by their names in it.
+    """
+
+    def __init__(
+        self, name: str, own_files: frozenset[int], functions: dict[str, Function]
+    ) -> None:
         self.name = name
         self.own_files = own_files
+        self.functions = functions
+        self.arguments: dict[str, str] = {}
         self.registers: dict[str, str] = {}
         self.arrays: list[Array] = []
+        self.names: set[str] = set()  # of arrays
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
         self.place = 0
         self.scopes = 0
-        self.scope = ""
+        self.scope: list[str] = []
+        self.calls = 0
 
     def read(self, text: str, line: int, *, outside: bool = False) -> None:
         """Read statements; ``line`` is that of the text's first one."""
         for statement, at in _statements(text, line):
             if statement == "{":
                 self.scopes += 1
-                self.scope = f"{self.scopes}"
+                self.scope.append(f"{self.scopes}")
             elif statement == "}":
-                self.scope = ""
+                self.scope.pop()
             elif match := re.fullmatch(_LABEL, statement):
                 self.labels[self._scoped(match[1])] = len(self.instructions)
             elif statement.startswith(".loc "):
                 self._loc(statement)
             elif statement.startswith("."):
                 self._directive(statement)
+            elif not outside and statement.startswith("call"):
+                self._call(statement, at)
             elif not outside:
                 self._instruction(statement, at)
 
     def _scoped(self, name: str) -> str:
         """Return a label's or register's name; names of inline assembly are local to its scope."""
-        return name if name[0] in "$%" or not self.scope else f"{name}@{self.scope}"
+        return name if name[0] in "$%" or not self.scope else f"{name}@{self.scope[-1]}"
 
     def _loc(self, statement: str) -> None:
         match = _LOC.match(statement)
@@ -243,13 +259,18 @@ class _Body:
                 self._declare(match[1], name.strip())
         elif match := _ARRAY.match(statement):
             self._array(*match.groups())
+        elif match := _ARGUMENT.match(statement):
+            align, bits, name, count = match.groups()
+            self.arguments[name] = f"{name}_{len(self.arrays)}"
+            self._array("local", align or "8", bits, self.arguments[name], count, None)
         elif match := re.match(r"\.branchtargets\s+(.+)", statement, re.S):
             label = next(reversed(self.labels))
             self.tables[label] = tuple(t.strip() for t in match[1].split(","))
 
     def _declare(self, kind: str, name: str) -> None:
         if match := re.fullmatch(r"([%\w$]+)<(\d+)>", name):
-            self.registers |= {f"{match[1]}{k}": kind for k in range(int(match[2]))}
+            for k in range(int(match[2])):
+                self.registers[self._scoped(f"{match[1]}{k}")] = kind
         else:
             self.registers[self._scoped(name)] = kind
 
@@ -260,7 +281,19 @@ class _Body:
         found = [int(v, 0) for v in re.findall(r"-?\w+", values or "")]
         contents = b"".join((v % (1 << 8 * each)).to_bytes(each, "little") for v in found)
         size = each * int(count or 1) if count != "" else 0
+        self.names.add(name)
         self.arrays.append(Array(name, space, int(align or 1), size, contents.ljust(size, b"\0")))
+
+    def _call(self, statement: str, line: int) -> None:
+        """Read a function's statements in place of its call."""
+        match = CALL.fullmatch(statement)
+        function = self.functions.get(match[2]) if match else None
+        if match is None or function is None:
+            raise UnknownPtx(self.name, line, statement)
+        names = [name.strip() for name in f"{match[1] or ''},{match[3] or ''}".split(",")]
+        given = [self.arguments[name] for name in names if name]
+        self.calls += 1
+        self.read(inlined(function, given, self.calls), function.line)
 
     def _instruction(self, statement: str, line: int) -> None:
         match = _INSTRUCTION.fullmatch(statement)
@@ -272,7 +305,12 @@ class _Body:
         if guard is not None:
             predicate = Register(self._scoped(guard), bool(negated))
         parts = tuple(opcode.replace("::", "_").split("."))
+        if any(isinstance(o, Address) and self._is_argument(o.base) for o in operands):
+            parts = tuple("local" if part == "param" else part for part in parts)
         self.instructions.append(Instruction(parts, operands, predicate, line, self.place))
+
+    def _is_argument(self, base: Register | Symbol | Literal) -> bool:
+        return isinstance(base, Symbol) and base.name in self.arguments.values()
 
     def _operand(self, text: str, line: int) -> Operand:
         if text.startswith("{"):
@@ -285,7 +323,9 @@ class _Body:
         if atom is not None:
             return atom
         name = self._scoped(text)
-        return Register(name) if name in self.registers else Symbol(name)
+        if name in self.registers:
+            return Register(name)
+        return Symbol(text if text in self.names else name)
 
     def _atom(self, text: str, line: int) -> Register | Literal:
         atom = _atom(text)
@@ -305,7 +345,8 @@ class _Body:
             raise UnknownPtx(self.name, line, f"address {text!r}")
         offset = int(match[2], 0) if match[2] else 0
         atom = _atom(match[1])
-        return Address(Symbol(match[1]) if atom is None else atom, offset, coordinates)
+        name = self.arguments.get(match[1], match[1])
+        return Address(Symbol(name) if atom is None else atom, offset, coordinates)
 
 
 def _statements(text: str, line: int) -> Iterator[tuple[str, int]]:

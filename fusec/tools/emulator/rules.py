@@ -7,49 +7,18 @@ and are dropped: `launch` runs blocks one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from fusec.errors import InternalError
-from fusec.tools.emulator.parse import (
-    Address,
-    Instruction,
-    Literal,
-    Operand,
-    Register,
-    Symbol,
-    Vector,
-)
+from fusec.tools.emulator.copies import copy_rule, without_hint
+from fusec.tools.emulator.parse import Instruction, Literal, Register, Symbol, Vector
+from fusec.tools.emulator.products import mma_rule, tensor_rule, wgmma_rule
+from fusec.tools.emulator.row import Kind, Row, Rule
 from fusec.tools.emulator.vocabulary import CODES, FLAG
-
-Kind = Callable[[Operand], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A decoded instruction, before its operands have offsets; see ``engine/program.h``.
-
-    Attributes:
-        operands: an integer is a constant.
-        target: the label of a branch, or of its table.
-    """
-
-    operation: str
-    operands: tuple[Operand | int, ...] = ()
-    type: int = 0
-    source: int = 0
-    choice: int = 0
-    flags: int = 0
-    count: int = 0
-    target: str = ""
-
-
-Rule = Callable[[Instruction, Kind], Row | None]
 
 _INTEGERS = {
     f"{k}{n}": CODES[f"{'S' if k == 's' else 'U'}{n}"] for k in "bus" for n in (8, 16, 32, 64)
 }
-_FLOATS = {name: CODES[name.upper()] for name in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")}
+_FLOATS = {
+    name: CODES[name.upper()] for name in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
+}
 _TYPES = {**_INTEGERS, **_FLOATS, "pred": CODES["PRED"]}
 _ROUNDINGS = {"rn": "RN", "rz": "RZ", "rm": "RM", "rp": "RP", "rna": "RNA"}
 _ROUNDINGS |= {"rni": "RN", "rzi": "RZ", "rmi": "RM", "rpi": "RP"}
@@ -118,11 +87,30 @@ def _floats(operation: str, words: str = "rn ftz sat approx full") -> Rule:
     usual = _plain(operation, words, _FLOATS)
 
     def rule(one: Instruction, kind: Kind) -> Row | None:
-        return usual(one, kind) or (directed(one, kind) if operation in _DIRECTED else None)
+        if len(one.operands) not in _TERMS.get(operation, (2,)):
+            return None
+        found = usual(one, kind)
+        if found is None and operation in _DIRECTED:
+            found = directed(one, kind) or _mixed(operation, one)
+        return found
 
     return rule
 
 
+def _mixed(operation: str, one: Instruction) -> Row | None:
+    """Return the row of a sum in f32 that takes all but its last term in 16 bits, or None."""
+    words, types = set(one.opcode[1:-2]), one.opcode[-2:]
+    if types not in (("f32", "f16"), ("f32", "bf16")) or operation == "fmul":
+        return None
+    if not words <= {"rn", "rz", "rm", "rp", "sat"}:
+        return None
+    type_, source = (_FLOATS[name] for name in types)
+    return Row(operation, one.operands, type_, source, _rounding(one), _flags(one))
+
+
+_TERMS: dict[str, tuple[int, ...]] = {"ffma": (4,), "fmin": (3, 4), "fmax": (3, 4)}
+_TERMS |= dict.fromkeys(("fadd", "fsub", "fmul", "fdiv", "copysign"), (3,))
+"""Operands of operations that have more than one term; the result is one of them."""
 _DIRECTED = ("fadd", "fsub", "fmul", "ffma")
 
 
@@ -265,10 +253,6 @@ def _space(one: Instruction) -> int:
     return CODES[next((_SPACES[w] for w in one.opcode[1:] if w in _SPACES), "GENERIC")]
 
 
-def _without_hint(one: Instruction) -> tuple[Operand, ...]:
-    return one.operands[:-1] if "L2_cache_hint" in one.opcode else one.operands
-
-
 def _vector(one: Instruction) -> int:
     return next((int(w[1:]) for w in one.opcode if w in ("v2", "v4", "v8")), 1)
 
@@ -282,7 +266,7 @@ def _ld(one: Instruction, _: Kind) -> Row | None:
     if not _moves_memory(one):
         return None
     n = _vector(one)
-    operands = _without_hint(one)
+    operands = without_hint(one)
     return Row("ld", operands, type=_TYPES[one.opcode[-1]], choice=_space(one), count=n)
 
 
@@ -290,7 +274,7 @@ def _st(one: Instruction, _: Kind) -> Row | None:
     if not _moves_memory(one):
         return None
     n, found = _vector(one), _TYPES[one.opcode[-1]]
-    return Row("st", _without_hint(one), type=found, choice=_space(one), count=n)
+    return Row("st", without_hint(one), type=found, choice=_space(one), count=n)
 
 
 def _atom(one: Instruction, _: Kind) -> Row | None:
@@ -301,7 +285,7 @@ def _atom(one: Instruction, _: Kind) -> Row | None:
     returns = one.opcode[0] == "atom"
     return Row(
         "atom",
-        _without_hint(one),
+        without_hint(one),
         type=_TYPES[one.opcode[-1]],
         choice=_space(one),
         flags=FLAG["RETURNS"] if returns else 0,
@@ -336,10 +320,14 @@ def _vote(one: Instruction, _: Kind) -> Row | None:
 
 
 def _redux(one: Instruction, _: Kind) -> Row | None:
-    if one.opcode[-1] not in _INTEGERS:
-        return None
+    kind, words = one.opcode[-1], set(one.opcode[3:-1])
     made = CODES[f"ATOMIC_{one.opcode[2].upper()}"]
-    return Row("redux", one.operands, type=_INTEGERS[one.opcode[-1]], count=made)
+    if kind == "f32" and words <= {"NaN", "abs"}:
+        flags = _flags(one) | (FLAG["IGNORES"] if "abs" in words else 0)
+        return Row("redux", one.operands, type=_FLOATS[kind], flags=flags, count=made)
+    if kind not in _INTEGERS or words:
+        return None
+    return Row("redux", one.operands, type=_INTEGERS[kind], count=made)
 
 
 # -- barriers --------------------------------------------------------------------------------------
@@ -381,113 +369,6 @@ def _mbarrier(one: Instruction, _: Kind) -> Row | None:
         flags = FLAG["TESTS"] if "test_wait" in words else 0
         return Row("mbarrier_wait", operands[:3], flags=flags)
     return None
-
-
-# -- asynchronous copies ---------------------------------------------------------------------------
-
-
-def _group(one: Instruction, queue: str) -> Row | None:
-    if "commit_group" in one.opcode:
-        return Row("commit", choice=CODES[queue])
-    if "wait_all" in one.opcode:
-        return Row("wait_group", choice=CODES[queue], count=-1)
-    number = one.operands[0] if one.operands else None
-    if not isinstance(number, Literal):
-        return None
-    return Row("wait_group", choice=CODES[queue], count=number.bits)
-
-
-def _cp(one: Instruction, kind: Kind) -> Row | None:
-    words = one.opcode
-    if words[1:3] == ("async", "bulk"):
-        return _group(one, "STORES") if words[3].endswith("_group") else _bulk(one)
-    if words[2].endswith("_group") or words[2] == "wait_all":
-        return _group(one, "COPIES")
-    if words[2:4] == ("mbarrier", "arrive"):
-        flags = FLAG["UNCOUNTED"] if "noinc" in words else 0
-        return Row("cp_async_arrive", one.operands, flags=flags)
-    target, source, size, *rest = _without_hint(one)
-    if words[2] not in ("ca", "cg") or not isinstance(size, Literal):
-        return None
-    read = rest[0] if rest else size
-    flags = FLAG["IGNORES"] if kind(read) == "pred" else 0
-    operands = (target, source, size, read)
-    return Row("cp_async", operands, flags=flags, count=size.bits)
-
-
-def _bulk(one: Instruction) -> Row | None:
-    words, operands = one.opcode, one.operands
-    if words[3] != "tensor" or words[4] not in ("1d", "2d", "3d", "4d", "5d"):
-        return None
-    rank, rest = int(words[4][0]), words[5:]
-    loads = ("shared_cta", "global"), ("shared_cluster", "global")
-    if rest[:2] in loads and set(rest[2:]) <= {"mbarrier_complete_tx_bytes", "tile"}:
-        to, (map_, coordinates), object_ = operands[0], _tensor(operands[1]), operands[2]
-        return Row("bulk_load", (to, map_, object_, *coordinates), count=rank)
-    if rest[:2] == ("global", "shared_cta") and set(rest[2:]) <= {"bulk_group", "tile"}:
-        map_, coordinates = _tensor(operands[0])
-        return Row("bulk_store", (map_, operands[1], *coordinates), count=rank)
-    return None
-
-
-def _tensor(operand: Operand) -> tuple[Operand, tuple[Operand, ...]]:
-    """Return the address of a tensor map, and the coordinates beside it."""
-    if not isinstance(operand, Address):
-        raise InternalError(f"{operand} is no place in a tensor")
-    return replace(operand, coordinates=()), operand.coordinates
-
-
-# -- products --------------------------------------------------------------------------------------
-
-_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
-_FACTORS = {name: CODES[name.upper()] for name in _BYTES}
-
-
-def _multiply(left: str, right: str) -> bool:
-    """Return True for types of factors: one for both, unless these are floats of 8 bits."""
-    return left in _FACTORS and (left == right or _BYTES[left] == _BYTES.get(right) == 1)
-
-
-def _mma(one: Instruction, _: Kind) -> Row | None:
-    words = one.opcode
-    if words[1:3] != ("sync", "aligned") or words[4:6] != ("row", "col"):
-        return None
-    if words[3] == "m8n8k4" and set(words[6:]) == {"f64"}:
-        return Row("mma_f64", one.operands)
-    if words[6] != "f32" or words[9] != "f32" or not _multiply(*words[7:9]):
-        return None
-    left = one.operands[1]
-    shape = words[3].split("k")
-    if shape[0] != "m16n8" or not isinstance(left, Vector):
-        return None
-    if int(shape[1]) * _BYTES[words[7]] != 8 * len(left.parts):
-        return None
-    source, other = _FACTORS[words[7]], _FACTORS[words[8]]
-    return Row("mma", one.operands, source=source, choice=other, count=len(left.parts))
-
-
-def _wgmma(one: Instruction, _: Kind) -> Row | None:
-    words = one.opcode
-    if words[1] == "fence":
-        return Row("wgmma_fence")
-    if words[1] != "mma_async":
-        return _group(one, "PRODUCTS")
-    shape, (sums, *factors) = words[4], words[5:8]
-    n = int(shape.partition("n")[2].partition("k")[0])
-    if sums != "f32" or not _multiply(*factors):
-        return None
-    d, a, b, add, *rest = one.operands
-    flags, signs = 0, [int(r.bits) for r in rest[:2] if isinstance(r, Literal)]
-    in_registers = isinstance(a, Vector)
-    flags |= FLAG["FROM_REGISTERS"] if in_registers else 0
-    flags |= FLAG["NEGATES"] if signs[0] * signs[1] < 0 else 0
-    orders = [int(r.bits) for r in rest[2:] if isinstance(r, Literal)]
-    if _BYTES[factors[0]] == 2 and in_registers:
-        orders = [0, *orders]
-    for order, name in zip(orders, ("LEFT_TRANSPOSED", "RIGHT_TRANSPOSED"), strict=False):
-        flags |= FLAG[name] if order else 0
-    source, other = _FACTORS[factors[0]], _FACTORS[factors[1]]
-    return Row("wgmma", (d, a, b, add), source=source, choice=other, flags=flags, count=n)
 
 
 # -- control ---------------------------------------------------------------------------------------
@@ -582,9 +463,10 @@ RULES: dict[str, Rule] = {
     "fence": _fence,
     "membar": _nothing,
     "mbarrier": _mbarrier,
-    "cp": _cp,
-    "mma": _mma,
-    "wgmma": _wgmma,
+    "cp": copy_rule,
+    "mma": mma_rule,
+    "wgmma": wgmma_rule,
+    "tcgen05": tensor_rule,
     "bra": _bra,
     "brx": _brx,
     "ret": lambda _one, _: Row("ret"),

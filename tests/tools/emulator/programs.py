@@ -84,6 +84,10 @@ def transcendental(x: Tensor) -> Any:
     )
 
 
+def f64_trigonometry(x: Tensor) -> Any:
+    return (x * 1e12).sin() + x.cos()
+
+
 def integers(i: Tensor) -> Any:
     return i // 7, i % 5, i << 2, i >> 1, i & 3, i.float().round().to(torch.int8)
 
@@ -100,6 +104,10 @@ MEMORY = {
     "a transpose": Program(lambda x, y: x + y.T, [row(0, 70, 130), row(1, 130, 70)],
         r"pointwise.*grid\*64.*grid\*64"),
     "transcendental functions": Program(transcendental, [row(0, 8, 100, dtype=F32)], "pointwise"),
+    "trigonometry of f64": Program(f64_trigonometry, [row(0, 8, 100, dtype=F32).double()],
+        "pointwise"),
+    "codes of 8 bits": Program(lambda i, s: i.to(BF16) * s,
+        [(torch.arange(512) % 256 - 128).to(torch.int8), row(0, 512)], "pointwise"),
     "integers": Program(integers, [torch.arange(-300, 300)], "pointwise"),
     "embedding": Program(lambda t, i: F.gelu(F.embedding(i, t)), [row(0, 40, 64), torch.arange(30)],
         "pointwise", train=True),

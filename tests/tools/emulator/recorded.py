@@ -48,10 +48,14 @@ class Launched:
 
 
 def record(
-    fn: Callable[..., Any], *inputs: torch.Tensor, train: bool = False, **options: str
+    fn: Callable[..., Any],
+    *inputs: torch.Tensor,
+    train: bool = False,
+    target: str = "sm_90",
+    **options: str,
 ) -> list[Launched]:
     """Run a function, and its backward to train it, in the emulator; return launches in order."""
-    emulator = Emulator.of("sm_90", {"race": "fused", **options})
+    emulator = Emulator.of(target, {"race": "fused", **options})
     torch._dynamo.reset()
     given = [x.detach().requires_grad_(train) for x in inputs]
     with calls_of(EmulatedKernel.__call__) as calls, torch.set_grad_enabled(train):
@@ -78,33 +82,33 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 
 
 @functools.cache
-def softmax() -> Launched:
+def softmax(target: str = "sm_90") -> Launched:
     """A row of 1000 in 1024 lanes: masked loads and stores."""
-    (one,) = record(lambda x: x.softmax(-1), normal(3, 1000))
+    (one,) = record(lambda x: x.softmax(-1), normal(3, 1000), target=target)
     return one
 
 
 @functools.cache
-def layer_norm() -> Launched:
+def layer_norm(target: str = "sm_90") -> Launched:
     """Rows over several warps, which add up in shared memory."""
     w, b = normal(4096), normal(4096, scale=0.5)
-    (one,) = record(lambda x: F.layer_norm(x, (4096,), w, b), normal(4, 4096))
+    (one,) = record(lambda x: F.layer_norm(x, (4096,), w, b), normal(4, 4096), target=target)
     return one
 
 
 @functools.cache
-def linear(descriptors: str) -> Launched:
-    """A ragged product with an epilogue: by cp.async, or by descriptors, and wgmma."""
+def linear(descriptors: str, target: str = "sm_90") -> Launched:
+    """A ragged product with an epilogue: by cp.async, or by descriptors, on tensor cores."""
     x, w, b = normal(200, 264), normal(328, 264, scale=0.06), normal(328)
-    (one,) = record(lambda x: F.gelu(F.linear(x, w, b)), x, descriptors=descriptors)
+    (one,) = record(lambda x: F.gelu(F.linear(x, w, b)), x, target=target, descriptors=descriptors)
     return one
 
 
 @functools.cache
-def computed() -> Launched:
-    """A product whose left operand is computed, in registers; the right one by descriptors."""
+def computed(target: str = "sm_90") -> Launched:
+    """A product whose left operand is computed; the right one comes by descriptors."""
     x, w, y = normal(136, 512), normal(264, 512, scale=0.06), normal(136, 264)
-    (one,) = record(lambda x: F.linear(F.gelu(x), w) + y, x, descriptors="always")
+    (one,) = record(lambda x: F.linear(F.gelu(x), w) + y, x, target=target, descriptors="always")
     return one
 
 

@@ -16,14 +16,14 @@ SOFTMAX, NORM = recorded.softmax, recorded.layer_norm
 RACES = ("race with a write", "race with a read", "uninitialised read")
 
 
-def copied() -> Launched:
+def copied(target: str) -> Launched:
     """A product whose tiles come by cp.async."""
-    return recorded.linear("never")
+    return recorded.linear("never", target)
 
 
-def described() -> Launched:
+def described(target: str) -> Launched:
     """A product whose tiles come by descriptors."""
-    return recorded.linear("always")
+    return recorded.linear("always", target)
 
 
 def one_more(text: str, number: int = 0) -> Callable[[str], str]:
@@ -37,15 +37,34 @@ def unmasked(text: str, number: int) -> Callable[[str], str]:
 
 def no_prologue_barriers(ptx: str) -> str:
     """Drop the barriers before the loop, which let all warps know that mbarriers are made."""
-    head, label, rest = ptx.partition("$L__BB0_1:")
-    return re.sub(r"bar\.sync\s+0;", "", head) + label + rest
+    made = ptx.index("mbarrier.init")
+    label = re.compile(r"\$L__BB0_\d+:").search(ptx, made)
+    assert label is not None
+    return ptx[:made] + re.sub(r"bar\.sync\s+0;", "", ptx[made : label.end()]) + ptx[label.end() :]
+
+
+def unawaited(number: int) -> Callable[[str], str]:
+    """Return an edit that goes on without waiting for an mbarrier's phase."""
+    return changed("try_wait", lambda line: "setp.eq.s32 complete, 0, 0;", number)
+
+
+def without_barrier_behind(text: str) -> Callable[[str], str]:
+    """Return an edit that drops the first barrier behind a text."""
+
+    def edit(ptx: str) -> str:
+        at = ptx.index(text)
+        return ptx[:at] + re.sub(r"bar\.sync\s+0;", "", ptx[at:], count=1)
+
+    return edit
 
 
 def both_copies_uncommitted(ptx: str) -> str:
     return ptx.replace("cp.async.bulk.commit_group;", "")
 
 
-PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]]] = {
+Planted = dict[str, tuple[Callable[[str], Launched], dict[str, Any], tuple[str, ...]]]
+
+EVERYWHERE: Planted = {
     "a load's mask is removed": (
         SOFTMAX, {"edit": unmasked("ld.global", 3)}, ("out of bounds",)),
     "a store's mask is removed": (
@@ -61,22 +80,13 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
         NORM, {"edit": without("st.shared", 0)}, ("uninitialised read",)),
     "cp.async.wait_group leaves one too many": (
         copied, {"edit": one_more("cp.async.wait_group")}, RACES),
-    "the loop's barrier is removed": (copied, {"edit": without("bar.sync", 1)}, RACES),
+    "the barrier behind it is removed": (
+        copied, {"edit": without_barrier_behind("cp.async.wait_group")}, RACES),
     "a tile's copy is off by 16 bytes": (
         copied, {"edit": with_instead("+ 0 ], [", "+ 16 ], [", 0)},
         (*RACES, "outside of shared memory")),
-    "the loop's wgmma.wait_group leaves one too many": (
-        copied, {"edit": one_more("wgmma.wait_group", 0)}, RACES),
-    "the last wgmma.wait_group leaves one too many": (
-        copied, {"edit": one_more("wgmma.wait_group", 1)}, ("register in flight",)),
-    "a left operand is computed while wgmma reads the last one": (
-        recorded.computed, {"edit": one_more("wgmma.wait_group", 0)},
-        ("register in flight", *RACES)),
-    "the fence before wgmma is removed": (
-        copied, {"edit": without("fence.proxy.async")}, ("no proxy fence",)),
-    "wgmma.fence is removed": (copied, {"edit": without("wgmma.fence")}, ("no wgmma fence",)),
     "the fence before a bulk store is removed": (
-        described, {"edit": without("fence.proxy.async")}, ("no proxy fence",)),
+        described, {"edit": without("fence.proxy.async", -1)}, ("no proxy fence",)),
     "expect_tx expects half": (
         described, {"edit": with_instead("32768;", "16384;", 0)}, RACES),
     "expect_tx expects twice as much": (
@@ -84,6 +94,7 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
     "a wait has the wrong phase": (
         described, {"edit": changed("try_wait", lambda s: re.sub(r"%r\d+;", "1;", s), 0)},
         (*RACES, "deadlock")),
+    "a load's phase is not awaited": (described, {"edit": unawaited(0)}, RACES),
     "an mbarrier expects two arrivals": (
         described, {"edit": changed("mbarrier.init", lambda s: s.replace(", 1;", ", 2;"), 0)},
         ("deadlock",)),
@@ -107,23 +118,88 @@ PLANTED: dict[str, tuple[Callable[[], Launched], dict[str, Any], tuple[str, ...]
                             box=lambda b: (*b, 1))},
         ("no such tensor map",)),
 }  # fmt: skip
+"""Faults of kernels for each GPU."""
+
+WGMMA: Planted = {
+    "the loop's wgmma.wait_group leaves one too many": (
+        copied, {"edit": one_more("wgmma.wait_group", 0)}, RACES),
+    "the last wgmma.wait_group leaves one too many": (
+        copied, {"edit": one_more("wgmma.wait_group", 1)}, ("register in flight",)),
+    "a left operand is computed while wgmma reads the last one": (
+        recorded.computed, {"edit": one_more("wgmma.wait_group", 0)},
+        ("register in flight", *RACES)),
+    "the fence before wgmma is removed": (
+        copied, {"edit": without("fence.proxy.async")}, ("no proxy fence",)),
+    "wgmma.fence is removed": (copied, {"edit": without("wgmma.fence")}, ("no wgmma fence",)),
+}  # fmt: skip
+
+TENSOR = "tensor memory race"
+TENSOR_MEMORY: Planted = {
+    "a product is not committed": (copied, {"edit": without("tcgen05.commit", 0)}, ("deadlock",)),
+    "the last product is not awaited": (copied, {"edit": unawaited(-1)}, (TENSOR,)),
+    "a tile is overwritten while it is multiplied": (copied, {"edit": unawaited(0)}, RACES),
+    "sums are used before they are loaded": (
+        copied, {"edit": without("tcgen05.wait::ld", 0)}, ("register in flight",)),
+    "zeros are not stored when a product adds to them": (
+        copied, {"edit": without("tcgen05.wait::st", 0)}, (TENSOR,)),
+    "a computed operand is not stored when it is multiplied": (
+        recorded.computed, {"edit": without("tcgen05.wait::st", 1)}, (TENSOR,)),
+    "a computed operand is overwritten while it is multiplied": (
+        recorded.computed, {"edit": unawaited(2)}, (TENSOR,)),
+    "tensor memory is not given back": (
+        copied, {"edit": without("tcgen05.dealloc", 0)}, ("tensor memory leak",)),
+    "half of the tensor memory is given back": (
+        copied, {"edit": changed("tcgen05.dealloc", lambda s: s.replace(" 128;", " 64;"), 0)},
+        ("tensor memory allocation",)),
+    "sums are beyond the allocation": (
+        copied, {"edit": changed("tcgen05.ld", lambda s: s.replace("+ 0]", "+ 128]"), 0)},
+        ("outside of tensor memory",)),
+    "the address is read before it is there": (
+        copied, {"edit": without_barrier_behind("tcgen05.alloc")}, RACES),
+    "the fence before a product is removed": (
+        copied, {"edit": without("fence.proxy.async")}, ("no proxy fence",)),
+}  # fmt: skip
+"""Faults of tcgen05."""
+
+FRAGMENTS: Planted = {
+    "the last copies are not awaited": (copied, {"edit": one_more("cp.async.wait_group")}, RACES),
+    "tiles are overwritten while they are read": (
+        copied, {"edit": without("bar.sync", 2)}, RACES),
+    "tiles that are multiplied come too late": (described, {"edit": unawaited(0)}, RACES),
+    "a fragment is read from beside its tile": (
+        copied, {"edit": changed("ldmatrix", lambda s: s.replace("+4096]", "+4104]"), 1)},
+        ("misaligned",)),
+    "a fragment is read from beyond shared memory": (
+        copied, {"edit": changed("ldmatrix", lambda s: s.replace("+4096]", "+409600]"), 1)},
+        ("outside of shared memory",)),
+}  # fmt: skip
+"""Faults of mma, whose operands warps load from shared memory."""
+
+PLANTED = {
+    (target, name): planted
+    for target, own in {"sm_90": WGMMA, "sm_100": TENSOR_MEMORY, "sm_120": FRAGMENTS}.items()
+    for name, planted in {**EVERYWHERE, **own}.items()
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_found_in_each_order_of_warps(name: str, seed: int) -> None:
-    launched, change, kinds = PLANTED[name]
-    found = launched().fault(seed=seed, **change)
+@pytest.mark.parametrize(("target", "name"), PLANTED)
+def test_a_planted_fault_is_found_in_each_order_of_warps(target: str, name: str, seed: int) -> None:
+    launched, change, kinds = PLANTED[target, name]
+    found = launched(target).fault(seed=seed, **change)
     assert found is not None, "nothing was found"
     assert found.kind in kinds, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("launched", [SOFTMAX, NORM, copied, described, recorded.computed])
-def test_kernels_as_they_are_have_no_fault(launched: Callable[[], Launched], seed: int) -> None:
-    assert launched().fault(seed=seed) is None
+def test_kernels_as_they_are_have_no_fault(
+    launched: Callable[[str], Launched], target: str, seed: int
+) -> None:
+    assert launched(target).fault(seed=seed) is None
 
 
 def test_a_fault_says_where_it_is_in_each_language() -> None:

@@ -65,6 +65,72 @@ def test_names_of_inline_assembly_belong_to_their_braces() -> None:
     assert (out == 0).all()
 
 
+CALLED = """
+.func  (.param .b64 func_retval0) twice_or_zero(
+	.param .b64 twice_or_zero_param_0,
+	.param .b32 twice_or_zero_param_1
+)                                       // -- Begin function
+{
+	.local .align 8 .b8 	__local_depot1[8];
+	.reg .pred %p<2>;
+	.reg .b32 %r<2>;
+	.reg .b64 %rd<4>;
+	ld.param.b64 %rd1, [twice_or_zero_param_0];
+	ld.param.b32 %r1, [twice_or_zero_param_1];
+	mov.b64 %rd3, __local_depot1;
+	st.local.b64 [%rd3], %rd1;
+	mov.b64 %rd2, 0;
+	st.param.b64 [func_retval0], %rd2;
+	setp.eq.b32 %p1, %r1, 0;
+	@%p1 ret;
+	ld.local.b64 %rd2, [%rd3];
+	add.s64 %rd2, %rd2, %rd1;
+	st.param.b64 [func_retval0], %rd2;
+	ret;
+}
+"""
+CALL = """
+	{ // callseq 0, 0
+	.param .b64 	param0;
+	.param .b32 	param1;
+	.param .b64 	retval0;
+	st.param.b64 	[param0], %d5;
+	st.param.b32 	[param1], %r1;
+	call.uni (retval0), twice_or_zero, (param0, param1);
+	ld.param.b64 	%d5, [retval0];
+	} // callseq 0
+"""
+
+
+def test_a_function_runs_where_it_is_called() -> None:
+    """Odd lanes get four times their number: two calls, each with registers of its own."""
+    body = (
+        "	and.b32 %r1, %r0, 1;\n	cvt.u64.u32 %d5, %r0;\n" + 2 * CALL +
+        "	mad.wide.u32 %d1, %r0, 8, %d0;\n	st.global.b64 [%d1], %d5;"
+    )  # fmt: skip
+    text = kernel(body, 1).replace(HEADER, HEADER + CALLED)
+    out = np.zeros(32, np.int64)
+    buffers = ((out.ctypes.data, out.nbytes),)
+    launch(Code.of(text), (1, 1, 1), Arguments((out.ctypes.data,), buffers), 0)
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(out, np.where(lanes % 2, 4 * lanes, 0))
+
+
+def test_registers_of_inline_assembly_may_be_numbered() -> None:
+    body = """
+	{
+	.reg .s8 s<2>;
+	.reg .b16 %unused;
+	mov.b16 {s0, s1}, 0xff02;
+	cvt.s32.s8 %r1, s1;
+	}
+	mad.wide.u32 %d1, %r0, 4, %d0;
+	st.global.b32 [%d1], %r1;"""
+    out = np.zeros(32, np.int32)
+    run(body, out)
+    assert (out == -1).all()
+
+
 def test_a_module_array_can_be_read() -> None:
     text = kernel(
         "	mov.b64 %d1, table;\n	ld.global.b32 %r1, [%d1+4];\n	st.global.b32 [%d0], %r1;", 1

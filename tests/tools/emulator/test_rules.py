@@ -133,6 +133,12 @@ FLOATS: list[Row] = [
     ("abs.ftz.f32 {d}, {0};", F32, (F32,), np.abs),
     ("min.f32 {d}, {0}, {1};", F32, (F32, F32), np.fmin),
     ("max.NaN.f32 {d}, {0}, {1};", F32, (F32, F32), np.maximum),
+    (
+        "max.NaN.f32 {d}, {0}, {1}, {2};",
+        F32,
+        (F32, F32, F32),
+        lambda a, b, c: np.maximum(np.maximum(a, b), c),
+    ),
     ("copysign.f32 {d}, {0}, {1};", F32, (F32, F32), lambda a, b: np.copysign(b, a)),
     ("sqrt.rn.f32 {d}, {0};", F32, (F32,), np.sqrt),
     ("rcp.approx.ftz.f32 {d}, {0};", F32, (F32,), lambda a: 1 / a),
@@ -145,6 +151,14 @@ FLOATS: list[Row] = [
     ("add.sat.f32 {d}, {0}, {1};", F32, (F32, F32), lambda a, b: abs(np.clip(a + b, 0, 1))),
     ("add.f16 {d}, {0}, {1};", F16, (F16, F16), lambda a, b: a + b),
     ("mul.f16 {d}, {0}, {1};", F16, (F16, F16), lambda a, b: a * b),
+    ("add.rn.f32.bf16 {d}, {0}, {1};", F32, (BF16, F32), lambda a, b: single(a) + b),
+    ("sub.f32.f16 {d}, {0}, {1};", F32, (F16, F32), lambda a, b: a.astype(F32) - b),
+    (
+        "fma.rn.f32.bf16 {d}, {0}, {1}, {2};",
+        F32,
+        (BF16, BF16, F32),
+        lambda a, b, c: fused(single(a), single(b), c),
+    ),
     ("setp.neu.f32 {d}, {0}, {1};", BOOL, (F32, F32), lambda a, b: ~(a == b)),
     ("setp.gt.f64 {d}, {0}, {1};", BOOL, (F64, F64), lambda a, b: a > b),
     ("setp.nan.f32 {d}, {0}, {1};", BOOL, (F32, F32), lambda a, b: np.isnan(a) | np.isnan(b)),
@@ -204,6 +218,24 @@ def test_an_instruction_computes_what_numpy_does(row: Row) -> None:
         assert (np.signbit(found) == np.signbit(expected))[~np.isnan(expected)].all()
     else:
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "terms", "meaning"),
+    [
+        ("add.rn", 2, lambda a, b: a + b),
+        ("sub", 2, lambda a, b: a - b),
+        ("mul.ftz", 2, lambda a, b: a * b),
+        ("fma.rn", 3, lambda a, b, c: fused(a, b, c)),
+    ],
+)
+def test_pairs_of_f32_are_two_operations(
+    opcode: str, terms: int, meaning: Callable[..., np.ndarray]
+) -> None:
+    pairs = [np.stack([sample(F32, 2 * n), sample(F32, 2 * n + 1)], 1) for n in range(terms)]
+    names = ", ".join(f"{{{n}}}" for n in range(terms))
+    found = each_lane(f"{opcode}.f32x2 {{d}}, {names};", U64, *(pair.view(U64) for pair in pairs))
+    np.testing.assert_array_equal(found.view(F32).reshape(32, 2), meaning(*pairs))
 
 
 def test_directed_roundings_bracket_the_exact_sum() -> None:

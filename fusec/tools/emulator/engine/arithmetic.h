@@ -30,12 +30,25 @@ static Work<T> started(T x, const Instruction& i) {
   return i.flags & FTZ ? flush(value) : value;
 }
 
-// d = f(a, b, c) for one type; packed pairs of 16 bits are two such operations.
+// Sums in f32 may take all but their last term in 16 bits, of the type `source`.
+template <class T>
+static Lanes<T> fetch_term(const Warp& w, const Instruction& i, int64_t k) {
+  if (i.source == 0 || k + 1 == i.operands) return fetch<T>(w, i, k);
+  Lanes<uint16_t> bits = fetch<uint16_t>(w, i, k);
+  Lanes<T> out;
+  for (int l = 0; l < LANES; l++) {
+    float value = i.source == F16 ? value_of(Half{bits[l]}) : value_of(Brain{bits[l]});
+    if constexpr (std::is_same_v<T, float>) out[l] = value;
+  }
+  return out;
+}
+
+// d = f(a, b, c) for one type; packed pairs are two such operations.
 template <class T, class F>
 static void floats(Warp& w, const Instruction& i, F f) {
-  Lanes<T> a = fetch<T>(w, i, 1), b{}, c{}, d;
-  if (i.operands > 2) b = fetch<T>(w, i, 2);
-  if (i.operands > 3) c = fetch<T>(w, i, 3);
+  Lanes<T> a = fetch_term<T>(w, i, 1), b{}, c{}, d;
+  if (i.operands > 2) b = fetch_term<T>(w, i, 2);
+  if (i.operands > 3) c = fetch_term<T>(w, i, 3);
   for (int l = 0; l < LANES; l++) {
     d[l] = finished<T>(f(started(a[l], i), started(b[l], i), started(c[l], i)), i);
   }
@@ -57,7 +70,27 @@ static void packed_floats(Warp& w, const Instruction& i, F f) {
 }
 
 template <class F>
+static void packed_singles(Warp& w, const Instruction& i, F f) {
+  Lanes<std::array<float, 2>> in[3]{}, out;
+  for (int64_t k = 1; k < i.operands; k++) {
+    Lanes<uint64_t> bits = fetch<uint64_t>(w, i, k);
+    memcpy(&in[k - 1], &bits, sizeof(bits));
+  }
+  for (int l = 0; l < LANES; l++) {
+    for (int h = 0; h < 2; h++) {
+      float x[3];
+      for (int k = 0; k < 3; k++) x[k] = started(in[k][l][h], i);
+      out[l][h] = finished<float>(f(x[0], x[1], x[2]), i);
+    }
+  }
+  Lanes<uint64_t> bits;
+  memcpy(&bits, &out, sizeof(bits));
+  put(w, i, 0, bits);
+}
+
+template <class F>
 static void float_op(Warp& w, const Instruction& i, F f) {
+  if (i.type == F32X2) return packed_singles(w, i, f);
   if (i.type == F16X2) return packed_floats<Half>(w, i, f);
   if (i.type == BF16X2) return packed_floats<Brain>(w, i, f);
   with_float(i.type, [&](auto tag) { floats<decltype(tag)>(w, i, f); });
@@ -147,17 +180,20 @@ static void run_tanh(Warp& w, const Instruction& i) {
   float_op(w, i, [](auto a, auto, auto) { return std::tanh(a); });
 }
 
-// The other operand wins over a NaN, unless the operation keeps NaNs.
+// The other operand wins over a NaN, unless the operation keeps NaNs. There may be three of them.
 template <class F>
 static void extremum(Warp& w, const Instruction& i, F better) {
   bool keeps = i.flags & NANS;
-  float_op(w, i, [&](auto a, auto b, auto) {
+  auto of_two = [&](auto a, auto b) {
     if (std::isnan(a) || std::isnan(b)) {
       if (keeps) return std::numeric_limits<decltype(a)>::quiet_NaN();
       return std::isnan(a) ? b : a;
     }
     if (a == b) return better(std::copysign(1, a), std::copysign(1, b)) ? a : b;
     return better(a, b) ? a : b;
+  };
+  float_op(w, i, [&](auto a, auto b, auto c) {
+    return i.operands > 3 ? of_two(of_two(a, b), c) : of_two(a, b);
   });
 }
 static void run_fmin(Warp& w, const Instruction& i) {

@@ -222,6 +222,7 @@ static void run_bulk_store(Warp& w, const Instruction& i) {
 }
 
 static void complete_product(Warp& w, Pending& p);
+static void complete_tensor_product(Warp& w, Pending& p);
 static void settle_product(Warp& w, const Pending& p);
 
 static void complete(Warp& w, Pending& p) {
@@ -232,7 +233,8 @@ static void complete(Warp& w, Pending& p) {
     case Pending::PRODUCT: return complete_product(w, p);
     case Pending::BULK_LOAD: return complete_bulk_load(w, p);
     case Pending::BULK_STORE: return complete_bulk_store(w, p);
-    case Pending::ARRIVE: break;
+    case Pending::TENSOR_PRODUCT: return complete_tensor_product(w, p);
+    default: break;  // ARRIVE
   }
   auto found = w.block->mbarriers.find((uint32_t)p.origin[0]);
   if (found == w.block->mbarriers.end()) return;

@@ -77,7 +77,7 @@ static void run_mbarrier_init(Warp& w, const Instruction& i) {
   if (!shared_bytes(w, i, lane, address, 8, unknown)) return;
   Mbarrier& b = block.mbarriers[address];
   b.count = b.pending = (int64_t)uniform(w, i, 2);
-  b.agent = 4 * (int)block.warps.size() + block.mbarriers_made++ % BULK_AGENTS;
+  b.agent = 6 * (int)block.warps.size() + block.mbarriers_made++ % BULK_AGENTS;
   b.made = now(w);
   block.shadow.set_object(address, 8, true, index_of(w, i));
 }

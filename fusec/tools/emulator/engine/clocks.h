@@ -1,12 +1,13 @@
 // Who knows of what: vector clocks of warps and asynchronous engines, and a shadow of shared memory.
 //
 // An *agent* is a warp, or what copies or multiplies for one: its cp.async engine, its wgmma engine,
-// its bulk stores, or the bulk loads that report to one mbarrier. An access is an epoch (agent, time).
+// its bulk stores, its loads or stores of tensor memory, or the bulk loads that report to one
+// mbarrier. An access is an epoch (agent, time).
 // It is ordered before what an actor does if the actor's clock knows that time of that agent. Clocks
 // are joined by barriers and waits (Flanagan, Freund: FastTrack, PLDI 2009).
 
 constexpr int AGENTS = 256;
-constexpr int BULK_AGENTS = 64;
+constexpr int BULK_AGENTS = 62;
 
 struct Clock {
   std::array<uint32_t, AGENTS> times{};
@@ -50,6 +51,13 @@ class Shadow {
       note_reader(i, actor);
     }
     return FINE;
+  }
+
+  bool is_written(size_t first, size_t count) const {
+    for (size_t i = first; i < first + count; i++) {
+      if (!writer_[i].time) return false;
+    }
+    return true;
   }
 
   // Two that write the same value race with nobody: warps that share data store it all the same.

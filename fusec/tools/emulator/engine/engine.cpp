@@ -15,6 +15,7 @@ static void trace(const Warp& w, const Instruction& i) {
   switch (i.op) {
     case OP_bulk_load: case OP_bulk_store: case OP_cp_async: case OP_wgmma: case OP_wait_group:
     case OP_mbarrier_wait: case OP_mbarrier_arrive: case OP_bar: case OP_set_registers:
+    case OP_tensor_mma: case OP_tensor_commit: case OP_tensor_load: case OP_tensor_store:
       m.launch->events[m.counts->events++] = {
           place[0] + grid[0] * (place[1] + grid[1] * place[2]), w.number, index_of(w, i)};
   }
@@ -44,7 +45,7 @@ static bool step(Warp& w) {
     return true;
   }
   if (w.running) HANDLERS[i.op](w, i);
-  if (w.products && i.op != OP_wgmma) watch_factors(w, i);
+  if (w.products && i.op != OP_wgmma) watch_factors(w, i), pass_on_loaded(w, i);
   if (w.polling) return false;
   count(m, i);
   if (w.running) trace(w, i);
@@ -69,7 +70,8 @@ static bool complete_one(Block& block) {
       bool earlier = false;  // is there one, which products and arrivals have to follow
       for (auto& p : w.queues[kind].waiting) {
         if (p->done) continue;
-        bool follows = p->kind == Pending::PRODUCT || p->kind == Pending::ARRIVE;
+        bool follows = p->kind == Pending::PRODUCT || p->kind == Pending::ARRIVE ||
+                       p->kind == Pending::TENSOR_PRODUCT;
         if (!(follows && earlier)) choices.push_back({&w, p.get()});
         earlier = true;
       }
@@ -161,7 +163,9 @@ static void start_warp(Block& block, Warp& w, int number) {
 // What a block leaves behind: copies and products that nobody waited for, mbarriers in mid-phase.
 static void check_end(Block& block) {
   while (!stopped(*block.machine) && complete_one(block)) {}
+  check_tensor_memory(block);
   for (Warp& w : block.warps) {
+    drop_committed(w);
     for (int kind : {PRODUCTS, STORES}) {
       for (auto& p : w.queues[kind].waiting) {
         raise_at(w, index_of(w, *p->instruction), NOT_WAITED, -1, -1);

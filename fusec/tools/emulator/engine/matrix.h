@@ -8,6 +8,7 @@ static float element_value(const uint8_t* at, int64_t type) {
     case BF16: memcpy(&bits, at, 2); return value_of(Brain{bits});
     case E4M3: return value_of_e4m3(*at);
     case E5M2: return value_of_e5m2(*at);
+    case U8: return *at;
     case TF32: memcpy(&f, at, 4); return to_tf32(f);
     default: memcpy(&f, at, 4); return f;
   }
@@ -205,12 +206,12 @@ static void run_wgmma(Warp& w, const Instruction& i) {
   w.queues[PRODUCTS].waiting.push_back(made);
 }
 
-static void multiply(const std::vector<float>& a, const std::vector<float>& b, int64_t depth,
-                     int64_t columns, std::vector<float>& c) {
-  for (int64_t r = 0; r < 16; r++) {
+static void multiply(const std::vector<float>& a, const std::vector<float>& b, int64_t rows,
+                     int64_t depth, int64_t columns, std::vector<float>& c) {
+  for (int64_t r = 0; r < rows; r++) {
     float* sum = c.data() + r * columns;
     for (int64_t k = 0; k < depth; k++) {
-      float factor = a[(size_t)(k * 16 + r)];
+      float factor = a[(size_t)(k * rows + r)];
       const float* row = b.data() + k * columns;
       for (int64_t n = 0; n < columns; n++) sum[n] += factor * row[n];
     }
@@ -237,7 +238,7 @@ static void complete_product(Warp& w, Pending& p) {
   Tile tile = Tile::of(p.right, i.flags & RIGHT_TRANSPOSED, each);
   if (!read_tile(w, p, tile, i.choice, 0, columns, depth, b)) return;
   bool coarse = has_8_bits(i.source);
-  if (!coarse) multiply(a, b, depth, columns, c);
+  if (!coarse) multiply(a, b, 16, depth, columns, c);
   Mask running = w.running;
   w.running = ALL_LANES;
   for (int64_t k = 0; k < sums; k++) {
@@ -274,11 +275,13 @@ static void settle_product(Warp& w, const Pending& p) {
 
 static void run_wgmma_fence(Warp& w, const Instruction&) { w.fenced_at = w.step; }
 
-// Accumulators of a product under way may not be touched.
+// Accumulators of a product under way may not be touched, nor what is being loaded.
 static bool touches_sums(Warp& w, const Instruction& i) {
   for (int64_t k = 0; k < i.operands; k++) {
     const Operand& o = operand(w, i, k);
-    if (o.width < 2 || o.number < 0 || w.in_flight[o.number] != SUMMED) continue;
+    if (o.width < 2 || o.number < 0) continue;
+    bool loaded = w.in_flight[o.number] == LOADED && i.op != OP_pack;
+    if (w.in_flight[o.number] != SUMMED && !loaded) continue;
     raise(w, i, IN_FLIGHT, -1, o.number);
     return true;
   }

@@ -53,11 +53,30 @@ static void run_activemask(Warp& w, const Instruction& i) {
   put(w, i, 0, d);
 }
 
+// The extremum of f32; a NaN wins or loses. IGNORES: of the absolute values.
+static void redux_float(Warp& w, const Instruction& i, Mask members) {
+  Lanes<float> a = fetch<float>(w, i, 1), d;
+  float best = std::numeric_limits<float>::quiet_NaN();
+  bool first = true, nan = false;
+  for (int l = 0; l < LANES; l++) {
+    if (!(members >> l & 1)) continue;
+    float value = i.flags & IGNORES ? std::fabs(a[l]) : a[l];
+    if (std::isnan(value)) {
+      nan = true;
+    } else if (first || (i.count == ATOMIC_MAX ? value > best : value < best)) {
+      best = value, first = false;
+    }
+  }
+  d.fill(nan && i.flags & NANS ? std::numeric_limits<float>::quiet_NaN() : best);
+  put(w, i, 0, d);
+}
+
 // result, value, members
 static void run_redux(Warp& w, const Instruction& i) {
   Mask members = (Mask)uniform(w, i, 2);
   if (!together(w, i, members)) return;
   members &= w.active;
+  if (i.type == F32) return redux_float(w, i, members);
   with_integer(i.type, [&](auto tag) {
     using T = decltype(tag);
     Lanes<T> a = fetch<T>(w, i, 1), d;

@@ -6,7 +6,9 @@ struct Block;
 // One asynchronous operation, from its issue until a wait covers it. It takes effect at a random
 // point in between, all at once.
 struct Pending {
-  enum Kind { COPY, PRODUCT, BULK_LOAD, BULK_STORE, ARRIVE } kind;
+  enum Kind {
+    COPY, PRODUCT, BULK_LOAD, BULK_STORE, ARRIVE, TENSOR_PRODUCT, TENSOR_LOAD, TENSOR_STORE
+  } kind;
   const Instruction* instruction;
   Clock known, fenced;  // of the issuer, at issue
   Epoch epoch;
@@ -37,8 +39,8 @@ struct Queue {
 
 static_assert(QUEUES == 3, "a queue for each kind of group");
 
-// What a product under way does with a register.
-enum InFlight : uint8_t { FREE, SUMMED, MULTIPLIED };
+// What a product under way does with a register; or a load from tensor memory fills it.
+enum InFlight : uint8_t { FREE, SUMMED, MULTIPLIED, LOADED };
 
 struct Warp {
   Block* block;
@@ -47,7 +49,8 @@ struct Warp {
   std::vector<uint8_t> in_flight;    // by register: InFlight
   std::vector<uint32_t> changed_at;  // by register: when it was written, in steps
   uint32_t step = 1, fenced_at = 0;  // of the last wgmma.fence
-  int products = 0;                  // in flight
+  int products = 0;                  // in flight, and loads from tensor memory
+  std::vector<int64_t> loaded;  // registers
   int64_t pc = 0;
   int64_t meeting = -1;           // where the active lanes wait for others
   std::vector<Path> paths;        // of lanes that wait, the last one goes on first
@@ -74,6 +77,16 @@ struct Mbarrier {
   Clock arriving, arriving_fenced, complete, complete_fenced, users;
 };
 
+constexpr int64_t TENSOR_LANES = 128, TENSOR_COLUMNS = 512;
+
+struct TensorMemory {
+  std::vector<uint32_t> cells = std::vector<uint32_t>(TENSOR_LANES * TENSOR_COLUMNS);
+  Shadow shadow{TENSOR_LANES * TENSOR_COLUMNS, 0};
+  std::array<int64_t, TENSOR_COLUMNS> held{};  // by column: the columns of its allocation, or 0
+  std::map<int64_t, int64_t> allocated;        // first column: the instruction
+  bool relinquished = false;
+};
+
 struct Machine {
   const Launch* launch;
   Fault* fault;
@@ -97,6 +110,7 @@ struct Block {
   std::map<uint32_t, Mbarrier> mbarriers;
   std::vector<std::shared_ptr<Pending>> loads;  // bulk loads under way
   std::array<uint32_t, AGENTS> async_times{};
+  std::shared_ptr<TensorMemory> tensor;  // from the first use on
   int mbarriers_made = 0;
   uint64_t happened = 1;       // phases that ended, registers that were given back
   int64_t free_registers = 0;  // of a thread, for a warp that asks
@@ -107,7 +121,7 @@ enum Faults {
   NO_FENCE, DEADLOCK, NO_MBARRIER, OBJECT_TOUCHED, TOO_MANY_ARRIVALS, IN_FLIGHT, NOT_WAITED,
   DIVERGED, BAD_DESCRIPTOR, NO_TENSOR_MAP, STEP_LIMIT, TRAP, BARRIER_COUNT, NO_WGMMA_FENCE,
   TRANSACTION_COUNT, UNSUPPORTED, LOCAL_BOUNDS, MBARRIER_RACE, REGISTER_COUNT,
-  BLOCK_RACE,
+  BLOCK_RACE, TENSOR_BOUNDS, TENSOR_RACE, TENSOR_UNINITIALISED, TENSOR_ALLOCATION, TENSOR_LEAK,
 };  // the names are in faults.py, in this order
 
 static bool stopped(const Machine& m) { return m.fault->code != 0; }
@@ -250,6 +264,8 @@ static int agent_of(const Warp& w, Pending::Kind kind) {
   switch (kind) {
     case Pending::COPY: return warps + w.number;
     case Pending::PRODUCT: return 2 * warps + w.number;
+    case Pending::TENSOR_LOAD: return 4 * warps + w.number;
+    case Pending::TENSOR_STORE: return 5 * warps + w.number;
     default: return 3 * warps + w.number;
   }
 }
