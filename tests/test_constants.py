@@ -39,6 +39,7 @@ DEFINITIONS = {
         "frontend/ops/winograd": {"OF_PIXELS", "OF_SUMS", "OF_WEIGHTS"},
         "frontend/ops/activations": {"_TANH_CUBE"},
         "ir/online": {"LEAST", "ONE"},
+        "ir/ranges": {"EXACT"},
         "passes/graph/simplify": {"_NEUTRAL"},
         "passes/kernel/masks": {"LOWEST"},
     },

@@ -14,6 +14,7 @@ from fusec.ir.dtype import F8, F32, HALF, DType
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, cast, loads, reductions
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
+from fusec.ir.ranges import holds
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 from fusec.ir.serial import hits_of
 
@@ -58,7 +59,8 @@ def cut_factors(node: Expr) -> Factors | None:
     narrow = F8 if found.coarse else HALF
     x, y = _operand(found.left, narrow), _operand(found.right, narrow)
     if x.dtype is not y.dtype and not {x.dtype, y.dtype} <= set(F8):
-        x, y = cast(x, F32), cast(y, F32)
+        kind = next((k.dtype for k in (x, y) if k.dtype in HALF and _both(k.dtype, x, y)), F32)
+        x, y = _as_type(x, kind), _as_type(y, kind)
     return replace(found, left=x, right=y)
 
 
@@ -99,6 +101,15 @@ def sides(node: Expr) -> Factors | None:
     a, b = body.args
     left, right = a.axes - b.axes - over, b.axes - a.axes - over
     return Factors(a, b, left, right, (a.axes & b.axes) - over, COARSE_TERMS[body.name])
+
+
+def _both(kind: DType, *operands: Expr) -> bool:
+    """Return True if a type of 16 bits has the values of both operands: integers, perhaps."""
+    return all(x.dtype is kind or holds(kind, x) for x in operands)
+
+
+def _as_type(operand: Expr, kind: DType) -> Expr:
+    return operand if operand.dtype is kind else cast(cast(operand, F32), kind)
 
 
 def _operand(factor: Expr, narrow: tuple[DType, ...]) -> Expr:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusec.ir.contraction import sides
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, postorder
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder, reductions
 from fusec.ir.expr import substitute as substitute_index
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, Runtime, floordiv, index, mod, product
+from fusec.ir.rewrite import Normalizer, inline_loads
 
 WIDEST_PANEL = 128
 """Columns of the widest panel: a wider one is a row-major matrix with terms on other pages."""
@@ -39,6 +40,7 @@ class StreamedProduct:
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
         itemsize: bytes of a weight.
+        integers: weights are integers in memory, and converted as they are read.
         panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter: a
             part of each panel.
     """
@@ -50,6 +52,7 @@ class StreamedProduct:
     itemsize: int
     panel: int = 0
     batch: tuple[Axis, ...] = ()
+    integers: bool = False
 
 
 def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
@@ -70,8 +73,8 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
         if not _is_contiguous(few, over):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
-            size = _itemsize(many)
-            return StreamedProduct(ordered, columns, few, over.extent, size, batch=batch)
+            size, whole = _itemsize(many), reads_integers(many)
+            return StreamedProduct(ordered, columns, few, over.extent, size, 0, batch, whole)
         panel = 0 if batch else _panel(many, over, columns)
         if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
             return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
@@ -97,6 +100,29 @@ def copies_from_tables(graph: Graph) -> dict[Buffer, Def]:
     Their readers may load from the table: the weights of a product, one matrix for each row.
     """
     return {line.buffer: line for line in graph.defs if _picks(line.expr)}
+
+
+def conversions_of_integers(graph: Graph, simplify: Normalizer) -> dict[Buffer, Def]:
+    """Return the definitions that compute each element from integers, which may be a weight's.
+
+    They are whole: their producers that are such, too, are inlined.
+    """
+    found: dict[Buffer, Def] = {}
+    for line in graph.defs:
+        whole = inline_loads(line, found, simplify)
+        if not reductions(whole.expr) and reads_integers(whole.expr):
+            found[line.buffer] = whole
+    return found
+
+
+def reads_integers(value: Expr) -> bool:
+    """Return True if a value's largest tensors, more than an eighth of the largest, are integers.
+
+    Smaller ones are scales, of columns or of groups of terms.
+    """
+    sizes = {n: product(n.buffer.shape).hint() for n in loads((value,))}
+    most = max(sizes.values(), default=0)
+    return bool(most) and all(n.dtype.is_integer for n, size in sizes.items() if size * 8 > most)
 
 
 def _picks(value: Expr) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from fusec.codegen.lowering.values import uniform_comparison
 from fusec.codegen.triton.rules import GPU_RULES
-from fusec.ir.dtype import BF16, BOOL, F32, I32, I64, DType
+from fusec.ir.dtype import BF16, BOOL, F32, I8, I32, I64, DType
 from fusec.ir.expr import Cast, Const, Expr, Load, Reduce, Select, loads, op
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, IntoIndex, Runtime, index
@@ -81,6 +81,7 @@ EXAMPLES: dict[str, Expr] = {
     "implicit_rounding": Cast(Cast(X, BF16), F32),
     "own_type": Cast(Q, BOOL),
     "repeated_rounding": op("round_bf16", op("round_bf16", X)),
+    "rounded_integer": op("round_bf16", Cast(Cast(at("n", M), I8), F32)),
     "decided_comparison": op("lt", position(M, I32), position(8, I32)),
     "narrow_comparison": below(M, 5),
     "random_comparison": op("lt", op("mul", RANDOM, f32(2.0**-24)), f32(0.3)),

@@ -116,6 +116,7 @@ typedef unsigned char m_u8, m_bool;
 #define FUSEC_HALVES_OF_WORDS(x) __builtin_ia32_pmovdw512_mask(x, vi16{}, -1)
 #define FUSEC_WORDS_OF_BYTES(b) __builtin_ia32_pmovzxbd512_mask((c8x16)b, vi32{}, -1)
 #define FUSEC_BYTES_OF_WORDS(x) __builtin_ia32_pmovdb512_mask(x, c8x16{}, -1)
+#define FUSEC_WORDS_OF_SIGNED(b) __builtin_ia32_pmovsxbd512_mask((c8x16)b, vi32{}, -1)
 #define FUSEC_EVEN_PRODUCTS(x, y) __builtin_ia32_pmuludq512_mask(x, y, hi64{}, -1)
 #define FUSEC_MASK_BITS(m) __builtin_ia32_cvtd2mask512(m)
 typedef char c8x16 __attribute__((vector_size(16)));
@@ -132,6 +133,13 @@ typedef char c8x16 __attribute__((vector_size(16)));
 #define FUSEC_TO_F16(x) __builtin_ia32_vcvtps2ph256(x, 0)
 #endif
 #define FUSEC_WORDS_OF_HALVES(h) __builtin_ia32_pmovzxwd256(h)
+#define FUSEC_WORDS_OF_BYTES(b) __builtin_ia32_pmovzxbd256(fusec_lower(b))
+#define FUSEC_WORDS_OF_SIGNED(b) __builtin_ia32_pmovsxbd256(fusec_lower(b))
+typedef char c8x16 __attribute__((vector_size(16)));
+FUSEC_INLINE c8x16 fusec_lower(vu8 b) {
+  typedef long long two __attribute__((vector_size(16)));
+  return (c8x16)two{(long long)b, 0};
+}
 #define FUSEC_EVEN_PRODUCTS(x, y) __builtin_ia32_pmuludq256(x, y)
 #define FUSEC_MASK_BITS(m) __builtin_ia32_movmskps256((vf32)(m))
 #elif FUSEC_W == 4
@@ -658,10 +666,15 @@ FUSEC_INLINE vu32 fusec_words(vu16 x) { return FUSEC_CONVERT(x, vu32); }
 #endif
 #ifdef FUSEC_WORDS_OF_BYTES
 FUSEC_INLINE vu32 fusec_words(vu8 x) { return (vu32)FUSEC_WORDS_OF_BYTES(x); }
+FUSEC_INLINE vi32 fusec_signed_words(vu8 x) { return (vi32)FUSEC_WORDS_OF_SIGNED(x); }
+#else
+FUSEC_INLINE vu32 fusec_words(vu8 x) { return fusec_words(FUSEC_CONVERT(x, vu16)); }
+FUSEC_INLINE vi32 fusec_signed_words(vu8 x) { return fusec_wrap((vi32)fusec_words(x), 24); }
+#endif
+#ifdef FUSEC_BYTES_OF_WORDS
 FUSEC_INLINE vu16 fusec_halves(vu32 x) { return (vu16)FUSEC_HALVES_OF_WORDS((vi32)x); }
 FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return (vu8)FUSEC_BYTES_OF_WORDS((vi32)x); }
 #else
-FUSEC_INLINE vu32 fusec_words(vu8 x) { return fusec_words(FUSEC_CONVERT(x, vu16)); }
 FUSEC_INLINE vu16 fusec_halves(vu32 x) { return FUSEC_CONVERT(x, vu16); }
 FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu16), vu8); }
 #endif
@@ -727,8 +740,7 @@ FUSEC_ACCESS(f16, raw16, vf32, float, fusec_f16_value(r), fusec_f16_bits(v),
              fusec_f16_value(vu16{} + s)[0], (m_f16)fusec_f16_bits(v_f32(v))[0])
 FUSEC_ACCESS(i16, raw16, vi32, int, fusec_wrap((vi32)fusec_words(r), 16), fusec_halves((vu32)v), s,
              (m_i16)v)
-FUSEC_ACCESS(i8, raw8, vi32, int, fusec_wrap((vi32)fusec_words(r), 24), fusec_bytes((vu32)v), s,
-             (m_i8)v)
+FUSEC_ACCESS(i8, raw8, vi32, int, fusec_signed_words(r), fusec_bytes((vu32)v), s, (m_i8)v)
 FUSEC_ACCESS(u8, raw8, vi32, int, (vi32)fusec_words(r), fusec_bytes((vu32)v), s, (m_u8)v)
 FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((vu32)-v.v), s != 0,
              v)

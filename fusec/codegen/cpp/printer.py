@@ -306,9 +306,9 @@ class CppPrinter:
         self.frees.append(f"fusec_free({name});")
 
     def prefetch(self, load: Load) -> None:
-        """Print a prefetch of a later iteration's load, unless all grid iterations share it."""
+        """Print a prefetch of a later iteration's load, unless the first grid axis shares it."""
         (offset,) = load.indices
-        own = any(axis in offset.axes for axis in self.program.grid)
+        own = any(axis in offset.axes for axis in self.program.grid[:1])
         if not self.loops or not own or self.along_lane(offset)[1] is not index(1):
             return
         step = offset.coefficient(self.loops[-1])

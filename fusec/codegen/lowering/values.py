@@ -17,7 +17,7 @@ from functools import partial
 from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
 from fusec.ir.combine import State, carried, combine, folded, identities
-from fusec.ir.contraction import Factors, cut_factors
+from fusec.ir.contraction import Factors, cut_factors, sides
 from fusec.ir.dtype import BF16, F8, I32, DType
 from fusec.ir.expr import (
     Buffer,
@@ -149,6 +149,8 @@ class Values:
         for node in postorder(exprs):
             if not isinstance(node, Reduce) or (parts := cut_factors(node)) is None:
                 continue
+            if parts.left.dtype in self.plan.widened:
+                parts = sides(node) or parts
             owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
             if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
                 (terms,) = owned[2] & lanes

@@ -31,9 +31,18 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.fallbacks import named_arguments
-from fusec.frontend.fx_passes.fx_nodes import call_like, cast_like, fakes_of, hint_of, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import (
+    call_like,
+    cast_like,
+    count_elements,
+    fakes_of,
+    hint_of,
+    tensor_of,
+)
 from fusec.frontend.shapes import from_torch_dtype
+from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.decision import Decision
+from fusec.ir.expr import reach
 
 aten = torch.ops.aten
 
@@ -52,14 +61,14 @@ def widen_operands(
     gm: fx.GraphModule,
     targets: tuple[Any, ...],
     slow: Collection[torch.dtype],
-    few: int,
+    tuning: LoopTuning,
     keep: Collection[fx.Node],
 ) -> fx.GraphModule:
     """Compute some operations in f32 whose types the library is slow with, in place.
 
     Args:
         targets: PRODUCTS or CONVOLUTIONS.
-        few: rows up to which kernels of fusec's own stream the weights of a product.
+        tuning: how many rows kernels of fusec's own stream the weights of a product for.
         keep: nodes that are left as they are.
     """
     found = [
@@ -68,7 +77,7 @@ def widen_operands(
         for node in gm.graph.find_nodes(op="call_function", target=target)
         if node not in keep
         and fakes_of(node.meta["val"])[0].dtype in slow
-        and not _streams(node, few)
+        and not _streams(node, tuning)
     ]
     for node in found:
         _widen(node, slow)
@@ -122,7 +131,7 @@ def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
     return cast_like(node, made, node.meta["val"].dtype)
 
 
-def _streams(node: fx.Node, few: int) -> bool:
+def _streams(node: fx.Node, tuning: LoopTuning) -> bool:
     """Return True for a product of few rows that a kernel of fusec's own may compute."""
     if node.target in CONVOLUTIONS:
         return False
@@ -131,7 +140,20 @@ def _streams(node: fx.Node, few: int) -> bool:
     rows, columns = hint_of(a.shape[-2]), hint_of(b.shape[-1])
     if a.dim() == 3:  # a matrix for each row, perhaps gathered from a table
         return rows == 1 or columns == 1
+    few = tuning.widened_rows - 1 if _is_of_integers(node) else tuning.always
     return rows <= few and b.stride(0) == 1
+
+
+def _is_of_integers(node: fx.Node) -> bool:
+    """Return True if a product's weights are computed from integers, perhaps two in a byte."""
+    elements = count_elements(fakes_of(node.all_input_nodes[-1].meta["val"])[0])
+
+    def sources(made: fx.Node) -> list[fx.Node]:
+        tensors = ((n, tensor_of(n)) for n in made.all_input_nodes)
+        return [n for n, t in tensors if t is not None and count_elements(t) * 8 > elements]
+
+    found = reach([node.all_input_nodes[-1]], sources)
+    return any(from_torch_dtype(n.meta["val"].dtype).is_integer for n in found)
 
 
 def _widen(node: fx.Node, slow: Collection[torch.dtype]) -> None:

@@ -24,7 +24,7 @@ from fusec.ir.canonical import Canonical, canonical
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.contraction import is_product
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer, loads, postorder, reach
+from fusec.ir.expr import Buffer, loads, postorder, reach, reductions
 from fusec.ir.graph import (
     Argument,
     Def,
@@ -42,7 +42,12 @@ from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
 from fusec.ir.rewrite import inline_loads
-from fusec.ir.streamed import copies_from_tables, match_panels, match_skinny
+from fusec.ir.streamed import (
+    conversions_of_integers,
+    copies_from_tables,
+    match_panels,
+    match_skinny,
+)
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.graph.simplify import simplifier
@@ -132,11 +137,12 @@ def cut_with_products(
     """
     few = _skinny_products(graph, machine)
     panels = _panel_products(graph, machine.loops.panel) - few
+    integers = _integer_products(graph, machine.cached.integer_rows if machine.is_cpu else 0)
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
-        decomposed &= _attending(graph, machine) | few | panels
-    single = few | panels | _grouped_products(graph)
+        decomposed &= _attending(graph, machine) | few | panels | integers
+    single = few | panels | integers | _grouped_products(graph)
     known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
@@ -145,13 +151,13 @@ def cut_with_products(
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls, tried or cut)
-            rule = _IN_PANELS if calls <= panels else None
+            rule = _IN_PANELS if calls <= panels else _INTEGERS if calls <= integers else None
             decided = rule or _LOST
             if group is not None and judge is not None:
                 signature = group.signature
                 if signature not in known:
                     by_model = cache(partial(_by_model, group, machine))
-                    by_rule = (lambda: _IN_PANELS) if rule else by_model
+                    by_rule = (lambda rule=rule: rule) if rule else by_model
                     offered = Choice("group", group.describe, group, (LIBRARY,), by_rule, FUSED)
                     known[signature] = judge(offered)
                 decided = known[signature]
@@ -171,6 +177,7 @@ def cut_with_products(
 
 
 _IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
+_INTEGERS = Decided(f"{FUSED}0", "by rule: its weights are integers")
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
 
 
@@ -306,6 +313,27 @@ def _grouped_products(graph: Graph) -> set[str]:
         call.node
         for call in graph.externs
         if pairs_of(n for line in call.decomposition for n in postorder((line.expr,)))
+    }
+
+
+def _integer_products(graph: Graph, rows: int) -> set[str]:
+    """Return the calls of products of up to ``rows`` rows whose weights are integers in memory.
+
+    A kernel converts them as it reads them; the library would read them converted, four times as
+    many bytes, after a kernel that writes them.
+    """
+    simplify = simplifier()
+    known = conversions_of_integers(graph, simplify) if rows else {}
+
+    def converts(line: Def) -> bool:
+        whole = inline_loads(line, known, simplify)
+        products = (match_skinny(n, rows) for n in reductions(whole.expr))
+        return any(p is not None and p.integers for p in products)
+
+    return {
+        call.node
+        for call in graph.externs
+        if known and len(call.decomposition) == 1 and any(map(converts, call.decomposition))
     }
 
 

@@ -36,7 +36,12 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import copies_from_tables, match_panels, match_skinny
+from fusec.ir.streamed import (
+    conversions_of_integers,
+    copies_from_tables,
+    match_panels,
+    match_skinny,
+)
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
@@ -68,11 +73,12 @@ class _Inliner:
         self.is_cpu = machine.is_cpu
         self.uses = find_uses(graph)
         self.products = {line.buffer for line in graph.defs if multiplied(line.expr)}
-        self.copies = copies_from_tables(graph)
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
         self.simplify = simplifier()
+        weights = conversions_of_integers(graph, self.simplify) if self.skinny_rows else {}
+        self.weights = {**copies_from_tables(graph), **weights}
 
     def take(self, line: Def) -> tuple[Def, ...]:
         """Return a definition with its producers inlined; none if it is itself only inlined."""
@@ -136,14 +142,14 @@ class _Inliner:
         """Return True if ``buffer`` is the operand with the rows of a consumer, a skinny product or
         one of panels.
 
-        Each column, or panel, would compute it again. Views and casts are free, except for panels,
-        and except for casts of 8 bits.
+        Each column, or panel, would compute it again. Views and casts are free, except for panels
+        and blocks of rows (of integer weights), and except for casts of 8 bits.
         """
         match self.graph.nodes[reader]:
             case Def() as line if self.skinny_rows:
-                sums = reductions(inline_loads(line, self.copies, self.simplify).expr)
+                sums = reductions(inline_loads(line, self.weights, self.simplify).expr)
                 products = (match_skinny(n, self.skinny_rows) for n in sums)
-                found = [p.few for p in products if p and (computed or p.panel)]
+                found = [p.few for p in products if p and (computed or p.panel or p.integers)]
                 found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:

@@ -47,6 +47,7 @@ from fusec.ir.index import (
     most,
 )
 from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
+from fusec.ir.ranges import holds
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
@@ -97,6 +98,8 @@ def _is_number(node: Expr, value: float) -> TypeGuard[Const]:
 
 # -- casts and roundings ---------------------------------------------------------------------------
 
+_ROUNDED = {name: kind for kind, name in ROUND.items()}
+
 
 def implicit_rounding(node: Cast) -> Expr:
     """``f32(bf16(x))`` of an f32 x is x: between two operations nobody asked for the rounding."""
@@ -112,10 +115,15 @@ def own_type(node: Cast) -> Expr:
 
 
 def repeated_rounding(node: Op) -> Expr:
-    """``round_bf16(x)`` is x, where x is rounded already or is 0 or 1."""
+    """``round_bf16(x)`` is x, where x is rounded already."""
     (inner,) = node.args
-    exact = isinstance(inner, Cast) and inner.arg.dtype is BOOL
-    return inner if exact or _is_op(inner, node.name) else node
+    return inner if _is_op(inner, node.name) else node
+
+
+def rounded_integer(node: Op) -> Expr:
+    """``round_bf16(x)`` is x, where x is an integer that bf16 holds: an int8, a nibble, a mask."""
+    (inner,) = node.args
+    return inner if holds(_ROUNDED[node.name], inner) else node
 
 
 def loaded_rounding(node: Op) -> Expr:
@@ -465,6 +473,7 @@ VALUE_RULES = Rules(
     (implicit_rounding, Cast),
     (own_type, Cast),
     (repeated_rounding, *ROUND.values()),
+    (rounded_integer, *ROUND.values()),
     (decided_comparison, *OPPOSITE),
     (narrow_comparison, *OPPOSITE),
     (random_comparison, "lt", "ge"),

@@ -14,6 +14,12 @@ Weights in panels have columns in the lanes: a grid point has all rows and some 
 
     y[m, n] = sum(k: x[m, k] * w[n//32, k, n%32])              grid m:2 n:64    inside k
     y[0, 32*p + l] = sum(k: x[0, k] * w[p, k, l]);  y[0, 32*p + 16 + l] = ...    grid p:2 l:16
+
+Rows of integer weights, which take more instructions to convert than to multiply, run in blocks if
+they have no room at once: the weights of a few columns stay in the nearest cache for all blocks::
+
+    y[m, n] = sum(k: x[m, k] * f32(w[n, k]))                  grid m:16 n:64    inside k
+    y[4*b, 2*n] = ...;  y[4*b, 2*n + 1] = ...;  y[4*b + 3, 2*n + 1] = ...    grid n:32 b:4
 """
 
 from __future__ import annotations
@@ -35,6 +41,8 @@ def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
     rows, tuning = product_of(a.extent for a in product.rows).const, machine.loops
     if rows <= tuning.always:
         return True
+    if product.integers:
+        return len(product.rows) == 1 and bool(_blocks(rows, tuning.integer_block))
     if product.panel:
         return rows <= tuning.panel_sums * machine.vector
     fits = rows <= tuning.sums * machine.vector
@@ -44,32 +52,45 @@ def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel of skinny products whose accumulators fit the registers."""
-    return bool(_columns(kernel, machine))
+    return _block(kernel, machine) is not None
 
 
 def computes_rows(kernel: Kernel, machine: Machine) -> bool:
     """Return True if the operand with the rows of a skinny product is computed, not loaded.
 
     Each group of columns would compute it again. With panels a cast counts as computation: the
-    elements of a row are broadcast one by one, and each would be widened for every panel.
+    elements of a row are broadcast one by one, and each would be widened for every panel. So it
+    does with integer weights, whose columns are few in a group.
     """
-    return any(p.few is not _loaded(p) for p in _products(kernel, machine))
+    return any(p.few is not _loaded(p, machine) for p in _products(kernel, machine))
 
 
 def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
     """Return the kernel with all rows, and some columns, of its products unrolled into stores."""
-    columns = _columns(kernel, machine)
-    if not columns:
+    block = _block(kernel, machine)
+    if block is None:
         return kernel
+    count, columns = block
     product = _products(kernel, machine)[0]
     own, points = _points(product, columns, machine.vector)
-    grid = (*product.batch, *own)
-    rows = [range(a.extent.const) for a in product.rows]
+    blocks, rows = _rows(product, count)
     stores: list[Store] = []
-    for at, column in itertools.product(itertools.product(*rows), points):
-        point = {a: index(i) for a, i in zip(product.rows, at, strict=True)}
-        stores += kernel.substitute({**point, **column}).stores
+    for row, column in itertools.product(rows, points):
+        stores += kernel.substitute({**row, **column}).stores
+    grid = (*product.batch, *own, *blocks)
     return replace(kernel, grid=grid, stores=tuple(stores), labels=())
+
+
+def _rows(product: StreamedProduct, count: int) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
+    """Return the axis of blocks of ``count`` rows, if there are several, and for each row of a
+    block a substitution of the row axes."""
+    if count < product_of(a.extent for a in product.rows).const:
+        (row,) = product.rows
+        blocks = Axis(row.name, floordiv(row.extent, index(count)))
+        return (blocks,), [{row: index(blocks) * count + r} for r in range(count)]
+    places = itertools.product(*(range(a.extent.const) for a in product.rows))
+    axes = product.rows
+    return (), [{a: index(i) for a, i in zip(axes, at, strict=True)} for at in places]
 
 
 def _points(
@@ -99,34 +120,47 @@ def _points(
     return (panel, *parts, lane), found
 
 
-def _columns(kernel: Kernel, machine: Machine) -> int:
-    """Return how many columns a grid point computes; 0 if the kernel is not unrolled."""
+def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
+    """Return how many rows and columns a grid point computes; None if there is no room for one."""
     products = _products(kernel, machine)
     if not products:
-        return 0
+        return None
     first = products[0]
     rows, own, panel = first.rows, first.columns, first.panel
     if len(own) == 2 and own[1].extent is not index(panel):
-        return 0  # the kernel has been unrolled
+        return None  # the kernel has been unrolled
     if set(kernel.grid) != {*first.batch, *rows, *own} or any(
         (p.batch, p.rows, p.columns, p.panel) != (first.batch, rows, own, panel) for p in products
     ):
-        return 0
-    count = len(products)
-    for axis in rows:
-        count *= axis.extent.const
-    tuning = machine.loops
+        return None
+    tuning, count = machine.loops, product_of(a.extent for a in rows).const
     most = (tuning.panel_sums if panel else tuning.sums) * machine.vector
     whole = index(panel) if panel else own[0].extent
     width = machine.vector if panel else 1
-    fitting = (c for c in tuning.columns if c * count <= most and _divides(c * width, whole))
-    return next(fitting, 0)
+    cuts = all(p.integers for p in products) and len(rows) == 1
+    fitting = [
+        (r, c)
+        for r in (_blocks(count, (1, count)) if cuts else (count,))
+        for c in tuning.columns
+        if r * c * len(products) <= most and _divides(c * width, whole)
+    ]
+    if not cuts:
+        return next(iter(fitting), None)
+    row, weight = tuning.converted_cost
+    return min(fitting, key=lambda at: row / at[1] + weight / at[0], default=None)
 
 
-def _loaded(product: StreamedProduct) -> Expr | None:
+def _blocks(rows: int, between: tuple[int, int]) -> list[int]:
+    """Return the numbers of rows, of those between two bounds, that divide all rows evenly."""
+    least, most = between
+    return [r for r in range(most, least - 1, -1) if rows % r == 0]
+
+
+def _loaded(product: StreamedProduct, machine: Machine) -> Expr | None:
     """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
-    few = product.few
-    widened = isinstance(few, Cast) and not product.panel and few.arg.dtype not in F8
+    few, rows = product.few, product_of(a.extent for a in product.rows).const
+    apart = product.panel or (product.integers and rows >= machine.loops.widened_rows)
+    widened = isinstance(few, Cast) and not apart and few.arg.dtype not in F8
     inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None
 

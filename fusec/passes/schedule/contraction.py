@@ -337,7 +337,11 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         raise InternalError(f"no use for the axes of {kernel.name}", stage="passes.schedule")
     if machine.is_cpu:
         bound = [_bindings(one, tiling) for tiling in _tilings(one)]
-        return tuple(Plan(b, 1, peel=True, dots=True, online=True, mask_free=True) for b in bound)
+        wide = machine.widened
+        return tuple(
+            Plan(b, 1, peel=True, dots=True, online=True, mask_free=True, widened=wide)
+            for b in bound
+        )
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
     if machine.sm.tensor_columns:
         offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))

@@ -20,6 +20,7 @@ import enum
 from collections import Counter
 from dataclasses import dataclass
 
+from fusec.ir.dtype import DType
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.ir.verify import check
@@ -81,6 +82,7 @@ class Plan:
         programs: number of persistent programs that share the grid; 0: one for each grid point.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         mask_free: tiles on which a mask is all true run in a loop of their own, without it.
+        widened: types that ``Dot``s multiply in f32, for want of instructions.
         reloads: loop invariants are loaded again in each iteration, from a cache, instead of taking
             registers that the loop needs.
         kept_cost, kept_bytes: a value of at least so many operations that a later sweep needs is
@@ -101,6 +103,7 @@ class Plan:
     mask_free: bool = False
     tf32: bool = False
     promotes: bool = False
+    widened: frozenset[DType] = frozenset()
     reloads: bool = False
     kept_cost: int = 0
     kept_bytes: int = 0

@@ -33,22 +33,32 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     plan = Plan(
         _bindings(kernel, machine),
         peel=True,
-        stages=_ahead(kernel, tuning),
+        stages=_ahead(kernel, machine),
         kept_cost=tuning.kept_cost,
         kept_bytes=tuning.kept_bytes,
     )
     return (plan,)
 
 
-def _streams(kernel: Kernel) -> list[StreamedProduct]:
-    """Return the sums of a kernel that stream weights, each for a single row."""
-    found = (match_skinny(n, 1) for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+def _streams(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
+    """Return the sums of a kernel that stream weights, each for a single row of a block."""
+    found = (
+        match_skinny(n, machine.loops.always) for n in kernel_nodes(kernel) if isinstance(n, Reduce)
+    )
     return [product for product in found if product is not None]
 
 
-def _ahead(kernel: Kernel, tuning: LoopTuning) -> int:
-    """Return the prefetch distance of weights, in iterations; 1 where none are streamed."""
-    streams = _streams(kernel)
+def _ahead(kernel: Kernel, machine: Machine) -> int:
+    """Return the prefetch distance of weights, in iterations; 1 where none are streamed.
+
+    Integer weights are those of the next grid point: their rows are too short to run ahead in.
+    """
+    streams, tuning = _streams(kernel, machine), machine.loops
+    if streams and all(p.integers for p in streams):
+        kernel_loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
+        (column, *_) = streams[0].columns
+        steps = (load.buffer.offset(load.indices).coefficient(column) for load in kernel_loads)
+        return max((s.hint() // machine.vector for s in steps if s is not None), default=1)
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
         return max(1, tuning.ahead_bytes // max(panels))
     return tuning.ahead if streams else 1
@@ -76,7 +86,7 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
         chunk = _chunk(lane, machine.vector, count(tuple(grid)), machine.loops)
         columns = min(chunk, machine.loops.scanned // machine.vector)
         return (*bindings, *loops, Binding(lane, LoopKind.GRID, machine.vector, columns))
-    walks = any(p.panel for p in _streams(kernel))
+    walks = any(p.panel for p in _streams(kernel, machine))
     walks = walks or any(isinstance(n, Scan) for n in kernel_nodes(kernel))
     if lane not in kernel.inside and (walks or _is_window(inside, machine.loops.window)):
         return (*bindings, own, *loops)

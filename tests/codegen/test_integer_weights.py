@@ -1,0 +1,97 @@
+"""Products whose weights are integers in memory: each is converted as it is read, in one kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusec
+from tests.support import compile_with, seeded
+
+TERMS, COLUMNS = 96, 64
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w.to(x.dtype)) * scale
+
+
+def operands(
+    rows: int, dtype: torch.dtype, *, columns: int = COLUMNS, terms: int = TERMS
+) -> tuple[torch.Tensor, ...]:
+    with seeded(rows):
+        w = torch.randint(-128, 128, (columns, terms), dtype=torch.int8)
+        return torch.randn(rows, terms, dtype=dtype), w, torch.rand(columns, dtype=dtype)
+
+
+def check(call: object, *args: torch.Tensor) -> None:
+    """Compare a compiled call with eager, by their errors against fp64."""
+    torch._dynamo.reset()
+    ours, theirs = compile_with(call)(*args), call(*args)  # type: ignore[operator]
+    exact = call(*(a.double() if a.is_floating_point() else a for a in args))  # type: ignore[operator]
+    assert ours.dtype is theirs.dtype
+    error, least = ((made - exact).abs().max().item() for made in (ours, theirs))
+    assert error <= 2 * least + 1e-6 * exact.abs().max().item()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 12, 13, 14, 16, 17, 33, 128, 256, 300])
+def test_any_number_of_rows_is_as_exact_as_eager(rows: int) -> None:
+    check(linear, *operands(rows, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("rows", [1, 4, 16, 40])
+def test_other_types_are_as_exact_as_eager(rows: int, dtype: torch.dtype) -> None:
+    check(linear, *operands(rows, dtype))
+
+
+@pytest.mark.parametrize(("columns", "terms"), [(1, 96), (3, 7), (130, 33), (61, 1000)])
+@pytest.mark.parametrize("rows", [1, 4, 16, 20])
+def test_ragged_sizes_are_as_exact_as_eager(rows: int, columns: int, terms: int) -> None:
+    check(linear, *operands(rows, torch.bfloat16, columns=columns, terms=terms))
+
+
+@pytest.mark.parametrize("rows", [4, 16, 64])
+def test_weights_are_read_as_integers(rows: int) -> None:
+    torch._dynamo.reset()
+    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, columns=256))
+    assert "ld_i8" in kernel.source
+    assert "round_bf16(f32(" not in kernel.notation
+    (graph,) = fusec.explain(linear, *operands(rows, torch.bfloat16, columns=256)).graphs
+    assert not graph.externs
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_blocks_of_rows_share_a_conversion(rows: int) -> None:
+    torch._dynamo.reset()
+    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, terms=512))
+    assert 0 < kernel.source.count("ld_i8(") < kernel.source.count("f_hsum(")
+
+
+def test_a_gate_of_two_products_is_as_exact_as_eager() -> None:
+    def gated(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, w.to(x.dtype))) * F.linear(x, v.to(x.dtype))
+
+    x, w, _ = operands(16, torch.bfloat16)
+    check(gated, x * 0.01, w, w.flip(0))
+
+
+def test_nan_and_infinity_reach_their_rows_alone() -> None:
+    x, w, scale = operands(16, torch.bfloat16)
+    x[3, 5], x[7, 0] = torch.nan, torch.inf
+    torch._dynamo.reset()
+    ours, theirs = compile_with(linear)(x, w, scale), linear(x, w, scale)
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert torch.equal(ours.isinf(), theirs.isinf())
+
+
+def test_weights_that_are_no_rows_in_memory_are_as_exact_as_eager() -> None:
+    x, w, scale = operands(16, torch.bfloat16, columns=96, terms=96)
+    check(linear, x, w.t(), scale)
+    check(linear, x[::2], w, scale)
+
+
+def test_no_rows_make_no_result() -> None:
+    torch._dynamo.reset()
+    x, w, scale = operands(0, torch.bfloat16)
+    assert compile_with(linear)(x, w, scale).shape == (0, COLUMNS)
