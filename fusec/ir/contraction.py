@@ -3,6 +3,8 @@
 Worked example: ``sum(k: f32(a[m, k]) * f32(b[k, n]))`` has the factors a, which owns m, and b,
 which owns n; with bf16 tensors both are bf16 operands of a ``Dot``. Floats of 8 bits are operands
 where the product is a ``mul8``, whose sums may be coarse (``COARSE_TERMS``); otherwise they widen.
+Of ``i32(a[m, k]) * i32(b[k, n])`` with int8 tensors, whose sum is i32, both are int8 operands. A
+product of int8 that wraps, ``i8(i32(a) * i32(b))``, is none.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import F8, F32, HALF, DType
+from fusec.ir.dtype import F8, F32, HALF, I8, I32, DType
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, cast, loads, reductions
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
@@ -18,6 +20,8 @@ from fusec.ir.ranges import holds
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 from fusec.ir.serial import hits_of
 
+_INTEGERS: dict[DType, tuple[DType, ...]] = {I32: (I8,)}
+"""Type of a sum -> the integers that tensor cores multiply and add in it."""
 _ROUNDED: dict[str, DType] = {name: dtype for dtype, name in ROUND.items()}
 
 
@@ -92,13 +96,15 @@ def is_window(node: Reduce) -> bool:
 
 
 def sides(node: Expr) -> Factors | None:
-    """Return the two factors of a sum in f32, unchanged; None for anything else."""
-    if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype is not F32:
+    """Return the two factors of a sum in f32, or of int8s in i32, unchanged; else None."""
+    if not isinstance(node, Reduce) or node.monoid is not SUM or node.dtype not in (F32, I32):
         return None
     body, over = node.body, frozenset(node.over)
     if not isinstance(body, Op) or body.name not in COARSE_TERMS:
         return None
     a, b = body.args
+    if node.dtype is I32 and not all(isinstance(x, Cast) and x.arg.dtype is I8 for x in (a, b)):
+        return None
     left, right = a.axes - b.axes - over, b.axes - a.axes - over
     return Factors(a, b, left, right, (a.axes & b.axes) - over, COARSE_TERMS[body.name])
 
@@ -114,7 +120,8 @@ def _as_type(operand: Expr, kind: DType) -> Expr:
 
 def _operand(factor: Expr, narrow: tuple[DType, ...]) -> Expr:
     """Return the narrow value that a factor was converted from or rounded to, else the factor."""
-    if isinstance(factor, Cast) and factor.arg.dtype in narrow:
+    integers = _INTEGERS.get(factor.dtype, ())
+    if isinstance(factor, Cast) and factor.arg.dtype in (*narrow, *integers):
         return factor.arg
     if isinstance(factor, Op) and _ROUNDED.get(factor.name) in narrow:
         return cast(factor.args[0], _ROUNDED[factor.name])

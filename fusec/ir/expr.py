@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.buffer import Buffer as Buffer
-from fusec.ir.dtype import BOOL, F8, F32, F64, I32, I64, DType
+from fusec.ir.dtype import BOOL, F8, F32, F64, I8, I32, I64, DType
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -258,7 +258,7 @@ class Var(_Expr):
 
 
 class Dot(_Expr):
-    """``into + sum(over: left * right)`` of tiles, accumulated in f32: what tensor cores do.
+    """``into + sum(over: left * right)`` of tiles: what tensor cores do, in f32, or i32 of int8.
 
     ``left`` and ``right`` have one type, and both have the lane axes ``over``; each other lane axis
     belongs to one of them. Under ``tf32`` operands in f32 are rounded to 10 bits of mantissa. Those
@@ -278,7 +278,7 @@ class Dot(_Expr):
         self.into = into
         self.tf32 = tf32
         self.children = (left, right) if into is None else (left, right, into)
-        self.dtype = F32
+        self.dtype = I32 if left.dtype is I8 else F32
         self.axes = (left.axes | right.axes) - frozenset(over)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BF16, BOOL, F32
+from fusec.ir.dtype import BF16, BOOL, F32, I8, I32
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -241,14 +241,15 @@ def _verify_product(product: Multiply, scope: _Scope) -> None:
     )
     check(into.column is index(1), line, "columns are no neighbours")
     kind = right.buffer.dtype
-    check(kind is BF16 or right.column is index(1), line, "columns are no neighbours")
+    sums = I32 if kind is I8 else F32
+    check(kind in (BF16, I8) or right.column is index(1), line, "columns are no neighbours")
     panels = product.panels
     _verify_index(product.adds, frozenset(), scope, line)
     check(product.width > 0 and bool(panels), line, f"panels of {product.width} columns")
     for matrix, rows, columns, outer, types in (
-        (into, product.rows, (index(product.width),), panels, (F32,)),
+        (into, product.rows, (index(product.width),), panels, (sums,)),
         (left, product.rows, product.terms, (index(1),), (kind,)),
-        (right, product.terms, (index(product.width),), panels, (F32, BF16)),
+        (right, product.terms, (index(product.width),), panels, (F32, BF16, I8)),
     ):
         check(matrix.buffer.base in scope.reads, line, f"{matrix.buffer.name} is not in scope")
         check(matrix.buffer.dtype in types, line, f"a matrix of {matrix.buffer.dtype}")

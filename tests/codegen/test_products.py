@@ -33,6 +33,11 @@ extern "C" void multiply_bf16(
     long long bc, long long rows, long long columns, long long terms, bool adds) {
   f_multiply_bf16(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
 }
+extern "C" void multiply_i8(
+    int *c, const m_i8 *a, long long ar, long long ak, const m_i8 *b, long long bk,
+    long long bc, long long rows, long long columns, long long terms, bool adds) {
+  f_multiply_i8(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
+}
 extern "C" void exp_rounded(float *y, const float *x, long long n) {
   for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_rounded(ld_f32(x + i)));
 }
@@ -126,6 +131,35 @@ def test_a_product_of_bf16_is_that_of_its_values(library, shape, steps, adds):
         *integers(*b_steps, rows, columns, terms), ctypes.c_bool(adds),
     )  # fmt: skip
     np.testing.assert_allclose(found, left @ right + 1.5 * adds, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("adds", (False, True))
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_of_int8_is_equal_bit_by_bit(library, shape, steps, adds):
+    width, functions = library
+    rows, terms = shape[0], shape[2]
+    columns = shape[1] * width
+    lines = STEPS[steps]
+    a, b = (
+        RNG.integers(-128, 128, size, np.int8)
+        for size in (
+            (rows, terms) if lines[0] == "rows" else (terms, rows),
+            (terms, columns) if lines[1] == "terms" else (columns, terms),
+        )
+    )
+    left = a if lines[0] == "rows" else a.T
+    right = b if lines[1] == "terms" else b.T
+    a_steps = (terms, 1) if lines[0] == "rows" else (1, rows)
+    b_steps = (columns, 1) if lines[1] == "terms" else (1, terms)
+    found = np.full((rows, columns), 2**31 - 1, np.int32)  # what is added to it may wrap
+    functions.multiply_i8(
+        pointer(found), pointer(a), *integers(*a_steps), pointer(b),
+        *integers(*b_steps, rows, columns, terms), ctypes.c_bool(adds),
+    )  # fmt: skip
+    wanted = left.astype(np.int64) @ right.astype(np.int64) + (2**31 - 1) * adds
+    np.testing.assert_array_equal(found, wanted.astype(np.int32))
 
 
 def test_steps_of_any_size_and_odd_addresses(library):

@@ -29,7 +29,7 @@ from fusec.codegen.cpp.threads import omp_schedule, reads_panels
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, DType, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, DType, Kind, compute_type
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -227,14 +227,14 @@ class CppPrinter:
         into, left, right = product.into, product.left, product.right
         columns = self.least(tuple(panels * product.width for panels in product.panels))
         counts = f"{self.least(product.rows)}, {columns}, {self.least(product.terms)}"
-        narrow = right.buffer.dtype is BF16
+        narrow = right.buffer.dtype in (BF16, I8)
         sides = (
             self.matrix(into, into.row, into.panel),
             self.matrix(left, left.row, left.column),
             self.matrix(right, right.row, right.column if narrow else right.panel),
         )
         streamed = "<true>" if reads_panels(product, self.program) else ""
-        function = "f_multiply_bf16" if narrow else f"f_multiply{streamed}"
+        function = f"f_multiply_{right.buffer.dtype}" if narrow else f"f_multiply{streamed}"
         adds = f"{self.scalar_index(product.adds)} != 0"
         if product.adds.is_constant:
             adds = "true" if product.adds.const else "false"

@@ -9,6 +9,7 @@
 //            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
 //            rows, columns, terms, adds)
+// f_multiply_i8(...)              the same of int8, accumulated in i32, which wraps
 // st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
 // f_exp_rounded(x)                exp of x, for results that are rounded to 16 bits
 
@@ -348,4 +349,105 @@ FUSEC_INLINE void f_multiply_bf16(
                       fusec_least(FUSEC_ROWS, rows - i), columns, fusec_least(FUSEC_TERMS, terms - k),
                       adds);
   if (fusec_has_tiles()) fusec_end_tiles();
+}
+
+// ---- int8 ---------------------------------------------------------------------------------------
+// Terms are widened to 16 bits, in pairs as those of bf16 are: one instruction multiplies pairs and
+// adds both products, twice the rate of f32. AVX-512 VNNI adds them to the sum as well.
+
+#if defined(FUSEC_AVX512) && defined(__AVX512VNNI__)
+FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
+  return __builtin_ia32_vpdpwssd_v16si(sum, x, y);
+}
+#elif defined(FUSEC_AVX512) || defined(FUSEC_AVX2)
+typedef FUSEC_VEC(short, 2 * FUSEC_W) fusec_pairs;
+FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
+#ifdef FUSEC_AVX512
+  return sum + __builtin_ia32_pmaddwd512_mask((fusec_pairs)x, (fusec_pairs)y, vi32{}, -1);
+#else
+  return sum + __builtin_ia32_pmaddwd256((fusec_pairs)x, (fusec_pairs)y);
+#endif
+}
+#else
+FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
+  return sum + (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
+}
+#endif
+typedef int fusec_word __attribute__((may_alias));
+
+// Copies rows in 16 bits, each padded with zeros from `terms` up to FUSEC_TERMS.
+static __attribute__((noinline, unused)) void fusec_widen_rows(
+    short *to, const m_i8 *a, long long ar, long long ak, long long rows, long long terms) {
+  for (long long r = 0; r < rows; r++, to += FUSEC_TERMS, a += ar) {
+    long long k = 0;
+    if (ak == 1)
+      for (; k + FUSEC_W <= terms; k += FUSEC_W) st_i16((m_i16 *)to + k, ld_i8(a + k));
+    for (; k < FUSEC_TERMS; k++) to[k] = k < terms ? a[k * ak] : 0;
+  }
+}
+template <int R, int V>
+static __attribute__((noinline, unused)) void fusec_block_i8(
+    m_i32 *c, long long cr, long long cp, const short *a, const m_f32 *pairs, long long terms,
+    bool adds) {
+  vi32 sum[R][V];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) sum[r][v] = adds ? ld_i32(c + r * cr + v * cp) : vi32{};
+  for (long long k = 0; k < terms; k += 2) {
+    vi32 y[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++)
+      y[v] = (vi32)ld_f32(pairs + (v * FUSEC_TERMS + k) / 2 * FUSEC_W);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      vi32 x = v_i32(*(const fusec_word *)(a + r * FUSEC_TERMS + k));
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sum[r][v] = fusec_add_pairs(sum[r][v], x, y[v]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) st_i32(c + r * cr + v * cp, sum[r][v]);
+}
+template <int V>
+static __attribute__((noinline, unused)) void fusec_columns_i8(
+    m_i32 *c, long long cr, long long cp, const short *a, const m_i8 *b, long long bk,
+    long long bc, long long rows, long long terms, bool adds) {
+  alignas(64) m_f32 pairs[V][FUSEC_TERMS / 2 * FUSEC_W];
+  alignas(64) short wide[FUSEC_W * FUSEC_TERMS];
+  for (int v = 0; v < V; v++) {
+    fusec_widen_rows(wide, b + v * FUSEC_W * bc, bc, bk, FUSEC_W, terms);
+    fusec_pack_pairs(pairs[v], (const m_bf16 *)wide, 1, FUSEC_TERMS, (terms + 1) / 2 * 2,
+                     (terms + 1) / 2 * 2);
+  }
+  long long i = 0;
+#define FUSEC_BLOCKS(R)            \
+  for (; i + R <= rows; i += R)    \
+    fusec_block_i8<R, V>(c + i * cr, cr, cp, a + i * FUSEC_TERMS, pairs[0], terms, adds);
+  FUSEC_BLOCKS(FUSEC_R)
+  FUSEC_BLOCKS(4)
+  FUSEC_BLOCKS(1)
+#undef FUSEC_BLOCKS
+}
+static __attribute__((noinline, unused)) void f_multiply_i8(
+    m_i32 *c, long long cr, long long cp, const m_i8 *a, long long ar, long long ak,
+    const m_i8 *b, long long bk, long long bc, long long rows, long long columns,
+    long long terms, bool adds) {
+  alignas(64) short wide[FUSEC_ROWS * FUSEC_TERMS];
+  terms = terms < 0 ? 0 : terms;
+  for (long long k = 0; k == 0 || k < terms; k += FUSEC_TERMS, adds = true)
+    for (long long i = 0; i < rows; i += FUSEC_ROWS) {
+      long long n = fusec_least(FUSEC_ROWS, rows - i), some = fusec_least(FUSEC_TERMS, terms - k);
+      fusec_widen_rows(wide, a + i * ar + k * ak, ar, ak, n, some);
+      long long j = 0;
+#define FUSEC_COLUMNS(V)                                                                   \
+  for (; j + V * FUSEC_W <= columns; j += V * FUSEC_W)                                     \
+    fusec_columns_i8<V>(c + i * cr + j / FUSEC_W * cp, cr, cp, wide, b + k * bk + j * bc, bk, \
+                        bc, n, some, adds);
+      FUSEC_COLUMNS(2)
+      FUSEC_COLUMNS(1)
+#undef FUSEC_COLUMNS
+    }
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fusec.codegen.lowering.layout import ends_of
-from fusec.ir.dtype import BF16, F32
+from fusec.ir.dtype import BF16, F32, I8
 from fusec.ir.expr import (
     Dot,
     Expr,
@@ -144,11 +144,11 @@ class TileUses:
         """Return the load of an operand that a product can read in place, or None.
 
         A right operand's columns must be contiguous in f32, and lie in the buffer also where they
-        are masked, as those of a padded panel do; of bf16, pairs of terms are packed in any case
-        (``f_multiply_bf16``).
+        are masked, as those of a padded panel do; of bf16 and int8, pairs of terms are packed in
+        any case (``f_multiply_bf16``, ``f_multiply_i8``).
         """
         load = self.load(var)
-        if load is None or load.dtype not in (F32, BF16) or load.gathers:
+        if load is None or load.dtype not in (F32, BF16, I8) or load.gathers:
             return None
         (offset,) = load.indices
         steps = [offset.coefficient(axis) for axis in (rows, columns)]

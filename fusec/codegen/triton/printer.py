@@ -526,6 +526,8 @@ class TritonPrinter:
             operands.append(f'input_precision="{"tf32" if dot.tf32 else "ieee"}"')
         if dot.left.dtype in F8:
             operands[:2] = self._factors(dot)
+        if dot.dtype is I32:
+            operands.append("out_dtype=tl.int32")
         return f"tl.dot({', '.join(operands)})"
 
     def _factors(self, dot: Dot) -> list[str]:

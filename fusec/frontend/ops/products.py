@@ -23,8 +23,8 @@ from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Value, make_axes, positions
-from fusec.ir.dtype import BF16, F16, F32, F64, DType
-from fusec.ir.expr import Expr, Op, Reduce
+from fusec.ir.dtype import BF16, F16, F32, F64, I32, DType
+from fusec.ir.expr import Expr, Op, Reduce, cast
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
 
@@ -88,6 +88,19 @@ def product(call: AtenCall, a: Value, b: Value) -> Value:
         return contraction(
             a.shape[-1],
             lambda k: (read_exact(a, (*batch, m, k), kind), read_exact(b, (*batch, k, n), kind)),
+        )
+
+    return call.define(body)
+
+
+@lowers(aten._int_mm.default, library=lambda call, *_: CONTRACTION)
+def integer_product(call: AtenCall, a: Value, b: Value) -> Value:
+    """Emit the product of two matrices of int8, whose sums are i32."""
+
+    def body(at: Indices) -> Expr:
+        m, n = at
+        return contraction(
+            a.shape[-1], lambda k: (cast(a.at((m, k)), I32), cast(b.at((k, n)), I32))
         )
 
     return call.define(body)

@@ -24,6 +24,7 @@ from fusec.ir.canonical import Canonical, canonical
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.contraction import is_product
 from fusec.ir.decision import Decision
+from fusec.ir.dtype import I32
 from fusec.ir.expr import Buffer, loads, postorder, reach, reductions
 from fusec.ir.graph import (
     Argument,
@@ -320,12 +321,15 @@ def _integer_products(graph: Graph, rows: int) -> set[str]:
     """Return the calls of products of up to ``rows`` rows whose weights are integers in memory.
 
     A kernel converts them as it reads them; the library would read them converted, four times as
-    many bytes, after a kernel that writes them.
+    many bytes, after a kernel that writes them. Also those of products of int8, of any rows, whose
+    terms the library takes one by one (below AVX-512 VNNI).
     """
     simplify = simplifier()
     known = conversions_of_integers(graph, simplify) if rows else {}
 
     def converts(line: Def) -> bool:
+        if any(n.dtype is I32 and is_product(n) for n in reductions(line.expr)):
+            return True
         whole = inline_loads(line, known, simplify)
         products = (match_skinny(n, rows) for n in reductions(whole.expr))
         return any(p is not None and p.integers for p in products)
@@ -333,7 +337,7 @@ def _integer_products(graph: Graph, rows: int) -> set[str]:
     return {
         call.node
         for call in graph.externs
-        if known and len(call.decomposition) == 1 and any(map(converts, call.decomposition))
+        if rows and len(call.decomposition) == 1 and any(map(converts, call.decomposition))
     }
 
 

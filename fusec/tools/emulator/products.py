@@ -7,9 +7,9 @@ from fusec.tools.emulator.parse import Address, Instruction, Literal, Vector
 from fusec.tools.emulator.row import Kind, Row
 from fusec.tools.emulator.vocabulary import CODES, FLAG
 
-_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1}
 _FACTORS = {name: CODES[name.upper()] for name in _BYTES}
-
+_FLOATS8 = {"e4m3", "e5m2"}
 
 _SCALED = {
     ("m16n8k32", "mxf8f6f4", "1X", "ue8m0"): ("e4m3", "e5m2"),
@@ -30,21 +30,26 @@ def _mma_scaled(one: Instruction) -> Row | None:
     return Row("mma_scaled", one.operands, left, right, scale_type, count=int(scales[0]))
 
 
-def _multiply(left: str, right: str) -> bool:
-    """Return True for types of factors: one for both, unless these are floats of 8 bits."""
-    return left in _FACTORS and (left == right or _BYTES[left] == _BYTES.get(right) == 1)
+def _multiply(left: str, right: str, *sums: str) -> bool:
+    """Return True for types of factors: one for both, unless these are floats of 8 bits.
+
+    Args:
+        sums: the types of what they are added to: s32 of integers, otherwise f32.
+    """
+    known = left in _FACTORS and set(sums) == {"s32" if left == "s8" else "f32"}
+    return known and (left == right or {left, right} <= _FLOATS8)
 
 
 def mma_rule(one: Instruction, _: Kind) -> Row | None:
     """Return the row of a product of fragments in registers."""
-    words = one.opcode
+    words = tuple(word for word in one.opcode if word != "satfinite")  # of s32: 2^17 terms and more
     if words[1:3] != ("sync", "aligned") or words[4:6] != ("row", "col"):
         return None
     if "block_scale" in words:
         return _mma_scaled(one)
     if words[3] == "m8n8k4" and set(words[6:]) == {"f64"}:
         return Row("mma_f64", one.operands)
-    if words[6] != "f32" or words[9] != "f32" or not _multiply(*words[7:9]):
+    if not _multiply(*words[7:9], words[6], words[9]):
         return None
     left = one.operands[1]
     shape = words[3].split("k")
@@ -65,13 +70,13 @@ def wgmma_rule(one: Instruction, _: Kind) -> Row | None:
         return group(one, "PRODUCTS")
     shape, (sums, *factors) = words[4], words[5:8]
     n = int(shape.partition("n")[2].partition("k")[0])
-    if sums != "f32" or not _multiply(*factors):
+    if not _multiply(*factors, sums):
         return None
     d, a, b, add, *rest = one.operands
     flags, signs = 0, [int(r.bits) for r in rest[:2] if isinstance(r, Literal)]
     in_registers = isinstance(a, Vector)
     flags |= FLAG["FROM_REGISTERS"] if in_registers else 0
-    flags |= FLAG["NEGATES"] if signs[0] * signs[1] < 0 else 0
+    flags |= FLAG["NEGATES"] if signs and signs[0] * signs[1] < 0 else 0
     orders = [int(r.bits) for r in rest[2:] if isinstance(r, Literal)]
     if _BYTES[factors[0]] == 2 and in_registers:
         orders = [0, *orders]

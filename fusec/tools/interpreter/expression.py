@@ -23,7 +23,6 @@ import numpy as np
 
 from fusec.errors import InternalError
 from fusec.ir.combine import identities
-from fusec.ir.dtype import F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -400,11 +399,11 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
 
 
 def _eval_dot(node: Dot, memo: Memo) -> Tile:
-    left, right = (convert(memo[side].array, F32) for side in (node.left, node.right))
+    left, right = (convert(memo[side].array, node.dtype) for side in (node.left, node.right))
     product = combine(
         np.multiply, Tile(memo[node.left].axes, left), Tile(memo[node.right].axes, right)
     )
     dims = tuple(product.axes.index(axis) for axis in node.over)
     kept = tuple(axis for axis in product.axes if axis not in node.over)
-    total = Tile(kept, product.array.sum(axis=dims, dtype=np.float32))
+    total = Tile(kept, product.array.sum(axis=dims, dtype=product.array.dtype))
     return total if node.into is None else combine(np.add, memo[node.into], total)

@@ -134,11 +134,12 @@ def _multiply(product: Multiply, run: _ProgramRun) -> None:
     )
     rows, columns, terms = map(np.arange, counts)
     into = _elements(product.into, rows, columns, product.width, run)
+    storage = env.storage[product.into.buffer.base]
     left = env.storage[product.left.buffer.base][_elements(product.left, rows, terms, 0, run)]
     right = env.storage[product.right.buffer.base][
         _elements(product.right, terms, columns, product.width, run)
     ]
-    storage = env.storage[product.into.buffer.base]
+    left, right = (side.astype(storage.dtype, copy=False) for side in (left, right))
     storage[into] = (storage[into] if eval_scalar(product.adds, env) else 0) + left @ right
 
 

@@ -36,6 +36,16 @@ def row(n: int, *shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> T
     return torch.roll(normal(*shape, dtype=dtype, scale=scale), n)
 
 
+def codes(*shape: int) -> Tensor:
+    """Return numbers of all that an int8 may be."""
+    return (torch.arange(shape[0] * shape[1]) * 37 % 256 - 128).to(torch.int8).reshape(shape)
+
+
+def of_integers(a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    product = torch._int_mm(a, w.t())
+    return product, F.gelu((product * 1e-4).to(BF16))
+
+
 def heads(*shape: int, dtype: torch.dtype = BF16) -> list[Tensor]:
     return [row(n, *shape, dtype=dtype) for n in range(3)]
 
@@ -172,6 +182,7 @@ PRODUCTS = {
         row(2, 136, dtype=F32)], "contraction", train=True),
     "linear in f16": Program(linear, [row(0, 100, 72, dtype=F16),
         row(1, 136, 72, scale=0.1, dtype=F16), row(2, 136, dtype=F16)], "contraction", train=True),
+    "linear in int8": Program(of_integers, [codes(144, 200), codes(72, 200)], "contraction"),
     "linear of few rows": Program(linear, [row(0, 16, 512), row(1, 136, 512, scale=0.05),
         row(2, 136)], "contraction.*stages=6"),
     "linear of a GELU": Program(of_gelu, [row(0, 136, 512), row(1, 264, 512, scale=0.05),

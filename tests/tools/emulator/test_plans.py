@@ -81,9 +81,10 @@ DIAGONAL = (
     ("linear of a GELU", 1),
     ("causal attention", 1),
     ("linear of few rows", 5),
+    ("linear in int8", 0),
 )
 """Programs and the plans that they run with where there is no time for all."""
-OLDER = ("linear and GELU", "causal attention", "swiglu")
+OLDER = ("linear and GELU", "causal attention", "swiglu", "linear in int8")
 
 
 def some(name: str) -> object:

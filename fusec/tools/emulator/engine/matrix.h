@@ -9,6 +9,7 @@ static float element_value(const uint8_t* at, int64_t type) {
     case E4M3: return value_of_e4m3(*at);
     case E5M2: return value_of_e5m2(*at);
     case U8: return *at;
+    case S8: return (int8_t)*at;
     case TF32: memcpy(&f, at, 4); return to_tf32(f);
     default: memcpy(&f, at, 4); return f;
   }
@@ -16,7 +17,9 @@ static float element_value(const uint8_t* at, int64_t type) {
 
 static bool has_8_bits(int64_t type) { return type == E4M3 || type == E5M2; }
 
-static int element_bytes(int64_t type) { return has_8_bits(type) ? 1 : type == TF32 ? 4 : 2; }
+static int element_bytes(int64_t type) {
+  return has_8_bits(type) || type == S8 ? 1 : type == TF32 ? 4 : 2;
+}
 
 // Sums of products of 8 bits have 14 bits: a term and the sum so far count down to 2^-13 of the
 // largest of them, and what is below is cut off. (DeepSeek-V3 Technical Report, 2024, 3.3.2; Zhang et
@@ -71,7 +74,25 @@ static std::vector<Lanes<uint32_t>> fetch_many(const Warp& w, const Instruction&
   return found;
 }
 
-// m16n8 of f32 with `count` registers of the first factor; d, a, b, c.
+static float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+static uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+
+// A sum's register with a product added: f32, or i32 of int8, whose 32 products f32 adds exactly.
+static uint32_t with_product(uint32_t bits, double product, int64_t type) {
+  if (type == S8) return bits + (uint32_t)(int32_t)product;
+  return bits_of((float)(float_of(bits) + product));
+}
+
+// m16n8 of f32 or i32 with `count` registers of the first factor; d, a, b, c.
 static void run_mma(Warp& w, const Instruction& i) {
   if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
   int64_t left = i.count, right = i.count / 2;
@@ -80,16 +101,16 @@ static void run_mma(Warp& w, const Instruction& i) {
   scatter<8, 32>(fetch_many(w, i, 4 + left, right), i.choice, false, b);
   int depth = (int)(8 * left / element_bytes(i.source));
   for (int64_t r = 0; r < 4; r++) {
-    Lanes<float> sum = fetch<float>(w, i, 4 + left + right + r);
+    Lanes<uint32_t> sum = fetch<uint32_t>(w, i, 4 + left + right + r);
     for (int l = 0; l < LANES; l++) {
       int row = l / 4 + 8 * (int)(r / 2), column = 2 * (l % 4) + (int)(r % 2);
       if (has_8_bits(i.source)) {
-        sum[l] = add_in_14_bits(sum[l], a[row], 1, b[column], 1, depth);
+        sum[l] = bits_of(add_in_14_bits(float_of(sum[l]), a[row], 1, b[column], 1, depth));
         continue;
       }
       double product = 0;
       for (int k = 0; k < depth; k++) product += (double)a[row][k] * b[column][k];
-      sum[l] = (float)(sum[l] + product);
+      sum[l] = with_product(sum[l], product, i.source);
     }
     put(w, i, r, sum);
   }
@@ -242,16 +263,17 @@ static void complete_product(Warp& w, Pending& p) {
   Mask running = w.running;
   w.running = ALL_LANES;
   for (int64_t k = 0; k < sums; k++) {
-    Lanes<float> sum{};
-    if (p.accumulate) sum = fetch<float>(w, i, k);
+    Lanes<uint32_t> sum{};
+    if (p.accumulate) sum = fetch<uint32_t>(w, i, k);
     for (int l = 0; l < LANES; l++) {
       int64_t row = l / 4 + 8 * (k % 4 / 2), column = k / 4 * 8 + 2 * (l % 4) + k % 2;
       if (coarse) {
-        sum[l] = add_in_14_bits(sum[l], &a[(size_t)row], 16, &b[(size_t)column], columns, depth);
+        sum[l] = bits_of(add_in_14_bits(float_of(sum[l]), &a[(size_t)row], 16, &b[(size_t)column],
+                                        columns, depth));
         continue;
       }
       float product = c[(size_t)(row * columns + column)];
-      sum[l] += i.flags & NEGATES ? -product : product;
+      sum[l] = with_product(sum[l], i.flags & NEGATES ? -product : product, i.source);
     }
     const Operand& o = operand(w, i, k);
     uint32_t changed = w.changed_at[o.number];
