@@ -211,7 +211,7 @@ def _widen(
     gm: fx.GraphModule, context: CompileContext, targets: tuple[Any, ...], keep: Collection[fx.Node]
 ) -> fx.GraphModule:
     slow = {to_torch_dtype(kind) for kind in context.machine.slow_types}
-    return widen_operands(gm, targets, slow, context.machine.loops, keep)
+    return widen_operands(gm, targets, slow, context.machine.loops.always, keep)
 
 
 def _widen_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:

@@ -23,6 +23,10 @@ class CachedTuning:
     training step, f32, 4 heads of 1024 x 64: 0.97 of the time with 96 x 128, causal 0.94)."""
     sides: Sides = ((96, 128), (96, 64), (48, 64), (32, 32))
     """Rows and columns of a tile of products that are not nested, best first."""
+    short_sides: Sides = ((96, 512), (96, 256), *sides)
+    """The same where an iteration has few terms, such as a group's with a scale: more columns share
+    a copy of the rows (int4, 128 x 4096 x 4096: 0.63 of the time of 128 columns; AVX2,
+    2026-11-28)."""
     streamed_rows: int = 192
     """Most rows of a product whose frozen f32 weights lie in panels: with more, a library's packing
     is amortised (``docs/decisions/weight-panels.md``)."""
@@ -114,8 +118,5 @@ class LoopTuning:
     has more than ``always``."""
     converted_cost: tuple[int, int] = (1, 3)
     """Instructions to load a vector of a row, and to load and convert one of integer weights."""
-    widened_rows: int = 3
-    """Rows from which a product of integer weights has its rows in f32: 4 rows take 0.76 of the
-    time (4096 x 4096, AVX2, one thread, 2026-11-28)."""
     near_bytes: int = 48 << 10
     """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream."""

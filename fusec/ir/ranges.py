@@ -42,6 +42,16 @@ def holds(kind: DType, value: Expr) -> bool:
     return found is not None and _is_exact(found, kind)
 
 
+def fits(kind: DType, value: Expr) -> bool:
+    """Return True if an integer type holds all that an integer may be, so that none wraps."""
+    found, whole = integer_range(value), _of_type(kind)
+    return value.dtype.is_integer and _lies_in(found, whole)
+
+
+def _lies_in(found: Range | None, whole: Range | None) -> bool:
+    return bool(found and whole and whole[0] <= found[0] and found[1] <= whole[1])
+
+
 def _unknown(node: Expr) -> tuple[Expr, ...]:
     if node in _known:
         return ()
@@ -65,7 +75,7 @@ def _fitting(found: Range | None, kind: DType) -> Range | None:
     whole = _of_type(kind)
     if whole is None:
         return found if found and _is_exact(found, kind) else None
-    return found if found and whole[0] <= found[0] and found[1] <= whole[1] else whole
+    return found if _lies_in(found, whole) else whole
 
 
 def _of_type(kind: DType) -> Range | None:

@@ -95,3 +95,41 @@ def test_no_rows_make_no_result() -> None:
     torch._dynamo.reset()
     x, w, scale = operands(0, torch.bfloat16)
     assert compile_with(linear)(x, w, scale).shape == (0, COLUMNS)
+
+
+def int4_linear(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A linear whose weights lie two in a byte, the earlier one in the lower half."""
+    columns, groups = scale.shape
+    codes = torch.stack([packed & 15, packed >> 4], -1).reshape(columns, -1).to(torch.int8) - 8
+    weights = codes.view(columns, groups, -1).to(x.dtype) * scale[..., None]
+    return F.linear(x, weights.reshape(columns, -1))
+
+
+def int4_operands(
+    rows: int, *, columns: int = 160, groups: int = 4, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, ...]:
+    with seeded(rows):
+        packed = torch.randint(0, 256, (columns, 16 * groups), dtype=torch.uint8)
+        scale = torch.rand(columns, groups, dtype=dtype)
+        return torch.randn(rows, 32 * groups, dtype=dtype), packed, scale
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 16, 128])
+def test_weights_of_four_bits_are_as_exact_as_eager(rows: int, dtype: torch.dtype) -> None:
+    check(int4_linear, *int4_operands(rows, dtype=dtype))
+
+
+@pytest.mark.parametrize(("columns", "groups"), [(1, 1), (33, 3), (150, 9)])
+def test_ragged_groups_of_four_bits_are_as_exact_as_eager(columns: int, groups: int) -> None:
+    for rows in (1, 5):
+        check(int4_linear, *int4_operands(rows, columns=columns, groups=groups))
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_byte_is_cut_where_it_is_read(rows: int) -> None:
+    torch._dynamo.reset()
+    (kernel,) = fusec.kernels(int4_linear, *int4_operands(rows))
+    assert "ld_u8" in kernel.source
+    assert "ldi_" not in kernel.source
+    assert "to_i8" not in kernel.source

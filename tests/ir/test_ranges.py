@@ -1,4 +1,4 @@
-"""Ranges of integers: the bounds of each operation hold, and hold for nothing that may be a float."""
+"""Ranges of integers: bounds hold for each operation, and nothing that may be a float has them."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ ONE_HOT = Select(op("eq", position(R), N), at("x", M, 3), f32(0))
 
 EXAMPLES: dict[str, Expr] = {
     "implicit_rounding": Cast(Cast(X, BF16), F32),
+    "fitting_integer": Cast(Cast(op("and", Cast(N, I32), const(15, I32)), I8), I32),
     "own_type": Cast(Q, BOOL),
     "repeated_rounding": op("round_bf16", op("round_bf16", X)),
     "rounded_integer": op("round_bf16", Cast(Cast(at("n", M), I8), F32)),

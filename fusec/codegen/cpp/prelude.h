@@ -736,6 +736,13 @@ FUSEC_ACCESS(i64, raw64, vi64, long long, r, v, s, v)
 FUSEC_ACCESS(i32, raw32, vi32, int, r, v, s, v)
 FUSEC_ACCESS(bf16, raw16, vf32, float, (vf32)(fusec_words(r) << 16),
              fusec_halves(fusec_bf16_bits(v)), fusec_bf16_value(s), fusec_bf16_bits(v))
+// Of a pair in one word, either half is a float where the other is 0: no shuffles.
+template <> inline __attribute__((always_inline)) vf32 ldp_bf16<0>(const m_bf16 *p) {
+  return (vf32)((vu32)fusec_ld((const raw32 *)p) << 16);
+}
+template <> inline __attribute__((always_inline)) vf32 ldp_bf16<1>(const m_bf16 *p) {
+  return (vf32)((vu32)fusec_ld((const raw32 *)p) & 0xffff0000);
+}
 FUSEC_ACCESS(f16, raw16, vf32, float, fusec_f16_value(r), fusec_f16_bits(v),
              fusec_f16_value(vu16{} + s)[0], (m_f16)fusec_f16_bits(v_f32(v))[0])
 FUSEC_ACCESS(i16, raw16, vi32, int, fusec_wrap((vi32)fusec_words(r), 16), fusec_halves((vu32)v), s,

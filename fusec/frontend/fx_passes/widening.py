@@ -10,7 +10,8 @@ A core with AVX2 then takes a sixth of the time for a linear of 128 rows (2048 x
 fiftieth for a ``bmm`` of 8 matrices of 256 x 256, a seventieth for a convolution (64 channels, 3 x
 3), a ninth for it channels-last (2026-11-27). Conversions are kernels, which fuse with what stands
 beside them. Products of few rows with weights that lie along their terms stay as they are: kernels
-of fusec's own widen each weight as they read it (``ir/streamed.py``). So do products around
+of fusec's own widen each weight as they read it (``ir/streamed.py``); not those with weights that
+are computed from integers, which are f32 at once, without a rounding. So do products around
 expansions (logits of a loss), which run in chunks of rows: ``passes/graph/chunk.py``.
 
 Products of scaled floats of 8 bits eager computes in f32, too, with operands that it makes in each
@@ -40,7 +41,6 @@ from fusec.frontend.fx_passes.fx_nodes import (
     tensor_of,
 )
 from fusec.frontend.shapes import from_torch_dtype
-from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.decision import Decision
 from fusec.ir.expr import reach
 
@@ -61,14 +61,14 @@ def widen_operands(
     gm: fx.GraphModule,
     targets: tuple[Any, ...],
     slow: Collection[torch.dtype],
-    tuning: LoopTuning,
+    few: int,
     keep: Collection[fx.Node],
 ) -> fx.GraphModule:
     """Compute some operations in f32 whose types the library is slow with, in place.
 
     Args:
         targets: PRODUCTS or CONVOLUTIONS.
-        tuning: how many rows kernels of fusec's own stream the weights of a product for.
+        few: rows up to which kernels of fusec's own stream the weights of a product.
         keep: nodes that are left as they are.
     """
     found = [
@@ -77,7 +77,7 @@ def widen_operands(
         for node in gm.graph.find_nodes(op="call_function", target=target)
         if node not in keep
         and fakes_of(node.meta["val"])[0].dtype in slow
-        and not _streams(node, tuning)
+        and not _streams(node, few)
     ]
     for node in found:
         _widen(node, slow)
@@ -131,7 +131,7 @@ def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
     return cast_like(node, made, node.meta["val"].dtype)
 
 
-def _streams(node: fx.Node, tuning: LoopTuning) -> bool:
+def _streams(node: fx.Node, few: int) -> bool:
     """Return True for a product of few rows that a kernel of fusec's own may compute."""
     if node.target in CONVOLUTIONS:
         return False
@@ -140,8 +140,7 @@ def _streams(node: fx.Node, tuning: LoopTuning) -> bool:
     rows, columns = hint_of(a.shape[-2]), hint_of(b.shape[-1])
     if a.dim() == 3:  # a matrix for each row, perhaps gathered from a table
         return rows == 1 or columns == 1
-    few = tuning.widened_rows - 1 if _is_of_integers(node) else tuning.always
-    return rows <= few and b.stride(0) == 1
+    return rows <= few and b.stride(0) == 1 and not _is_of_integers(node)
 
 
 def _is_of_integers(node: fx.Node) -> bool:

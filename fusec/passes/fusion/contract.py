@@ -45,6 +45,7 @@ from fusec.ir.names import operation_words
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.streamed import (
     conversions_of_integers,
+    converts_integers,
     copies_from_tables,
     match_panels,
     match_skinny,
@@ -331,8 +332,7 @@ def _integer_products(graph: Graph, rows: int) -> set[str]:
         if any(n.dtype is I32 and is_product(n) for n in reductions(line.expr)):
             return True
         whole = inline_loads(line, known, simplify)
-        products = (match_skinny(n, rows) for n in reductions(whole.expr))
-        return any(p is not None and p.integers for p in products)
+        return any(converts_integers(n, rows) for n in reductions(whole.expr))
 
     return {
         call.node

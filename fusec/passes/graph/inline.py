@@ -149,7 +149,11 @@ class _Inliner:
             case Def() as line if self.skinny_rows:
                 sums = reductions(inline_loads(line, self.weights, self.simplify).expr)
                 products = (match_skinny(n, self.skinny_rows) for n in sums)
-                found = [p.few for p in products if p and (computed or p.panel or p.integers)]
+                found = [
+                    p.few
+                    for p in products
+                    if p and (computed or p.panel or (p.integers and p.rows))
+                ]
                 found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:

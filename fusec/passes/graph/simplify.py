@@ -47,7 +47,7 @@ from fusec.ir.index import (
     most,
 )
 from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
-from fusec.ir.ranges import holds
+from fusec.ir.ranges import fits, holds
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
 
@@ -106,6 +106,14 @@ def implicit_rounding(node: Cast) -> Expr:
     match node.arg:
         case Cast(arg=value, dtype=kind) if node.dtype is value.dtype is F32 and kind in HALF:
             return value
+    return node
+
+
+def fitting_integer(node: Cast) -> Expr:
+    """``f32(i8(x))`` is ``f32(x)``, where an int8 holds all that an integer x may be: a nibble."""
+    match node.arg:
+        case Cast(arg=value, dtype=kind) if kind.is_integer and fits(kind, value):
+            return cast(value, node.dtype)
     return node
 
 
@@ -471,6 +479,7 @@ def question_of_extreme(node: Reduce) -> Expr:
 
 VALUE_RULES = Rules(
     (implicit_rounding, Cast),
+    (fitting_integer, Cast),
     (own_type, Cast),
     (repeated_rounding, *ROUND.values()),
     (rounded_integer, *ROUND.values()),

@@ -9,22 +9,31 @@ Worked example, a complex product::
 
     z[2*i + p] = where(p < 1, a[2*i]*b[2*i] - a[2*i + 1]*b[2*i + 1], ...)    grid i:N p:2
     z[2*i] = a[2*i]*b[2*i] - ...;  z[2*i + 1] = a[2*i]*b[2*i + 1] + ...      grid i:N
+
+Likewise a sum over pairs, each of a byte with two weights, becomes the sum of two terms::
+
+    y[n] = sum(k, p: x[2*k + p] * f32(where(p < 1, w[n, k] & 15, w[n, k] >> 4)))
+    y[n] = sum(k: x[2*k] * f32(w[n, k] & 15) + x[2*k + 1] * f32(w[n, k] >> 4))
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.ir.expr import Reduce, substitute
+from fusec.ir.contraction import factors
+from fusec.ir.expr import Expr, Op, Reduce, loads, substitute
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, index
+from fusec.ir.monoid import SUM
+from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
 
 _TWO = index(2)
 
 
 def unroll_pairs(kernel: FlatKernel) -> FlatKernel:
-    """Return the kernel with an axis of pairs unrolled into stores, if it has one."""
+    """Return the kernel with an axis of pairs unrolled into stores, or into terms of its sums."""
+    kernel = _unroll_terms(kernel)
     axis = next((axis for axis in kernel.axes if _is_of_pairs(kernel, axis)), None)
     if axis is None:
         return kernel
@@ -39,6 +48,41 @@ def unroll_pairs(kernel: FlatKernel) -> FlatKernel:
         tuple(a for a in axes if a is not axis) for axes in (kernel.grid, kernel.inside)
     )
     return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
+
+
+def _unroll_terms(kernel: FlatKernel) -> FlatKernel:
+    """Return the kernel with sums over an axis of pairs unrolled, where lanes may run across it."""
+    pairs = {axis for axis in kernel.inside if axis.extent is _TWO and axis.limit is None}
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    paired = {
+        axis
+        for n in sums
+        if n.monoid is SUM
+        for axis in pairs
+        if len(n.over) > 1 and axis in n.over
+    }
+    paired = {a for a in paired if all(_walks_pairs(n, a) for n in sums if a in n.over)}
+    if not paired or any(factors(n) is not None for n in sums):
+        return kernel
+    simplify = simplifier()
+
+    def apart(node: Expr) -> Expr:
+        own = next((a for a in getattr(node, "over", ()) if a in paired), None)
+        if own is None or not isinstance(node, Reduce):
+            return node
+        one, two = (node.body.substitute({own: index(which)}) for which in range(2))
+        return Reduce(SUM, tuple(a for a in node.over if a is not own), Op("add", (one, two)))
+
+    unrolled = kernel.map(lambda roots: simplify(rewrite(roots, apart)))
+    return FlatKernel(replace(unrolled, inside=tuple(a for a in kernel.inside if a not in paired)))
+
+
+def _walks_pairs(node: Reduce, axis: Axis) -> bool:
+    """Return True if a sum's loads that vary along an axis of pairs are two apart along others."""
+    offsets = [load.indices[0] for load in loads(node.bodies) if axis in load.axes]
+    return bool(offsets) and all(
+        o.steps_by_one(axis) and any(o.coefficient(a) is _TWO for a in node.over) for o in offsets
+    )
 
 
 def _is_of_pairs(kernel: FlatKernel, axis: Axis) -> bool:

@@ -60,9 +60,10 @@ def computes_rows(kernel: Kernel, machine: Machine) -> bool:
 
     Each group of columns would compute it again. With panels a cast counts as computation: the
     elements of a row are broadcast one by one, and each would be widened for every panel. So it
-    does with integer weights, whose columns are few in a group.
+    does with integer weights, for more than one row: four rows take 0.76 of the time (4096 x 4096,
+    AVX2, one thread, 2026-11-28).
     """
-    return any(p.few is not _loaded(p, machine) for p in _products(kernel, machine))
+    return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 
 
 def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
@@ -156,10 +157,9 @@ def _blocks(rows: int, between: tuple[int, int]) -> list[int]:
     return [r for r in range(most, least - 1, -1) if rows % r == 0]
 
 
-def _loaded(product: StreamedProduct, machine: Machine) -> Expr | None:
+def _loaded(product: StreamedProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
-    few, rows = product.few, product_of(a.extent for a in product.rows).const
-    apart = product.panel or (product.integers and rows >= machine.loops.widened_rows)
+    few, apart = product.few, product.panel or (product.integers and product.rows)
     widened = isinstance(few, Cast) and not apart and few.arg.dtype not in F8
     inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None

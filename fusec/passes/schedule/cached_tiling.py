@@ -38,7 +38,8 @@ def _shapes(
         cached = tuning.panel_bytes // (F32.itemsize * terms)
         rows = next((r for r in tuning.panel_rows if r <= cached), tuning.panel_rows[-1])
         return [((rows, use.panel), tuning.terms)]
-    return [(sides, tuning.terms) for sides in tuning.sides]
+    short = use.outer and use.looped and 2 * use.looped.extent.hint() <= tuning.terms
+    return [(sides, tuning.terms) for sides in (tuning.short_sides if short else tuning.sides)]
 
 
 def tile_bytes(work: TileResources, tiling: Tiling) -> int:
