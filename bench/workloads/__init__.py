@@ -10,6 +10,7 @@ from bench.workloads import (
     decoding,
     experts,
     images,
+    integers,
     loops,
     losses,
     models,
@@ -27,7 +28,7 @@ def cpu() -> list[Workload]:
     """What `bench.cpu` measures."""
     groups = (
         *(pointwise, norms, softmax, attention, images, losses, blocks, models, optimizers),
-        *(vision, convnets, experts, rnn_layers, loops),
+        *(vision, convnets, experts, rnn_layers, loops, integers),
     )
     return [workload for group in groups for workload in group.cpu()]
 

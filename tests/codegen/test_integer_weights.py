@@ -133,3 +133,18 @@ def test_a_byte_is_cut_where_it_is_read(rows: int) -> None:
     assert "ld_u8" in kernel.source
     assert "ldi_" not in kernel.source
     assert "to_i8" not in kernel.source
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 4, 13, 16, 64])
+def test_the_packed_call_of_eager_is_as_exact(rows: int, dtype: torch.dtype) -> None:
+    x, w, scale = operands(rows, dtype, columns=128)
+    torch._dynamo.reset()
+    (graph,) = fusec.explain(torch._weight_int8pack_mm, x, w, scale).graphs
+    assert not graph.externs
+    torch._dynamo.reset()
+    ours = compile_with(torch._weight_int8pack_mm)(x, w, scale)
+    theirs = torch._weight_int8pack_mm(x, w, scale)
+    exact = (x.double() @ w.double().t()) * scale.double()
+    error, least = ((made - exact).abs().max().item() for made in (ours, theirs))
+    assert error <= 2 * least + 1e-6 * exact.abs().max().item()
