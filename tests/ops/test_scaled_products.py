@@ -252,3 +252,51 @@ def test_sums_are_as_exact_as_they_say(fast: bool) -> None:
     wanted = 2 * 2048 * 1.125 * 0.875
     error = (made[0] / wanted - 1).abs().max().item()
     assert error > 1e-3 if fast else error < 2e-4
+
+
+# -- scales of blocks ------------------------------------------------------------------------------
+
+
+def in_blocks(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, kind: str) -> Tensor:
+    """A linear layer with scales of 128 terms of a row, and of 128 x 128 or 1 x 128 weights."""
+    of_rows, of_weights = (F.ScalingType.__members__[k] for k in ("BlockWise1x128", kind))
+    y = F.scaled_mm(x, w.t(), sx, of_rows, sw, of_weights, output_dtype=torch.bfloat16)
+    return F.silu(y)
+
+
+def by_columns(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="torch has no scales of blocks")
+@pytest.mark.parametrize("kind", ["BlockWise128x128", "BlockWise1x128"])
+def test_scales_of_blocks_are_one_kernel_that_is_right_in_the_emulator(kind: str) -> None:
+    m, k, n = 128, 512, 256
+    x, w, blocks = codes(m, k), codes(n, k, seed=1), k // 128
+    with seeded(2):
+        sx = by_columns(torch.rand(m, blocks))
+        whole = kind == "BlockWise128x128"
+        sw = by_columns(torch.rand(4, n // 128) if whole else torch.rand(n, blocks))
+    of_weights = sw[:blocks].t().repeat_interleave(128, 0) if whole else sw
+    run = Emulator.of("sm_90", {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    found = torch.compile(in_blocks, backend=run.backend)(x, w, sx, sw, kind)
+    each = [s.double().repeat_interleave(128, 1) for s in (sx, of_weights)]
+    wanted = F.silu((x.double() * each[0]) @ (w.double() * each[1]).t())
+    assert len(run.kernels) == 1
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2e-2)
+
+
+@pytest.mark.skipif(not hasattr(F, "scaled_mm"), reason="torch has no recipes")
+def test_recipes_of_tensors_and_rows_are_as_in_eager() -> None:
+    kinds = F.ScalingType
+
+    def by_recipe(x: Tensor, w: Tensor, *scales: Tensor) -> Tensor:
+        sx, sw, rx, rw = scales
+        one = F.scaled_mm(x, w.t(), sx, kinds.TensorWise, sw, kinds.TensorWise)
+        each = F.scaled_mm(x, w.t(), rx, kinds.RowWise, rw, kinds.RowWise)
+        return one + each
+
+    rows = torch.rand(6, 1), torch.rand(1, 16)
+    check(by_recipe, codes(6, 48), codes(16, 48, seed=1), *scalars(), *rows)

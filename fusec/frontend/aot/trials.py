@@ -43,8 +43,11 @@ _NEVER_TRIED = {
     aten.convolution_backward.default,
     aten.segment_reduce.default,
     aten._segment_reduce_backward.default,
+    aten._scaled_mm.default,
+    *(getattr(aten, name).default for name in ("_scaled_mm_v2",) if hasattr(aten, name)),
 }
-"""Convolutions choose a library by size; segment kernels write by unchecked lengths."""
+"""Convolutions choose a library by size; segment kernels write by unchecked lengths; scales of
+blocks GPUs take alone, of whose code a trial on a CPU says nothing."""
 _NO_TRIES = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,

@@ -109,6 +109,8 @@ def scaled_mm_v2(
     """Emit a product whose recipes say what has a scale; each matrix has one in f32."""
     if any((*swizzle_a, *swizzle_b)) or contraction_dim:
         raise Unsupported("scales in an order of their own")
+    if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
+        raise Unsupported("scales that eager refuses")
     scales = _scale_by_recipe(scale_a, recipe_a), _scale_by_recipe(scale_b, recipe_b)
     return _product(call, (a, b), scales, bias, None, fast=use_fast_accum)
 

@@ -77,7 +77,9 @@ def _find_axis_use(
     loops = {a for n in products if n not in nested for a in n.over}
     others = (n for n in reductions if n not in products)
     groups = group_axes(reductions)
-    loops |= {a for n in others for a in n.over if a in groups or not _fits_lanes(a, most)}
+    batch = frozenset[Axis]().union(*(parts.shared for parts in products.values()))
+    apart = batch.union(groups)
+    loops |= {a for n in others for a in n.over if a in apart or not _fits_lanes(a, most)}
     if pairs_of(nodes) and _reads_products(products):
         return None
     whole = tuple(a for a in kernel.inside if a not in loops)
@@ -88,6 +90,8 @@ def _find_axis_use(
     looped = _longest(a for a in kernel.inside if a in loops - groups and a not in around)
     if any(a.limit is not None for a in kernel.axes if a is not looped):
         return None
+    if looped in batch:
+        looped = None  # a batch of products is summed: one of it in each iteration
     between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
     crossed = _longest(around)
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
@@ -173,14 +177,17 @@ def _nested(reductions: list[Reduce], most: int) -> set[Reduce]:
     for outer in reductions:
         if groups_of(outer) is not None:  # each term is a completed tile, or nothing
             continue
-        # An enclosing sum over few lanes folds a completed tile. A matrix-vector product that sums
+        # An enclosing sum over few lanes folds a completed tile, but not one over a batch of
+        # products, which runs one after the other. A matrix-vector product that sums
         # the results of another one has no such tile: both run in one loop.
         folds = factors(outer) is None and all(_fits_lanes(axis, most) for axis in outer.over)
         weights = vector_factors(outer) is not None
         for inner in postorder(outer.bodies):
             if not isinstance(inner, Reduce) or inner.axes.isdisjoint(outer.over):
                 continue
-            if not folds or (weights and vector_factors(inner) is not None):
+            parts = factors(inner)
+            batched = parts is not None and not parts.shared.isdisjoint(outer.over)
+            if not folds or batched or (weights and vector_factors(inner) is not None):
                 found.add(inner)
     return found
 
