@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusec.ir.contraction import sides
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder, reductions
@@ -41,6 +42,7 @@ class StreamedProduct:
         terms: the number of terms of each sum.
         itemsize: bytes of a weight.
         integers: weights are integers in memory, and converted as they are read.
+        packed: several of them are in a byte: the sum has an axis for the place in it.
         panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter: a
             part of each panel.
     """
@@ -53,12 +55,14 @@ class StreamedProduct:
     panel: int = 0
     batch: tuple[Axis, ...] = ()
     integers: bool = False
+    packed: bool = False
 
 
 def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
     """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
 
-    Both operands are contiguous along the summed axis, or the weights are in panels.
+    Both operands are contiguous along the summed axis, or the weights are in panels. A sum over
+    several axes, as of weights packed in groups and bytes, is one if its weights are integers.
     """
     for few, many, own, others, shared, over in _orders(node):
         rows = product(a.extent for a in own)
@@ -70,14 +74,15 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
         if extent.is_constant and extent.const <= rows.const:
             continue
         ordered, columns, batch = map(_by_serial, (own, others, shared))
-        if not _is_contiguous(few, over):
+        terms, whole = product(a.extent for a in over), reads_integers(many)
+        if not _is_contiguous(few, over) or (len(over) > 1 and not whole):
             continue
-        if len(columns) == 1 and _is_contiguous(many, over):
-            size, whole = _itemsize(many), reads_integers(many)
-            return StreamedProduct(ordered, columns, few, over.extent, size, 0, batch, whole)
+        if len(columns) == 1 and _is_contiguous(many, over, only_integers=whole):
+            size, packed = _itemsize(many), len(over) > 1
+            return StreamedProduct(ordered, columns, few, terms, size, 0, batch, whole, packed)
         panel = 0 if batch else _panel(many, over, columns)
         if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
-            return StreamedProduct(ordered, columns, few, over.extent, _itemsize(many), panel)
+            return StreamedProduct(ordered, columns, few, terms, _itemsize(many), panel)
     return None
 
 
@@ -104,7 +109,7 @@ def match_panels(node: Expr, width: int) -> StreamedProduct | None:
         columns = _by_serial(others)
         if columns and not shared and _panel(many, over, columns) == width:
             rows, size = _by_serial(own), _itemsize(many)
-            return StreamedProduct(rows, columns, few, over.extent, size, width)
+            return StreamedProduct(rows, columns, few, over[0].extent, size, width)
     return None
 
 
@@ -144,22 +149,27 @@ def _picks(value: Expr) -> bool:
     return any(isinstance(a, Runtime) for a in atoms)
 
 
+_Axes: TypeAlias = frozenset[Axis]
+
+
 def _orders(
     node: Expr,
-) -> Iterator[tuple[Expr, Expr, frozenset[Axis], frozenset[Axis], frozenset[Axis], Axis]]:
-    """Yield, for a product along one axis: either operand, the other, the axes of each, of both,
-    and that axis."""
+) -> Iterator[tuple[Expr, Expr, _Axes, _Axes, _Axes, tuple[Axis, ...]]]:
+    """Yield, for a product: either operand, the other, the axes of each, of both, and those of the
+    sum."""
     found = sides(node)
-    if found is None or not isinstance(node, Reduce) or len(node.over) != 1:
+    if found is None or not isinstance(node, Reduce):
         return
     left, right = (found.left, found.left_axes), (found.right, found.right_axes)
     for (few, own), (many, others) in ((left, right), (right, left)):
-        yield few, many, own, others, found.shared, node.over[0]
+        yield few, many, own, others, found.shared, node.over
 
 
-def _is_chosen(weights: Expr, over: Axis, batch: frozenset[Axis]) -> bool:
+def _is_chosen(weights: Expr, over: Iterable[Axis], batch: frozenset[Axis]) -> bool:
     """Return True if weights depend on a batch only through numbers that are read."""
-    found = [n for n in postorder((weights,)) if isinstance(n, Load) and over in n.axes]
+    found = [
+        n for n in postorder((weights,)) if isinstance(n, Load) and not n.axes.isdisjoint(over)
+    ]
     atoms = (a for n in found for i in n.indices for m, _ in i.terms for a in m)
     return all(isinstance(a, Runtime) or batch.isdisjoint(a.axes) for a in atoms)
 
@@ -168,25 +178,31 @@ def _by_serial(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     return tuple(sorted(axes, key=lambda a: a.serial))
 
 
-def _is_contiguous(operand: Expr, axis: Axis) -> bool:
-    """Return True if an operand's loads have stride 1 along an axis."""
-    found = [n for n in postorder((operand,)) if isinstance(n, Load) and axis in n.axes]
-    steps = {load.buffer.offset(load.indices).coefficient(axis) for load in found}
-    return steps == {index(1)}
+def _is_contiguous(operand: Expr, over: tuple[Axis, ...], *, only_integers: bool = False) -> bool:
+    """Return True if an operand's loads have stride 1 along one of the axes.
+
+    Args:
+        only_integers: leave out the others: scales.
+    """
+    found = [n for n in postorder((operand,)) if isinstance(n, Load) and n.axes & {*over}]
+    found = [n for n in found if n.dtype.is_integer or not only_integers]
+    offsets = [load.buffer.offset(load.indices) for load in found]
+    steps = [{offset.coefficient(axis) for axis in over} for offset in offsets]
+    return bool(found) and all(index(1) in step for step in steps)
 
 
 def _itemsize(operand: Expr) -> int:
     return max((n.dtype.itemsize for n in postorder((operand,)) if isinstance(n, Load)), default=4)
 
 
-def _panel(many: Expr, over: Axis, columns: tuple[Axis, ...]) -> int:
+def _panel(many: Expr, over: tuple[Axis, ...], columns: tuple[Axis, ...]) -> int:
     """Return the number of columns of a panel, or 0 if the operand is not in panels."""
     found = [n for n in postorder((many,)) if isinstance(n, Load)]
-    if len(found) != 1 or found[0].guard is not None:
+    if len(found) != 1 or found[0].guard is not None or len(over) != 1:
         return 0
     (load,) = found
     offset = load.buffer.offset(load.indices)
-    step = offset.coefficient(over)
+    step = offset.coefficient(over[0])
     if step is None or not step.is_constant or not 1 < step.const <= WIDEST_PANEL:
         return 0
     if len(columns) == 1:

@@ -120,6 +120,28 @@ def test_weights_of_four_bits_are_as_exact_as_eager(rows: int, dtype: torch.dtyp
     check(int4_linear, *int4_operands(rows, dtype=dtype))
 
 
+@pytest.mark.parametrize("rows", [2, 5, 8, 16])
+def test_rows_share_the_conversion_of_a_byte(rows: int) -> None:
+    torch._dynamo.reset()
+    (kernel,) = fusec.kernels(int4_linear, *int4_operands(rows))
+    assert "f_multiply(" not in kernel.source
+    assert 0 < kernel.source.count("ld_u8(") < kernel.source.count("f_hsum(")
+    assert "f_select(" not in kernel.source  # the halves of a byte are terms of their own
+
+
+def test_zeros_and_scales_of_transposed_groups_are_as_exact_as_eager() -> None:
+    def affine(
+        x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+    ) -> torch.Tensor:
+        codes = torch.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1, 32)
+        weights = (codes - 8.0) * scale.t()[..., None] + zero.t()[..., None]
+        return F.linear(x, weights.reshape(len(packed), -1).to(x.dtype))
+
+    for rows in (1, 3, 16):
+        x, packed, scale = int4_operands(rows, dtype=torch.float32)
+        check(affine, x, packed, scale.t().contiguous(), scale.t().contiguous() / 16)
+
+
 @pytest.mark.parametrize(("columns", "groups"), [(1, 1), (33, 3), (150, 9)])
 def test_ragged_groups_of_four_bits_are_as_exact_as_eager(columns: int, groups: int) -> None:
     for rows in (1, 5):

@@ -15,7 +15,7 @@ CPP_FLAT = (
     Stage(
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
-        lambda flat, context: unroll_pairs(flat),
+        lambda flat, context: unroll_pairs(flat, context.machine),
         "FlatKernel",
         "FlatKernel",
         needs=("coalesce",),

@@ -24,16 +24,18 @@ from fusec.ir.contraction import factors
 from fusec.ir.expr import Expr, Op, Reduce, loads, substitute
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, index
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll_rows import unrolls_rows
 
 _TWO = index(2)
 
 
-def unroll_pairs(kernel: FlatKernel) -> FlatKernel:
+def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with an axis of pairs unrolled into stores, or into terms of its sums."""
-    kernel = _unroll_terms(kernel)
+    kernel = _unroll_terms(kernel, machine)
     axis = next((axis for axis in kernel.axes if _is_of_pairs(kernel, axis)), None)
     if axis is None:
         return kernel
@@ -50,8 +52,11 @@ def unroll_pairs(kernel: FlatKernel) -> FlatKernel:
     return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
 
 
-def _unroll_terms(kernel: FlatKernel) -> FlatKernel:
-    """Return the kernel with sums over an axis of pairs unrolled, where lanes may run across it."""
+def _unroll_terms(kernel: FlatKernel, machine: Machine) -> FlatKernel:
+    """Return the kernel with sums over an axis of pairs unrolled, where lanes may run across it.
+
+    Products that run as tiles stay as they are.
+    """
     pairs = {axis for axis in kernel.inside if axis.extent is _TWO and axis.limit is None}
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     paired = {
@@ -62,7 +67,8 @@ def _unroll_terms(kernel: FlatKernel) -> FlatKernel:
         if len(n.over) > 1 and axis in n.over
     }
     paired = {a for a in paired if all(_walks_pairs(n, a) for n in sums if a in n.over)}
-    if not paired or any(factors(n) is not None for n in sums):
+    tiles = any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine)
+    if not paired or tiles:
         return kernel
     simplify = simplifier()
 

@@ -61,7 +61,8 @@ def computes_rows(kernel: Kernel, machine: Machine) -> bool:
     Each group of columns would compute it again. With panels a cast counts as computation: the
     elements of a row are broadcast one by one, and each would be widened for every panel. So it
     does with integer weights, for more than one row: four rows take 0.76 of the time (4096 x 4096,
-    AVX2, one thread, 2026-11-28).
+    AVX2, one thread, 2026-11-28); not with several in a byte, whose pairs of elements of a row are
+    told apart while they are widened.
     """
     return any(p.few is not _loaded(p) for p in _products(kernel, machine))
 
@@ -159,7 +160,8 @@ def _blocks(rows: int, between: tuple[int, int]) -> list[int]:
 
 def _loaded(product: StreamedProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
-    few, apart = product.few, product.panel or (product.integers and product.rows)
+    few = product.few
+    apart = product.panel or (product.integers and product.rows and not product.packed)
     widened = isinstance(few, Cast) and not apart and few.arg.dtype not in F8
     inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.expr import Expr, Op, Reduce, Select
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
 from fusec.ir.index import Axis, Size, index
@@ -28,7 +29,10 @@ def turned(*shape: int | Size, last: int = 2) -> Graph:
 
 
 def stores(kernel: Kernel) -> list[str]:
-    return [f"{store.indices[0]} = {store.expr}" for store in unroll_pairs(coalesce(kernel)).stores]
+    return [
+        f"{store.indices[0]} = {store.expr}"
+        for store in unroll_pairs(coalesce(kernel), CPU_MACHINE).stores
+    ]
 
 
 def test_a_pair_is_two_stores_without_a_choice() -> None:
@@ -36,14 +40,14 @@ def test_a_pair_is_two_stores_without_a_choice() -> None:
 
 
 def test_pairs_of_symbolic_number_are_unrolled() -> None:
-    kernel = unroll_pairs(kernel_of(turned(Size("n", 8))))
+    kernel = unroll_pairs(kernel_of(turned(Size("n", 8))), CPU_MACHINE)
     assert [axis.name for axis in kernel.axes] == ["a"] and len(kernel.stores) == 2
 
 
 @pytest.mark.parametrize("example", (turned(8, last=3), turned(8, last=4)), ids=("3", "4"))
 def test_other_axes_stay(example: Graph) -> None:
     kernel = kernel_of(example)
-    assert unroll_pairs(kernel) is kernel
+    assert unroll_pairs(kernel, CPU_MACHINE) is kernel
 
 
 def test_a_pair_alone_stays() -> None:
@@ -51,7 +55,7 @@ def test_a_pair_alone_stays() -> None:
     (p,) = axes("p", 2)
     body = Select(below(p, 1), load(x, 1), load(x, 0))
     kernel = kernel_of(graph((x,), (Def(y, (p,), body),), y))
-    assert unroll_pairs(kernel) is kernel
+    assert unroll_pairs(kernel, CPU_MACHINE) is kernel
 
 
 def test_a_pair_that_is_summed_stays() -> None:
@@ -62,7 +66,7 @@ def test_a_pair_that_is_summed_stays() -> None:
     scaled = Def(z, (i, q), Op("mul", (load(x, i, q), load(y, i))))
     kernel = kernel_of(graph((x,), (total, scaled), y, z))
     assert any(p.extent is index(2) for p in kernel.axes)
-    assert unroll_pairs(kernel) is kernel
+    assert unroll_pairs(kernel, CPU_MACHINE) is kernel
 
 
 def test_sums_of_both_parts_are_computed_once() -> None:
@@ -75,7 +79,7 @@ def test_sums_of_both_parts_are_computed_once() -> None:
         Reduce(SUM, (second,), load(w, second, a)),
     )
     before = graph((x, w), (Def(y, (a, p), body),), y)
-    kernel = unroll_pairs(kernel_of(before))
+    kernel = unroll_pairs(kernel_of(before), CPU_MACHINE)
     assert [sum(isinstance(n, Reduce) for n in (store.expr,)) for store in kernel.stores] == [1, 1]
     check_same(before, Schedule(before, (kernel,)), (numbers(6, 4), numbers(4, 6)))
 
@@ -83,7 +87,7 @@ def test_sums_of_both_parts_are_computed_once() -> None:
 def test_values_stay_the_same() -> None:
     for shape in ((8,), (3, 5), (2, 3, 4)):
         before = turned(*shape)
-        after = Schedule(before, (unroll_pairs(kernel_of(before)),))
+        after = Schedule(before, (unroll_pairs(kernel_of(before), CPU_MACHINE),))
         check_same(before, after, (numbers(*shape, 2),))
 
 
@@ -91,5 +95,8 @@ def test_values_stay_the_same() -> None:
 @given(drawn=random_graphs(symbols=True))
 def test_kernels_of_random_graphs_store_the_same(drawn: Example) -> None:
     schedule = separate(drawn.graph)
-    steps = tuple(unroll_pairs(coalesce(s)) if isinstance(s, Kernel) else s for s in schedule.steps)
+    steps = tuple(
+        unroll_pairs(coalesce(s), CPU_MACHINE) if isinstance(s, Kernel) else s
+        for s in schedule.steps
+    )
     check_same(drawn.graph, Schedule(drawn.graph, steps), drawn.inputs)

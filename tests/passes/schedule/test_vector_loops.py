@@ -74,7 +74,7 @@ def pairs(*shape: int, transposed: bool = False) -> Kernel:
     x, y = buffer("x", *(shape[::-1] if transposed else shape), 2), buffer("y", *shape, 2)
     at = own[:-1][::-1] if transposed else own[:-1]
     body = Select(below(own[-1], 1), Op("neg", (load(x, *at, 0),)), load(x, *at, 1))
-    return unroll_pairs(kernel_of(graph((x,), (Def(y, own, body),), y)))
+    return unroll_pairs(kernel_of(graph((x,), (Def(y, own, body),), y)), CPU_MACHINE)
 
 
 def test_lanes_run_along_pairs() -> None:
