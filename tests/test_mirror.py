@@ -69,8 +69,11 @@ ELSEWHERE = {
     "codegen/cpp/transposed": "codegen/lowering/test_lower",
     "codegen/cpp/vector_nest": "codegen/cpp/test_vector_tiles",
     # The emulator's parts are tested by what kernels do in it.
+    "tools/emulator/copies": "tools/emulator/test_engine",
     "tools/emulator/decode": "tools/emulator/test_parse",
     "tools/emulator/flow": "tools/emulator/test_engine",
+    "tools/emulator/functions": "tools/emulator/test_parse",
+    "tools/emulator/products": "tools/emulator/test_scaled",
     "tools/emulator/vocabulary": "tools/emulator/test_rules",
     # Archives are read as they are written.
     "export/description": "export/test_building",
