@@ -152,6 +152,23 @@ def test_what_eager_refuses_raises_its_error(bad: str) -> None:
         compile_with(scaled)(x, w, *scales, bias)
 
 
+def test_a_scale_of_a_result_in_another_type_raises_eager_s_error() -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, sy: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, scale_result=sy, out_dtype=E4M3)
+
+    given = codes(4, 32), codes(16, 32, seed=1), *scalars(), torch.tensor(2.0).double()
+    for fn in (scaled, compile_with(scaled)):
+        with pytest.raises(RuntimeError):
+            fn(*given)
+
+
+def test_a_scale_of_three_axes_gives_the_result_none() -> None:
+    def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16)
+
+    check(scaled, codes(4, 48), codes(16, 48, seed=1), torch.full((1, 1, 1), 0.5), scalars()[1])
+
+
 def test_few_rows_read_the_codes_of_the_weight_and_leave_no_call() -> None:
     def scaled(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
         return F.silu(torch._scaled_mm(x, w.t(), sx, sw, out_dtype=torch.bfloat16))

@@ -110,10 +110,13 @@ def _is_taken(named: dict[str, Any]) -> bool:
         pairs = zip(shape, wanted, strict=False)
         return len(shape) == len(wanted) and all(statically_known_true(x == y) for x, y in pairs)
 
-    one = all(agree(scale.shape, *(1,) * scale.dim()) for scale in (rows, columns))
+    one = all(agree(scale.shape, *(1,) * min(scale.dim(), 2)) for scale in (rows, columns))
     each = agree(rows.shape, m, 1) and agree(columns.shape, 1, n)
     added = bias is None or agree(bias.shape, n)
-    return added and (one or each) and {rows.dtype, columns.dtype} == {torch.float32}
+    result = tensor_of(named["scale_result"])
+    scales = [rows, columns] if result is None else [rows, columns, result]
+    divided = result is None or agree(result.shape, *(1,) * min(result.dim(), 2))
+    return added and divided and (one or each) and {s.dtype for s in scales} == {torch.float32}
 
 
 def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
