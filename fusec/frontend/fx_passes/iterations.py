@@ -112,7 +112,7 @@ class Iterations:
         self.used: dict[fx.Node, None] = {}
         self.following: set[fx.Node] = set()
         self.made: list[fx.Node] = []
-        self._open: set[Column] = set()
+        self._tried: set[Column] = set()
         self._like: fx.Node | None = None
         self._place = 0.0
 
@@ -120,6 +120,7 @@ class Iterations:
     def before(self, node: fx.Node) -> Iterator[None]:
         """Insert calls before a node."""
         self._like, self._place = node, self.order[node] - 1
+        self._tried.clear()
         with self.graph.inserting_before(node):
             yield
 
@@ -139,13 +140,10 @@ class Iterations:
         if all(_is_same(item, column[0]) for item in column):
             return Rolled(column[0], varies=False)
         if column not in self.known:
-            if column in self._open or not all(isinstance(item, fx.Node) for item in column):
+            if column in self._tried or not all(isinstance(item, fx.Node) for item in column):
                 raise StaysError(column)
-            self._open.add(column)
-            try:
-                self.known[column] = self._roll(column)
-            finally:
-                self._open.discard(column)
+            self._tried.add(column)
+            self.known[column] = self._roll(column)
             self.used.update(dict.fromkeys(column))
         return self.known[column]
 
@@ -182,8 +180,10 @@ class Iterations:
     def _calls(self, column: Column) -> Rolled | None:
         """Return equal calls as one under ``vmap``; None if they are not equal."""
         found = arguments_of(column)
-        if found is None or not may_be_called(column[0]):
+        if found is None:
             return None
+        if not may_be_called(column[0]):
+            raise StaysError(column)
         places, columns = found
         arguments = [self.roll(values) for values in columns]
         if called_name(column[0]) == "getitem" and tensor_of(column[0].args[0]) is None:
@@ -193,6 +193,7 @@ class Iterations:
             if not self.draws_nothing(column[0]):
                 raise StaysError(column)
             return Rolled(column[0], varies=False, since=self._first(column))
+        _check_promotion(columns, arguments)
         varying = {x.node for x in arguments if x.varies}
         nodes: Any = [x.node for x in arguments]
         given: Any = map_aggregate(places, nodes.__getitem__)
@@ -471,6 +472,19 @@ def has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
     return all(
         statically_known_true(a == b) for n, a, b in triples if not statically_known_true(n == 1)
     )
+
+
+def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> None:
+    """Check that no scalar meets tensors of a narrower float, to which ``vmap`` would round it.
+
+    Raises:
+        StaysError: if one does; eager multiplies ``f16`` by an ``f32`` of no axes in ``f32``.
+    """
+    pairs = zip(map(tensor_of, (column[0] for column in columns)), arguments, strict=True)
+    given = [(x, rolled.varies) for x, rolled in pairs if x is not None]
+    narrow = {x.dtype for x, _ in given if x.dim() and x.is_floating_point() and x.itemsize < 4}
+    if any(varies and not x.dim() and narrow - {x.dtype} for x, varies in given):
+        raise StaysError(columns)
 
 
 def _has_elements(value: Any, item: Any, rows: int) -> bool:

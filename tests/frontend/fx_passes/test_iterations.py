@@ -380,6 +380,40 @@ def test_a_loop_stays(name: str) -> None:
     assert not is_rolled(calls(STAYS[name], A, B, C, W, train=not name.startswith("writes ")))
 
 
+def test_a_scalar_of_a_wider_type_is_not_rounded_to_the_tensors() -> None:
+    def loop(a: Tensor, b: Tensor, scales: Tensor) -> Tensor:
+        h, ys = torch.zeros_like(a[0]), []
+        for t in range(len(a)):
+            h = a[t] * h + b[t]
+            ys.append(h * scales[t])
+        return torch.stack(ys)
+
+    a, b = (values(12, 5, seed=k).half() * 0.1 for k in range(2))
+    calls(loop, a, b, torch.arange(12) * 10000.0, train=False)
+
+
+@torch.library.custom_op("fusec_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+
+
+def test_a_long_loop_of_calls_without_a_batching_rule_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loop(a: Tensor, b: Tensor) -> Tensor:
+        h, ys = a.new_zeros(2), []
+        for t in range(a.shape[1]):
+            h = a[:, t] * h + b[:, t]
+            ys.append(twice(h))
+        return torch.stack(ys)
+
+    assert not is_rolled(calls(loop, values(2, 400), values(2, 400, seed=1), train=False))
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_a_gradient_that_was_not_wanted_is_not_made() -> None:
     calls(no_grad_before, A, B, C, W)
 
