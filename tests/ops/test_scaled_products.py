@@ -131,12 +131,12 @@ def test_rows_of_a_number_that_varies() -> None:
         torch.testing.assert_close(compiled(x, w, *scales), scaled(x, w, *scales))
 
 
-@pytest.mark.parametrize("bad", ["bias", "scales of blocks", "f64"])
+@pytest.mark.parametrize("bad", ["bias", "bias of rows", "scales of blocks", "f64"])
 def test_what_eager_refuses_raises_its_error(bad: str) -> None:
     x, w = codes(128, 128), codes(128, 128, seed=1).t()
     scales, bias = scalars(), torch.zeros(128)
-    if bad == "bias":
-        bias = torch.zeros(1)
+    if bad.startswith("bias"):
+        bias = torch.zeros(1) if bad == "bias" else torch.zeros(4, 128)
     elif bad == "scales of blocks":
         scales = torch.ones(128, 1), torch.ones(1, 1)
     else:

@@ -111,7 +111,8 @@ def scaled_mm_v2(
         raise Unsupported("scales in an order of their own")
     if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
         raise Unsupported("scales that eager refuses")
-    scales = _scale_by_recipe(scale_a, recipe_a), _scale_by_recipe(scale_b, recipe_b)
+    rows = _scale_by_recipe(scale_a, recipe_a)
+    scales = rows, _scale_by_recipe(scale_b, recipe_b, swapped=True)
     return _product(call, (a, b), scales, bias, None, fast=use_fast_accum)
 
 
@@ -146,7 +147,9 @@ def _blocks(extent: Index) -> Index:
     return (extent + (BLOCK - 1)) // BLOCK
 
 
-def _scale_by_recipe(scales: tuple[Value, ...], recipe: tuple[int, ...]) -> Scales:
+def _scale_by_recipe(
+    scales: tuple[Value, ...], recipe: tuple[int, ...], *, swapped: bool = False
+) -> Scales:
     """Return a matrix's scales by torch's ``ScalingType``: scales of blocks lie row by row."""
     kinds = torch.nn.functional.ScalingType
     if len(scales) != 1 or len(recipe) != 1 or scales[0].dtype is not F32:
@@ -155,10 +158,12 @@ def _scale_by_recipe(scales: tuple[Value, ...], recipe: tuple[int, ...]) -> Scal
     match kinds(recipe[0]):
         case kinds.TensorWise:
             return Scales(scale, lambda row, block: (ZERO, ZERO), False)
-        case kinds.RowWise if scale.shape[0] is ONE:
+        case kinds.RowWise if swapped and scale.shape[0] is ONE:
             return Scales(scale, lambda row, block: (ZERO, row), False)
-        case kinds.RowWise:
+        case kinds.RowWise if not swapped and scale.shape[1:] == (ONE,):
             return Scales(scale, lambda row, block: (row, ZERO), False)
+        case kinds.RowWise:
+            raise Unsupported("scales that eager refuses")
         case kinds.BlockWise1x128:
             return Scales(scale, lambda row, block: (row, block), True)
         case kinds.BlockWise128x128:
@@ -202,7 +207,7 @@ def _product(
         m, n = at
         value = total(m, n)
         if bias is not None:
-            value = op("add", value, read(bias, (*(ZERO,) * (len(bias.shape) - 1), n), F32))
+            value = op("add", value, read(bias, (n,), F32))
         if scale_result is not None:
             value = op("mul", value, op("reciprocal", read_scale(scale_result, (ZERO, ZERO))))
         return rounded(value, call.out.dtype) if call.out.dtype in F8 else value
@@ -227,7 +232,9 @@ def _check(
         raise Unsupported("a product of other types than floats of 8 bits")
     if a.shape[1] is ZERO or a.shape[1] is not b.shape[0]:
         raise Unsupported("an empty sum, or sizes whose equality is known only at run time")
-    if bias is not None and bias.shape[-1:] != (b.shape[1],):
+    if scale_result is not None and scale_result.dtype is not F32:
+        raise Unsupported("a scale that eager refuses")
+    if bias is not None and bias.shape != (b.shape[1],):
         raise Unsupported("a bias that eager refuses")
     if call.is_cpu and blocked:
         raise Unsupported("scales that eager refuses")
