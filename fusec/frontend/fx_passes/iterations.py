@@ -75,8 +75,8 @@ class LoopStates:
 
     Attributes:
         column: the states that follow one from another.
-        given: how many of these, 0 or 1, are not a step from a state before.
-        follows: the other states, and what follows from them up to their rolled form.
+        given: 1 if the column begins with the state before the first step, else 0.
+        follows: the states that steps compute, and all nodes before ``rolled`` that depend on them.
     """
 
     column: Column

@@ -29,7 +29,9 @@ class Slices:
     """Slices of one tensor: ``source[index]``, in which ``axis`` runs over them.
 
     Attributes:
-        width: of each along its axis, which is then cut in two; None where it loses this axis.
+        width: the extent of each slice along ``axis``; None if each is one element of the axis,
+            selected by an integer. With a width, ``axis`` of the whole has to be split in two: the
+            slices, and the elements of a slice.
         turned: whether the last one is the first in memory.
     """
 

@@ -67,7 +67,7 @@ class Groups:
 
     @property
     def blocks(self) -> Index:
-        """The most blocks that the groups can have: one part of each may be missing rows."""
+        """The most blocks that the groups can have: the last block of each may be partly empty."""
         missing = (self.block - 1) * self.count
         return floordiv(self.rows + missing, index(self.block)) if self.block > 1 else self.rows
 

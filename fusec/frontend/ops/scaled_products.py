@@ -9,8 +9,9 @@ examples, scales of rows and columns, and of blocks as DeepSeek-V3 has them::
     y[m, n] = sum(j: sum(i: a[m, 128*j + i] * b[128*j + i, n]) * sa[m, j] * sb[j, n//128])
 
 Eager multiplies the numbers of 8 bits on GPUs: there the products say how exact their sums have to
-be (``COARSE_TERMS``). On CPUs it multiplies them in f32, after their scales: an infinite scale then
-makes NaN of a 0, here of a sum of 0 alone.
+be (``COARSE_TERMS``). On CPUs eager scales both operands first and multiplies them in f32. Results
+differ only where that overflows or underflows: an infinite scale times a term of 0 is NaN in eager,
+here the sum of all terms has to be 0.
 """
 
 from __future__ import annotations

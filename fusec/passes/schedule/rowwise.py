@@ -123,7 +123,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         share //= 2 if fewer or (sums and wide) else 1
         warps = width // share
     warps = max(1, min(16, warps))
-    fold = _turns_of_a_warp(kernel, row, lanes[-1].tile)
+    fold = _vectors_of_a_lane(kernel, row, lanes[-1].tile)
     if loops and sums and warps <= loops[-1].tile and fold > 1:
         lanes[-1], stages = replace(lanes[-1], fold=fold), 1
     else:
@@ -167,7 +167,7 @@ def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTun
     return max(1, min(4, 1 + tuning.ahead_bytes // size)) if size else 1
 
 
-def _turns_of_a_warp(kernel: Kernel, row: Axis, width: int) -> int:
+def _vectors_of_a_lane(kernel: Kernel, row: Axis, width: int) -> int:
     """Return how many vectors of a row each thread of a warp loads, if the warp has the row alone.
 
     1 where rows are not aligned to 16 bytes, or where tensors differ in their type: threads would
