@@ -387,16 +387,18 @@ def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
 def _in_order(one: ProductKernel, plan: Plan) -> Plan:
     """Return a plan whose loop does nothing ahead where Triton orders it too little (3.7.1).
 
-    Both were found by emulating kernels for sm_100 (2026-11). Several products multiply one
-    computed operand: the next iteration's is stored in tensor memory when the first of them has
-    ended. Products are nested: one proxy fence stands behind several cp.async, and some of them are
-    awaited only behind it, so that the second product reads what no fence has made visible. Copies
-    by descriptors need no fence.
+    All were found by emulating kernels for sm_100 (2026-11). Several products are added to each
+    other: the accumulator has two buffers, and the first iteration reads the one before them.
+    Several products multiply one computed operand: the next iteration's is stored in tensor memory
+    when the first of them has ended. Products are nested: one proxy fence stands behind several
+    cp.async, and some of them are awaited only behind it, so that the second product reads what no
+    fence has made visible. Copies by descriptors need no fence.
     """
     looped = one.use.looped
     sides = [side for p in one.products.values() for side in (p.left, p.right)]
     computed = [side for side in sides if not isinstance(side, Load)]
-    if len(set(computed)) < len(computed):
+    share = len(one.products) > len(one.work.sums) + len(one.work.inner)
+    if share or len(set(computed)) < len(computed):
         return replace(plan, stages=1)
     if not one.work.inner:
         return plan
