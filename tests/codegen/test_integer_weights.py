@@ -51,6 +51,19 @@ def test_ragged_sizes_are_as_exact_as_eager(rows: int, columns: int, terms: int)
     check(linear, *operands(rows, torch.bfloat16, columns=columns, terms=terms))
 
 
+def test_operands_of_16_bits_are_multiplied_as_they_lie_in_memory() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(-1, -2)).masked_fill(later, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    heads = [torch.randn(2, 4, 512, 64, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"]
+    made = fusec.kernels(attention, *heads, train=True, target="cpu:avx2")
+    products = [kernel.source for kernel in made if "multiply" in kernel.source]
+    assert len(products) == 2
+    assert all("multiply_bf16" in source for source in products)
+
+
 @pytest.mark.parametrize("rows", [4, 16, 64])
 def test_weights_are_read_as_integers(rows: int) -> None:
     torch._dynamo.reset()
