@@ -40,6 +40,7 @@ from fusec.frontend.aot.eager_strides import tracing_as_eager
 from fusec.frontend.aot.only_eager import only_for_eager, only_for_python
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.frontend.fx_passes.freezing import RECIPE
+from fusec.frontend.fx_passes.fx_nodes import verify_values
 from fusec.frontend.fx_passes.weights import mark_weights
 from fusec.frontend.modules import name_in_model
 from fusec.frontend.origin import user_name
@@ -309,6 +310,8 @@ def compile_one_graph(
 ) -> Callable[[list[Any]], Any]:
     """Compile a graph of AOTAutograd's, and return its callable; called by ``compile_with``."""
     trace = trace if trace is not None else Trace(name, phase=compile_phase)
+    if options.verify:
+        verify_values(graph)
     with settled_heap():  # a backward may be compiled when it is first needed
         call = with_room(compile_graph, graph, name, options, trace)
     if recorder is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.errors import InvalidIR
 from fusec.torch_interior import FakeTensor, OpOverload
 
 _KEPT = (
@@ -66,6 +67,41 @@ def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
     mode = next(t for source in sources for t in fakes_of(source.meta["val"])).fake_mode
     with mode:
         return target(*args, **kwargs)
+
+
+def verify_values(gm: fx.GraphModule) -> None:
+    """Check that each call makes a tensor of the layout that it was traced with.
+
+    Without a compiler the graph runs as it stands, and its views rely on these layouts.
+
+    Raises:
+        InvalidIR: if a rewrite changed arguments of a call, and so the layout of its result.
+    """
+    for node in gm.graph.nodes:
+        traced = tensor_of(node)
+        if traced is None or not _is_pure(node):
+            continue
+        laid_out, made = (_strides(value) for value in (traced, value_of_call(node)))
+        if made != laid_out:
+            told = f"{node.format_node()} makes strides {made}, and is traced with {laid_out}"
+            raise InvalidIR(told)
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Return True for a call of tensors that can be traced again: it writes and draws nothing."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return False
+    tags = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape}
+    traced = (tensor_of(source) for source in node.all_input_nodes)
+    return tags.isdisjoint(target.tags) and any(isinstance(t, FakeTensor) for t in traced)
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides by which elements lie apart; none where a size is a symbol."""
+    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 0 in value.shape:
+        return ()
+    return tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n != 1)
 
 
 def extent_of(node: fx.Node, dimension: int) -> int | fx.Node:

@@ -35,7 +35,7 @@ def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     nodes = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     found = [node for node in nodes if _gains(node, machine)]
     for node in found:
-        x, weight, *_ = node.args
+        weight = node.args[1]
         with gm.graph.inserting_before(node):
             turned = call_like(node, aten.permute.default, weight, [1, 2, 3, 0])
             copied = call_like(
@@ -43,10 +43,6 @@ def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
             )
             node.update_arg(1, call_like(node, aten.permute.default, copied, [3, 0, 1, 2]))
         node.meta[LAID_OUT] = Decision(node.name, "kernel", True, _REASON, None, "the library")
-        if not _is_depthwise(node) and x.target is aten.clone.default:
-            node.update_arg(0, x.args[0])
-            if not x.users:
-                gm.graph.erase_node(x)
     if found:
         gm.recompile()
     return gm

@@ -18,7 +18,7 @@ from fusec.processors import PROCESSORS
 from fusec.runtime.kernels.cpp_kernel import vector_width
 from fusec.tools.report import explain
 from tests.frontend.tracing import captured_graphs
-from tests.support import BACKEND, check, on_processor, values
+from tests.support import BACKEND, check, on_processor, values, without_compiler
 
 aten = torch.ops.aten
 SHAPE = (2, 32, 20, 20)
@@ -145,6 +145,20 @@ def test_they_have_what_stands_behind_them_and_a_picture_is_read_as_it_lies() ->
     (plain,) = explain(nn.Sequential(*(fn.first, fn.deep)).eval(), values(4, 3, 64, 64)).graphs
     assert not plain.externs
     assert not [k for k in plain.kernels if "clone" in k.name and "convolution" not in k.name]
+
+
+@torch.no_grad()
+def test_without_a_compiler_the_graph_behind_a_picture_runs_as_eager_does() -> None:
+    fn = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU())
+    fn = nn.Sequential(*fn, nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU()).eval()
+    picture = values(4, 3, 224, 224)
+    with on_processor(PROCESSORS["cpu:avx2"].features):
+        (graph,) = explain(fn, picture).graphs
+        assert [d.a for d in graph.decisions if d.b == "kernel"] == ["convolution", "convolution_2"]
+    torch._dynamo.reset()
+    with without_compiler(), pytest.warns(UserWarning, match="compiler"):
+        ran = torch.compile(fn, backend="fusec", options={"cache": False})(picture)
+    torch.testing.assert_close(ran, fn(picture))
 
 
 @needs_fusec
