@@ -112,7 +112,6 @@ ELSEWHERE = {
     "frontend/ops/creation": "ops/test_creation",
     "frontend/ops/domain": "frontend/ops/test_reductions",
     "frontend/fx_passes/draws": "ops/test_random",
-    "frontend/fx_passes/fx_nodes": "frontend/fx_passes/test_softmax_gradients",
     "frontend/fallbacks": "ops/test_lowering",
     "frontend/ops/grouped": "ops/test_grouped",
     "frontend/ops/interpolation": "ops/test_interpolation",
