@@ -21,16 +21,16 @@ from fusec.ir.expr import (
     Op,
     Reduce,
     Select,
-    axes_in,
     loads,
     postorder,
 )
-from fusec.ir.graph import Extern, Kernel, Store, View, kernel_nodes
+from fusec.ir.graph import Extern, Kernel, View, kernel_nodes
 from fusec.ir.groups import pairs_of, rows_of_a_group, visited
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import scan_of, serial_axes, serial_reductions, shared_axes
+from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.fusion.sweeps import sweeps_again
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule.access import count, fastest_axis
@@ -66,31 +66,10 @@ def buffer_bytes(buffer: Buffer) -> int:
     return numel(buffer) * buffer.dtype.itemsize
 
 
-def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
-    """Return buffer -> (bytes read, bytes written), each element counted once.
-
-    Several loads of one buffer are assumed to overlap: the largest counts.
-    """
-    read: dict[Buffer, int] = {}
-    for node in kernel_nodes(kernel):
-        if isinstance(node, Load):
-            read[node.buffer] = max(read.get(node.buffer, 0), _touched(node))
-    written: Counter[Buffer] = Counter()
-    for store in kernel.stores:
-        written[store.buffer] += _touched(store)
-    return {b: (read.get(b, 0), written.get(b, 0)) for b in dict.fromkeys((*read, *written))}
-
-
 def moved_bytes(kernel: Kernel, machine: Machine) -> int:
     """Return the bytes that a kernel reads and writes: what no cache keeps, in each sweep."""
     again, traffic = sweeps_again(kernel, machine), kernel_traffic(kernel)
     return sum(r * (1 + again.get(b, 0)) + w for b, (r, w) in traffic.items())
-
-
-def _touched(access: Load | Store) -> int:
-    """Return the bytes that a load or store touches."""
-    elements = min(numel(access.buffer), count(axes_in(access.indices)))
-    return elements * access.buffer.dtype.itemsize
 
 
 def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> int:

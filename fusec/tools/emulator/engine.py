@@ -42,8 +42,8 @@ _SIZES = (
 )  # fmt: skip
 _FAULT = ("code", "instruction", "other", "warp", "lane", "address", "detail")
 _COUNTS = (
-    "instructions", "global_loaded", "global_stored", "shared_loaded", "shared_stored", "barriers",
-    "copied", "multiplied", *PIPES, "events",
+    "instructions", "global_loaded", "global_stored", "distinct_loaded", "distinct_stored",
+    "shared_loaded", "shared_stored", "barriers", "copied", "multiplied", *PIPES, "events",
 )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ class Counts:
             issued to (``vocabulary.PIPES``).
         global_loaded, global_stored, shared_loaded, shared_stored: bytes that threads and
             asynchronous copies requested; of copies, only the accesses to global memory.
+        distinct_loaded, distinct_stored: bytes of global memory that a launch touched, each once
+            however often: what memory moves where caches keep the rest.
         barriers: arrivals of warps at barriers of the block.
         copied: bytes of asynchronous copies.
         multiplied: multiply-adds of tensor cores.
@@ -56,6 +58,8 @@ class Counts:
     instructions: int = 0
     global_loaded: int = 0
     global_stored: int = 0
+    distinct_loaded: int = 0
+    distinct_stored: int = 0
     shared_loaded: int = 0
     shared_stored: int = 0
     barriers: int = 0

@@ -9,7 +9,8 @@ of the call are compared, by the rule of docs/numerics.md. The first fault ends 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "target": "sm_90",
-     "kernels": [{"graph", "name", "launches", "instructions", "fault", "problem"}],
+     "kernels": [{"graph", "name", "launches", "instructions", "fault", "problem", "explained",
+                  "touched"}],
      "results": [as of ``report.comparison``], "faults": [each fault or problem as text]}
 
 Worked example::
@@ -35,7 +36,10 @@ from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, WrongKernel
+from fusec.ir.graph import all_launches
+from fusec.ir.machine import Machine
 from fusec.options import Options
+from fusec.passes.traffic import work_of
 from fusec.runtime.calls import executable
 from fusec.runtime.calls.outside import of_graph
 from fusec.runtime.calls.ranges import Ranges
@@ -59,6 +63,9 @@ class KernelRow:
         instructions: of warps, in all launches.
         fault: what the emulator found, or "".
         problem: how its results differ from eager's, or "".
+        explained: bytes of all launches by the account of ``passes/fusion/footprint.py``, by which
+            fusion decides and which ``explain`` shows.
+        touched: bytes that they loaded, and bytes that they stored, each once a launch.
     """
 
     graph: str
@@ -67,6 +74,8 @@ class KernelRow:
     instructions: int
     fault: str
     problem: str
+    explained: int
+    touched: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +152,16 @@ def emulate(
 
 @dataclass(slots=True)
 class _Watched:
-    """An emulated kernel in a graph: its launches, and the fault or problem of one of them."""
+    """An emulated kernel in a graph: its launches, and the fault or problem of one of them.
+
+    Attributes:
+        bytes: of a launch, as explained; the mean of those that run this code.
+    """
 
     graph: str
     name: str
     kernel: EmulatedKernel | EmulatedTable
+    bytes: float
     launches: int = 0
     fault: str = ""
     problem: str = ""
@@ -161,8 +175,17 @@ class _Watched:
             raise
 
     def row(self) -> KernelRow:
-        count = self.kernel.counts.instructions
-        return KernelRow(self.graph, self.name, self.launches, count, self.fault, self.problem)
+        counts = self.kernel.counts
+        return KernelRow(
+            self.graph,
+            self.name,
+            self.launches,
+            counts.instructions,
+            self.fault,
+            self.problem,
+            round(self.bytes * self.launches),
+            counts.distinct_loaded + counts.distinct_stored,
+        )
 
 
 @dataclass(slots=True)
@@ -199,6 +222,7 @@ class Emulator:
                     name,
                     code,
                     emulated(triton_source(compiled, code), self.seed, self.target.name),
+                    _bytes_of(compiled, code, self.target.machine),
                 )
                 for code in compiled.distinct
             }
@@ -227,6 +251,16 @@ class Emulator:
         cpu, ranges = torch.device("cpu"), Ranges(name, compiled.statements(), dict)
         hooks = replace(verification.hooks(), stored=stored)
         return executable.bind(compiled.wrapper, kernels, of_graph(graph), cpu, ranges, [hooks])
+
+
+def _bytes_of(compiled: Compiled, code: str, machine: Machine) -> float:
+    """Return the mean bytes, as explained, of the kernels that run one code."""
+    found = [
+        work_of(launch, machine).bytes
+        for launch in all_launches(compiled.schedule)
+        if compiled.code[launch.name] == code
+    ]
+    return sum(found) / len(found)
 
 
 _DRAWN = (

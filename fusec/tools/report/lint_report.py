@@ -38,7 +38,8 @@ from fusec.ir.expr import Dot, Reduce
 from fusec.ir.graph import ForeachKernel, Kernel, all_launches
 from fusec.ir.index import product
 from fusec.ir.program import Carry, Let, Program, Update, statements
-from fusec.passes.fusion.cost import kernel_products, kernel_traffic
+from fusec.passes.fusion.cost import kernel_products
+from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.tools.assembly import Assembly
 from fusec.tools.report.expectation import (
     MODELLED,

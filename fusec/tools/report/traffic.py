@@ -19,7 +19,8 @@ from __future__ import annotations
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule, Step
 from fusec.ir.machine import Machine
-from fusec.passes.fusion.cost import buffer_bytes, kernel_traffic, moved_bytes
+from fusec.passes.fusion.cost import buffer_bytes, moved_bytes
+from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.traffic import extern_bytes, view_bytes
 
 __all__ = [

@@ -13,7 +13,8 @@ from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.dag import find_uses
-from fusec.passes.fusion.cost import kernel_cost, kernel_operations, kernel_traffic, numel, programs
+from fusec.passes.fusion.cost import kernel_cost, kernel_operations, numel, programs
+from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.fusion.unify import unify
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
 from tests.passes.schedule.flat import f32_of

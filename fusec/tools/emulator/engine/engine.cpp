@@ -215,4 +215,6 @@ extern "C" void fusec_emulate(const Launch* launch, Fault* fault, Counts* counts
     run_block(m, at);
     if (stopped(m)) return;
   }
+  counts->distinct_loaded = m.shadow.distinct_loaded;
+  counts->distinct_stored = m.shadow.distinct_stored;
 }

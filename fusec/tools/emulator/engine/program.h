@@ -106,6 +106,8 @@ struct Counts {
   int64_t instructions;
   int64_t global_loaded;  // bytes
   int64_t global_stored;
+  int64_t distinct_loaded;  // bytes, each once
+  int64_t distinct_stored;
   int64_t shared_loaded;
   int64_t shared_stored;
   int64_t barriers;  // a warp at a barrier of the block
