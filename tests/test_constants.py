@@ -30,7 +30,7 @@ DEFINITIONS = {
         "frontend/ops/scaled_products": {"BLOCK"},
         "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},
         "passes/memory/buffers": {"_MOST_BUFFERS"},
-        "passes/schedule/access": {"VECTOR_BYTES"},
+        "passes/schedule/access": {"LINE_BYTES", "VECTOR_BYTES"},
         "passes/schedule/tiling": {"MIN_LANES", "_LEAST_BYTES", "_TENSOR_LANES"},
     },
     "a value of arithmetic: beyond it, results would be wrong": {

@@ -20,7 +20,7 @@ from torch import fx
 from fusec.codegen.cpp.stages import CPP_FLAT, CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
-from fusec.codegen.targets import Target
+from fusec.codegen.targets import PARTS, Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
@@ -589,7 +589,7 @@ LOWER = (
 def all_stages() -> Iterator[Stage]:
     """Yield every stage in order; ``contract`` comes behind the stages of its inner list."""
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, *CPP_FLAT, *TRITON_FLAT, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
+    programs = (*KERNEL, PARTS, *CPP_FLAT, *TRITON_FLAT, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner

@@ -221,6 +221,12 @@ class RowTuning:
     """Least width to which a pointwise tile is narrowed to fit rows better."""
     waste: float = 1.1
     """Lanes that a wider tile may use in all, relative to the narrower tile that wastes least."""
+    parts: int = 7
+    """Most equal parts of an axis that one program computes side by side."""
+    least_part: int = 256
+    """Least elements of a part of a row: with 16 bits, 16 bytes for each lane of a warp."""
+    part_row: int = 4096
+    """Elements of a part of a row beside column sums."""
     column_rows: int = 32
     """Rows of a column reduction's tile."""
     final_rows: int = 512

@@ -7,7 +7,6 @@ from fusec.ir.graph import FlatKernel
 from fusec.passes.kernel.scans import check_order, run_scans
 from fusec.passes.kernel.short_sums import unroll_terms
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
-from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_windows import unroll_windows
 from fusec.passes.stage import Stage
 
@@ -16,14 +15,6 @@ CPP_FLAT = (
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
         lambda flat, context: unroll_pairs(flat, context.machine),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
-    ),
-    Stage(
-        "unroll_parts",
-        "store many equal parts of a `cat` or `stack` one by one, without comparisons (CPU)",
-        lambda flat, context: unroll_parts(flat, context.machine),
         "FlatKernel",
         "FlatKernel",
         needs=("coalesce",),

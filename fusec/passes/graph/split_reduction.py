@@ -80,7 +80,10 @@ def _count_parts(
             number = min(number, rows // machine.rows.column_rows)
         elif allowed >= machine.parts:
             number = min(wanted, allowed)
-        elif tuning.two_programs * allowed >= machine.parts and width <= machine.rows.loop_elements:
+        elif (
+            tuning.two_programs * allowed >= machine.parts
+            and width < 2 * machine.rows.loop_elements
+        ):
             number = machine.parts
         else:
             number = machine.units

@@ -55,9 +55,9 @@ def unroll_windows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 
     def visit(node: Expr) -> Expr:
         if isinstance(node, Reduce) and places in node.over:
-            return _added_up(node, places, points((places,)), ())
+            return added_up(node, places, points((places,)), ())
         if isinstance(node, Reduce) and along in node.over:
-            return _added_up(node, along, neighbours, (fewer,))
+            return added_up(node, along, neighbours, (fewer,))
         return node
 
     roots = rewrite(tuple(store.expr for store in kernel.stores), visit)
@@ -74,7 +74,7 @@ def unroll_windows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
 
 
-def _added_up(
+def added_up(
     node: Reduce, axis: Axis, where: Iterable[Mapping[Axis, Index]], others: tuple[Axis, ...]
 ) -> Expr:
     """Return a sum with its terms at some points of an axis added up, over others in its place."""

@@ -12,6 +12,8 @@ from fusec.ir.index import Axis, Index, index, product
 
 VECTOR_BYTES = 16
 """Widest load of one thread of a GPU."""
+LINE_BYTES = 128
+"""A line of a GPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)

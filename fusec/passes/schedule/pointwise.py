@@ -12,7 +12,7 @@ from fusec.ir.expr import Op, postorder
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
-from fusec.passes.schedule.access import VECTOR_BYTES, accesses, fastest_axis, step
+from fusec.passes.schedule.access import LINE_BYTES, VECTOR_BYTES, accesses, fastest_axis, step
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 
@@ -35,9 +35,24 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     if len(kernel.grid) == 1:
         return _plan(kernel, {fast: block}, warps)
     width = _width(fast.extent.hint(), block, tuning)
-    outer = max((a for a in kernel.grid if a is not fast), key=kernel.grid.index)
-    rows = min(max(1, block // width), power_of_two(outer.extent.hint()))
+    rows = max(1, block // width)
+    outer = _rows(kernel, fast, width, rows)
+    rows = min(rows, power_of_two(outer.extent.hint()))
     return _plan(kernel, {fast: width, outer: rows}, warps)
+
+
+def _rows(kernel: Kernel, fast: Axis, width: int, rows: int) -> Axis:
+    """Return the axis of a tile's rows: the innermost, or one along which more bytes are shared.
+
+    A tile loads once what does not vary along its rows: the angles of a rotary embedding, for many
+    heads. Rows that are apart in memory have to be whole lines of a cache.
+    """
+    innermost, *others = [a for a in reversed(kernel.grid) if a is not fast]
+    along = [a for a in accesses(kernel) if fast in a.offset.axes]
+    if rows == 1 or any(width * a.itemsize < LINE_BYTES for a in along):
+        return innermost
+    able = [innermost, *(a for a in others if a.extent.hint() >= rows)]
+    return min(able, key=lambda axis: sum(a.itemsize for a in along if axis in a.offset.axes))
 
 
 def _width(extent: int, block: int, tuning: RowTuning) -> int:

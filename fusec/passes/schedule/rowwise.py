@@ -15,6 +15,7 @@ there are very many short rows, a program runs several, one after the other.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Load, Reduce, loads
@@ -91,7 +92,7 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     width, tuning = power_of_two(row.extent.hint()), machine.rows
     parts = _parts(kernel, nest, row, tuning)
     outer = [a for a in nest if a is not row and a not in parts]
-    sums = _column_sums(kernel, row)
+    sums = column_sums(kernel, row)
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
     if not _row_fits(kernel, row, tuning):
         grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
@@ -100,36 +101,51 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
         return Plan((*grid, *loops, looped), warps, online=True)
     lanes = [Binding(a, LoopKind.LANES, power_of_two(a.extent.const)) for a in parts]
     lanes.append(Binding(row, LoopKind.LANES, max(width, 2)))
-    for part in lanes[:-1]:
-        width *= part.tile
-    odd, many = _is_odd(kernel, row), sums >= tuning.many_sums
+    tiles = _tiles(kernel, row)
+    width *= tiles * math.prod(part.tile for part in lanes[:-1])
     if loops:
-        elements = tuning.loop_elements // 2 if odd or many else tuning.loop_elements
-        height = min(max(1, elements // width), power_of_two(outer[-1].extent.hint()))
+        fewer = _is_odd(kernel, row) or sums >= tuning.many_sums
+        elements = tuning.loop_elements // 2 if fewer else tuning.loop_elements
+        height = min(_floor(elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
-        width *= height
+    grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
     rows = 1
     if kernel.grid and not loops and width < 512:
-        rows = max(1, min(1024 // width, power_of_two(kernel.grid[-1].extent.hint()), 64))
-    grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
+        rows = min(_floor(1024 // width), power_of_two(kernel.grid[-1].extent.hint()), 64)
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
-    warps = width * rows // 1024
+    warps = min(16, _floor(width * rows // 1024))
     if loops:
-        share = (1024 if lanes[-1].tile <= tuning.warp_row else 512) if sums else 256
-        # Many sums beside the row's tiles, or an address for each element: fewer of them a thread.
-        fewer = many if loops[-1].tile < 2 else odd
-        wide = sum(b.dtype.itemsize for b in _row_tiles(kernel, row)) >= tuning.wide_bytes
-        share //= 2 if fewer or (sums and wide) else 1
-        warps = width // share
-    warps = max(1, min(16, warps))
+        warps = _loop_warps(kernel, row, width, loops[-1].tile, tuning)
+        width *= loops[-1].tile
     fold = _vectors_of_a_lane(kernel, row, lanes[-1].tile)
-    if loops and sums and warps <= loops[-1].tile and fold > 1:
+    if loops and sums and warps <= loops[-1].tile and tiles * fold > 1:
         lanes[-1], stages = replace(lanes[-1], fold=fold), 1
     else:
         stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
     reloads = bool(loops) and width >= tuning.reloaded
     return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)
+
+
+def _floor(number: int) -> int:
+    """Return the greatest power of two that is at most a number, or 1."""
+    return max(1, power_of_two(number + 1) // 2)
+
+
+def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, tuning: RowTuning) -> int:
+    """Return the warps of a program that takes ``height`` rows of ``width`` elements at a time."""
+    sums, tiles = column_sums(kernel, row), _tiles(kernel, row)
+    sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
+    share = (1024 if width <= tuning.warp_row else 512) if sums else 256
+    # Many sums beside the row's tiles, or an address for each element: fewer of them a thread.
+    fewer = sums >= tuning.many_sums if height < 2 else _is_odd(kernel, row)
+    share //= 2 if fewer or (sums and sum(sizes) >= tuning.wide_bytes) else 1
+    warps = min(16, power_of_two(-(-width * height // share)))
+    if tiles == 1:
+        return warps
+    # Each thread has a vector of each part: with fewer elements, threads would exchange tiles.
+    vectors = max(1, width // tiles * max(sizes, default=4) // (32 * VECTOR_BYTES))
+    return min(warps, height if vectors == 1 else vectors)
 
 
 def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]:
@@ -153,6 +169,12 @@ def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]
     return max(tile, 16), fold, max(1, min(warps, tile // (32 * vector)))
 
 
+def _tiles(kernel: Kernel, row: Axis) -> int:
+    """Return how many tiles of one tensor are in registers: more than one where a row has parts."""
+    along = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and row in n.axes}
+    return max(Counter(n.buffer for n in along).values(), default=1)
+
+
 def _is_odd(kernel: Kernel, row: Axis) -> bool:
     """Return True if rows are not aligned to 16 bytes: each element needs its own address."""
     extent = row.extent
@@ -162,8 +184,9 @@ def _is_odd(kernel: Kernel, row: Axis) -> bool:
 
 def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTuning) -> int:
     """Return the pipeline stages of a loop over rows: up to 4, as shared memory allows."""
-    loads = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and {loop, row} <= n.axes}
-    size = elements * sum(n.dtype.itemsize for n in loads)
+    nodes = kernel_nodes(kernel)
+    read = {n.buffer for n in nodes if isinstance(n, Load) and {loop, row} <= n.axes}
+    size = elements * sum(b.dtype.itemsize for b in read)
     return max(1, min(4, 1 + tuning.ahead_bytes // size)) if size else 1
 
 
@@ -188,16 +211,17 @@ def _parts(
     """
     others = tuple(a for a in nest if a is not row)
     whole = all(a.extent.is_constant and a.limit is None for a in (*others, row))
-    if len(others) != 1 or not whole or _column_sums(kernel, row):
+    if len(others) != 1 or not whole or column_sums(kernel, row):
         return ()
     length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
     narrow = row.extent.const < tuning.loop_row
     return others if narrow and length <= tuning.row_tile else ()
 
 
-def _column_sums(kernel: Kernel, row: Axis) -> int:
-    """Return how many reductions vary along the row."""
-    return sum(isinstance(n, Reduce) and row in n.axes for n in kernel_nodes(kernel))
+def column_sums(kernel: Kernel, row: Axis) -> int:
+    """Return how many reductions vary along the row, in all of its parts together."""
+    found = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.axes]
+    return -(-len(found) // _tiles(kernel, row))
 
 
 def is_resident(row: Axis, tuning: RowTuning) -> bool:
@@ -208,7 +232,7 @@ def is_resident(row: Axis, tuning: RowTuning) -> bool:
 
 def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     """Return True if a row kernel's column sums, if any, fit the registers beside a row."""
-    sums = _column_sums(kernel, row)
+    sums = column_sums(kernel, row)
     if not sums or not _row_fits(kernel, row, tuning):
         return not sums
     tiles = sums + len(_row_tiles(kernel, row))
@@ -228,7 +252,8 @@ def _row_bytes(kernel: Kernel, row: Axis) -> int:
     """
     sums = (n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and row in n.over)
     held = {n.buffer for n in loads(b for s in sums for b in s.bodies) if row in n.axes}
-    return power_of_two(row.extent.const) * sum(b.dtype.itemsize for b in held)
+    width = power_of_two(row.extent.const) * power_of_two(_tiles(kernel, row))
+    return width * sum(b.dtype.itemsize for b in held)
 
 
 def _row_tiles(kernel: Kernel, row: Axis) -> set[Buffer]:

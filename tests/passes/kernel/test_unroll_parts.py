@@ -1,4 +1,4 @@
-"""Equal parts of a concatenation are stored one by one."""
+"""Equal parts of an axis are computed side by side."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from fusec.codegen.targets import find_target
-from fusec.ir.expr import Expr, IndexValue, Load, Op, Select, in_range
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, in_range
 from fusec.ir.graph import Def, FlatKernel, kernel_nodes
-from fusec.ir.index import index
+from fusec.ir.index import Index, index
+from fusec.ir.monoid import SUM
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_parts import unroll_parts
-from tests.ir.graphs import axes, buffer, graph
+from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.kernel.test_unroll_windows import run
 from tests.passes.pipelines import kernel_of
 
@@ -63,3 +64,72 @@ def test_parts_of_whole_vectors_are_stored_along_the_lanes() -> None:
 def test_few_or_unequal_parts_stay(lengths: tuple[int, ...]) -> None:
     kernel = joined(lengths)
     assert unroll_parts(kernel, MACHINE) is kernel
+
+
+GPU = find_target("sm_90").machine
+
+
+def rotated(width: int, *, normed: bool = False, joined: bool = False) -> FlatKernel:
+    """y = x*c + cat(-x[half:], x[:half])*s of rows; after an RMS norm; or cat(a, b) of two."""
+    x, a = (buffer(name, 24, width) for name in "xa")
+    c, s = (buffer(name, width) for name in "cs")
+    y, r = buffer("y", 24, width), buffer("r", 24)
+    half = width // 2
+    i, d = axes("i d", 24, width)
+    first = Op("lt", (IndexValue(index(d)), IndexValue(index(half))))
+    lines: list[Def] = []
+
+    def element(source: Buffer, place: Index, guard: Expr | None) -> Expr:
+        loaded: Expr = Load(source, (index(i), place), guard)
+        return Op("mul", (loaded, Load(r, (index(i),)))) if normed else loaded
+
+    if normed:
+        row, k = axes("i k", 24, width)
+        squares = Op("mul", (load(x, row, k), load(x, row, k)))
+        total = Reduce(SUM, (k,), squares)
+        lines.append(Def(r, (row,), Op("rsqrt", (total,))))
+    upper = element(x, index(d) + half, in_range(index(d) + half, index(0), index(width)))
+    lower = element(a if joined else x, index(d) - half, in_range(index(d) - half, index(0), None))
+    turned = Select(first, Op("neg", (upper,)), lower)
+    whole = Op("mul", (turned, load(s, d)))
+    if not joined:
+        whole = Op("add", (Op("mul", (element(x, index(d), None), load(c, d))), whole))
+    lines.append(Def(y, (i, d), whole))
+    inputs = (x, a, c, s) if joined else (x, c, s)
+    return coalesce(kernel_of(graph(inputs, tuple(lines), *(line.buffer for line in lines))))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_halves_that_read_one_another_are_computed_together(normed: bool) -> None:
+    kernel = rotated(64, normed=normed)
+    found = unroll_parts(kernel, GPU)
+    places = {
+        n.indices for n in kernel_nodes(found) if isinstance(n, Load) and n.buffer.name == "x"
+    }
+    assert len(places) == 2 and not [n for n in kernel_nodes(found) if isinstance(n, Select)]
+    assert [s.buffer.name for s in found.stores] == (["r", "y", "y"] if normed else ["y", "y"])
+    for name, numbers in run(kernel).items():
+        np.testing.assert_allclose(run(found)[name], numbers, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [rotated(64, joined=True), rotated(20)],
+    ids=["other tensors", "parts of half a vector"],
+)
+def test_halves_stay_on_a_gpu(kernel: FlatKernel) -> None:
+    assert unroll_parts(kernel, GPU) is kernel
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"), [(768, 3), (3072, 3), (5120, 5), (1024, 1), (768 * 11, 1), (96, 1)]
+)
+def test_a_row_of_no_power_of_two_has_parts_without_idle_lanes(width: int, parts: int) -> None:
+    x, y = buffer("x", 8, width), buffer("y", 8, width)
+    i, k, d = axes("i k d", 8, width, width)
+    total = Reduce(SUM, (k,), load(x, i, k))
+    line = Def(y, (i, d), Op("mul", (load(x, i, d), total)))
+    kernel = coalesce(kernel_of(graph((x,), (line,), y)))
+    found = unroll_parts(kernel, GPU)
+    assert len(found.stores) == parts
+    np.testing.assert_allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5)
