@@ -106,6 +106,15 @@ def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w, b)
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def normed_and_rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotated(F.rms_norm(x, x.shape[-1:], w), cos.detach(), sin.detach())
+
+
 MEMORY = {
     "gelu and bias": Program(lambda x, b: F.gelu(x + b), [row(0, 11, 300), row(1, 300)],
         "pointwise", train=True),
@@ -130,6 +139,17 @@ MEMORY = {
         r"rowwise.*lanes\(16384\)", train=True),
     "rms norm": Program(lambda x, w: F.rms_norm(x, (768,), w), [row(0, 7, 768), row(1, 768)],
         "rowwise", train=True),
+    "a layer norm of parts": Program(layer_norm, [row(0, 7, 3072), row(1, 3072), row(2, 3072)],
+        r"rowwise.*lanes\(1024\)", train=True),
+    "a layer norm of short parts": Program(layer_norm, [row(0, 70, 768), row(1, 768), row(2, 768)],
+        r"rowwise.*lanes\(256\)", train=True),
+    "rotary embedding": Program(lambda x, c, s: rotated(x, c.detach(), s.detach()),
+        [row(0, 2, 3, 10, 64), row(1, 10, 64), row(2, 10, 64)], r"pointwise.*grid\*32", train=True),
+    "rotary embedding with gradients of angles": Program(rotated,
+        [row(0, 6, 10, 64), row(1, 10, 64), row(2, 10, 64)], "columnwise", train=True),
+    "rms norm and rotary embedding": Program(normed_and_rotated,
+        [row(0, 2, 3, 10, 64), row(1, 64), row(2, 10, 64), row(3, 10, 64)],
+        r"rowwise.*lanes\(32\)", train=True),
     "softmax": Program(lambda x: x.softmax(-1), [row(0, 5, 1000)], "rowwise", train=True),
     "cross-entropy": Program(F.cross_entropy, [row(0, 9, 5257), torch.arange(9) * 500],
         "rowwise", train=True),
