@@ -168,6 +168,9 @@ class RowTuning:
     """Elements of a row that one warp holds, without barriers."""
     resident_bytes: int = 1 << 17
     """Most bytes of a row, over all summed tensors, without spills: 4 for each of 32768."""
+    resident_parts: int = 1 << 16
+    """Most bytes of a row in short parts, such as a channel of many small images, that stays in
+    registers over all tensors: its lanes are loaded one by one, but once for all sweeps."""
     resident_tiles: int = 65536
     """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
 

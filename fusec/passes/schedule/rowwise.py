@@ -143,9 +143,9 @@ def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, tuning: RowT
     warps = min(16, power_of_two(-(-width * height // share)))
     if tiles == 1:
         return warps
-    # Each thread has a vector of each part: with fewer elements, threads would exchange tiles.
-    vectors = max(1, width // tiles * max(sizes, default=4) // (32 * VECTOR_BYTES))
-    return min(warps, height if vectors == 1 else vectors)
+    # Each thread has a vector of each part, or each warp a row: else threads would exchange tiles.
+    vectors = width // tiles * max(sizes, default=4) // (32 * VECTOR_BYTES)
+    return min(warps, max(height, vectors))
 
 
 def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]:
@@ -215,7 +215,8 @@ def _parts(
         return ()
     length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
     narrow = row.extent.const < tuning.loop_row
-    return others if narrow and length <= tuning.row_tile else ()
+    size = length * sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
+    return others if narrow and size <= tuning.resident_parts else ()
 
 
 def column_sums(kernel: Kernel, row: Axis) -> int:

@@ -77,13 +77,15 @@ def columns(count: IntoIndex, width: IntoIndex, monoid: Monoid = SUM) -> Kernel:
     return kernel_of(graph((x,), (Def(w, (c,), Reduce(monoid, (m,), load(x, m, c))),), w))
 
 
-def rows_and_columns(parts: int, height: int, width: int, *, limit: int | None = None) -> Kernel:
+def rows_and_columns(
+    parts: int, height: int, width: int, *, limit: int | None = None, monoid: Monoid = MAX
+) -> Kernel:
     """y = x - max by rows, and partial column sums of y: what a norm's backward does."""
     many = parts * height
     x = buffer("x", many if limit is None else limit, width)
     y, w = buffer("y", *(n.const for n in x.shape)), buffer("w", parts, width)
     m, c, k = axes("m c k", x.shape[0], width, width)
-    first = Def(y, (m, c), Op("sub", (load(x, m, c), total(MAX, k, load(x, m, k)))))
+    first = Def(y, (m, c), Op("sub", (load(x, m, c), total(monoid, k, load(x, m, k)))))
     p, c = axes("p c", parts, width)
     end = None if limit is None else index(limit) - index(p) * height
     i = Axis("i", index(height), limit=end)

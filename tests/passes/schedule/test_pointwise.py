@@ -72,6 +72,26 @@ def test_tiles_end_where_rows_end_and_short_rows_share_one(width: int, expected:
     assert bindings(plan(pointwise(4096, width))) == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "width", "expected"),
+    [
+        (32, 64, "h=grid*16  m=grid  c=grid*64"),
+        (4, 64, "h=grid  m=grid*16  c=grid*64"),
+        (32, 16, "h=grid  m=grid*64  c=grid*16"),
+    ],
+    ids=["many", "fewer than rows of a tile", "of less than a line of the cache"],
+)
+def test_a_tile_has_the_rows_that_share_what_is_loaded(
+    heads: int, width: int, expected: str
+) -> None:
+    """y[h, m, c] = x[h, m, c] * w[m, c], as the angles of a rotary embedding for all heads."""
+    x, y = buffer("x", heads, 512, width), buffer("y", heads, 512, width)
+    w = buffer("w", 512, width + 2)
+    h, m, c = axes("h m c", heads, 512, width)
+    line = Def(y, (h, m, c), Op("mul", (load(x, h, m, c), load(w, m, c))))
+    assert bindings(plan(kernel_of(graph((x, w), (line,), y)))) == expected
+
+
 def test_a_function_with_much_code_has_fewer_elements_a_thread() -> None:
     assert [plan(line(4096, name=name)).warps for name in ("neg", "cos")] == [4, 8]
 

@@ -8,7 +8,10 @@ import pytest
 
 from fusec.codegen.targets import HOPPER_MACHINE
 from fusec.ir.dtype import BF16
+from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Size, index
+from fusec.ir.monoid import SUM
+from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.schedule import accepts_gpu, rowwise
 from fusec.passes.schedule.rowwise import accepts, is_resident
 from tests.passes.schedule.flat import (
@@ -88,6 +91,11 @@ def test_a_row_in_short_parts_is_lanes_as_a_whole() -> None:
     assert found.warps == 4
 
 
+def test_a_channel_of_many_small_images_is_loaded_once() -> None:
+    assert bindings(plan(split_rows(64, 256, 49))) == "m=grid  p=lanes(256)  c=lanes(64)"
+    assert bindings(plan(split_rows(64, 1024, 49))) == "m=grid  p=loop*32  c=lanes(64)"
+
+
 def test_long_parts_of_a_row_are_a_loop_of_4096_elements_an_iteration() -> None:
     assert bindings(plan(split_rows(64, 256, 1024))) == "m=grid  p=loop*4  c=lanes(1024)"
     assert bindings(plan(split_rows(64, 256, 4096))) == "m=grid  p=loop  c=lanes(4096)"
@@ -133,6 +141,27 @@ def test_a_warp_has_a_short_row_beside_column_sums_alone(
     lanes = 1 << (width - 1).bit_length()
     assert bindings(found) == f"p=grid  i=loop*{height}  k=lanes({lanes}) in {fold}"
     assert (found.warps, found.stages) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "lanes", "warps"),
+    [
+        (768, 4, "256) in 2", 4),
+        (1536, 2, "2048)", 8),
+        (3072, 1, "1024)", 8),
+        (5120, 1, "1024)", 8),
+        (12288, 1, "4096)", 16),
+        (16384, 1, "4096)", 16),
+    ],
+)
+def test_parts_of_a_row_beside_column_sums_keep_all_lanes_busy(
+    width: int, height: int, lanes: str, warps: int
+) -> None:
+    kernel = unroll_parts(FlatKernel(rows_and_columns(8, 64, width, monoid=SUM)), HOPPER_MACHINE)
+    found = plan(kernel)
+    loop = "loop" if height == 1 else f"loop*{height}"
+    assert bindings(found) == f"p=grid  i={loop}  k=lanes({lanes}"
+    assert found.warps == warps
 
 
 def test_few_rows_a_part_are_one_iteration_of_few_warps() -> None:
