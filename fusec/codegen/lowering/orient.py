@@ -146,13 +146,15 @@ class _Orienter:
         match statement:
             case Let():
                 return self.let(statement)
+            case Carry(var=var) | Update(var=var) if self.is_open(var):
+                return []
             case Carry():
                 names = self.names(statement.var)
                 return [Carry(name, statement.initial) for name in names]
-            case Update():
-                order = self.orders(statement.var)[0]
+            case Update(var=var):
+                order = self.orders(var)[0]
                 value = self.value(statement.value, order)
-                first, *others = self.names(statement.var)
+                first, *others = self.names(var)
                 return [Update(first, value), *(Update(name, first) for name in others)]
             case Put():
                 return [self.put(statement)]
@@ -173,12 +175,19 @@ class _Orienter:
             self.needs[var] = [self.free_order(var.axes)]
         return self.needs[var]
 
+    def is_open(self, var: Var) -> bool:
+        """Return True in the draft for a value that so far only a store of one axis uses.
+
+        Earlier statements of a loop may need it; the second walk takes its operands' order.
+        """
+        return not self.draft and var not in self.needs and len(var.axes) == 1
+
     def names(self, var: Var) -> list[Var]:
         return [self.named(var, order) for order in self.orders(var)]
 
     def let(self, let: Let) -> list[Statement]:
         if not self.draft and let.var not in self.needs:
-            return []  # only a store of one axis uses it: the second walk takes its operands' order
+            return []  # only a store of one axis uses it
         orders = self.orders(let.var)
         computed = isinstance(let.value, Dot | Reduce) or len(orders[0]) == 2
         made: list[Statement] = []

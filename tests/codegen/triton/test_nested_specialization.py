@@ -21,6 +21,7 @@ from fusec.tools.report.stages import take_through
 from tests.codegen.programs import form_of
 from tests.codegen.triton.test_descriptors import tensors
 from tests.codegen.triton.test_warp_specialization import form, program_of
+from tests.triton_backend import gpu_pipeline
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -85,6 +86,17 @@ def counts(body: tuple[Statement, ...], name: str) -> list[bool]:
     loops = {id(s) for loop in body if isinstance(loop, For) for s in statements(loop.body)}
     found = (s for s in statements(body) if isinstance(s, Fill | Take) and s.ring.name == name)
     return [id(s) in loops for s in found]
+
+
+def test_a_sum_that_is_only_stored_has_the_rows_of_its_terms() -> None:
+    """A part of a split attention stores its maximum and its sum as they are."""
+    queries, keys = (1, 1, 128, 64), (1, 1, 8192, 64)
+    (seen,) = observe(attention, tensors(queries, keys, keys), target=find_target("sm_90"))
+    made = gpu_pipeline(seen.graph, seen.name, race="fused", roles="cooperative")
+    part = form_of(made.programs["k0_part"])
+    values = (s for s in statements(part.program.body) if isinstance(s, Let | Update))
+    turned = [s.var for s in values if isinstance(s.value, Var) and s.value.axes != s.var.axes]
+    assert part.roles is not None and turned == []
 
 
 def test_a_loop_with_a_mask_goes_on_with_the_weights_of_the_one_without() -> None:
