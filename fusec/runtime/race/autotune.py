@@ -12,9 +12,10 @@ A race does no harm:
   its inputs unchanged. A wrong one is dropped with a warning.
 - It has to beat the reference by `MARGIN`, and in `STEADY` of the rounds that both ran, so that
   noise decides nothing. Where it does not, the reference wins.
-- A candidate that fails to build or to run is dropped with a debug line. No exception of one leaves
-  the race. On a GPU, what is no exception (an access out of bounds, a hang) does not reach this
-  process: kernels that it has not seen run first in another one (`rehearsal.py`).
+- A candidate that fails to build is dropped with a warning, since it should not have been offered;
+  one that fails to run with an info line: the device may be out of memory. No exception of one
+  leaves the race. On a GPU, what is no exception (an access out of bounds, a hang) does not reach
+  this process: kernels that it has not seen run first in another one (`rehearsal.py`).
 - Random numbers, autocast and grad mode are after it as they were before, and it may run inside of
   a compile, where tensors are fake.
 
@@ -169,7 +170,9 @@ class _Entrant:
         """Leave because of an error."""
         lines = str(error).strip().splitlines() or [""]
         self.dropped = f"failed to {stage}: {type(error).__name__}: {lines[0]}"
-        logger.debug("candidate %r %s", self.candidate.name, self.dropped, exc_info=error)
+        level = logging.WARNING if stage == "build" else logging.INFO
+        logger.log(level, "candidate %r %s. It is not used.", self.candidate.name, self.dropped)
+        logger.debug("candidate %r:", self.candidate.name, exc_info=error)
 
     def compare(
         self,
