@@ -64,6 +64,8 @@ from fusec.ir.program import (
 
 INSTRUCTION = (16, 256)
 """Shape of a wgmma: rows of a warp, and most columns."""
+FEWEST_COLUMNS = 8
+"""Fewest columns of a wgmma."""
 INSTRUCTION_BYTES = 32
 """Bytes of the terms that it sums."""
 
@@ -119,7 +121,7 @@ class _GluonPrinter(TritonPrinter):
         self.groups = GROUPS[form.program.roles]
         named = (s for s in statements(roles.multiply) if isinstance(s, Let | Update))
         first = next(s for s in named if isinstance(s.value, Dot))
-        self.first_sum, self.itemsize = first.var, children(first.value)[0].dtype.itemsize
+        self.itemsize = children(first.value)[0].dtype.itemsize
         self.taken = {
             v for s in statements(roles.multiply) if isinstance(s, Take) for v in s.values
         }
@@ -237,10 +239,13 @@ class _GluonPrinter(TritonPrinter):
         return self.lefts[layout]
 
     def _columns(self, axes: Iterable[Axis]) -> int:
-        """Return the columns of a tile with these lanes, or of the first accumulator if none."""
+        """Return the columns of the layout of a tile with these lanes.
+
+        A value of each row has the fewest: in a wide layout a thread has it many times over, and
+        LLVM does not always see that these are equal.
+        """
         columns = (a for a in axes if self.dimension.get(a, ROWS) != ROWS)
-        found = next(columns, None)
-        return self._columns(self.first_sum.axes) if found is None else lane_extent(found)
+        return max(FEWEST_COLUMNS, *map(lane_extent, columns), 0)
 
     def _layout(self, axes: Iterable[Axis]) -> str:
         """Return the name of the layout of tiles with these lanes."""

@@ -168,9 +168,7 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     Each sum has weights of its own. A tile loaded by the epilogue counts half: some of it is used
     before the rest is loaded. So do one tile's sum that f32 takes (SwiGLU with 128 x 128 spills
     nothing), and a result without a product, as a GELU beside its gradient, which spilled 264
-    bytes. A value of a row that the loop reduces and that is stored takes as many
-    registers as a row of scores (Triton 3.7.1 spilled 1564 bytes of an attention in training
-    otherwise).
+    bytes.
     """
     kernel, work, lanes = one.kernel, one.work, tiling.lanes
     sums, inner = ([area(axes, lanes) for axes in tiles] for tiles in (work.sums, work.inner))
@@ -181,9 +179,7 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     held += sum(area(axes, lanes) for axes in work.parts) / 2
     apart = [s.expr for s in kernel.stores if not _multiplies(s.expr, one)]
     held += sum(area(n.axes, lanes) * n.dtype.itemsize for n in (*tiles, *apart)) / 8
-    found = [s.expr for s in kernel.stores if len(s.expr.axes & lanes.keys()) < 2]
-    rows = any(isinstance(n, Reduce) and one.use.looped in n.over for n in postorder(found))
-    return (held + rows * sum(inner)) / (32 * tiling.warps)
+    return held / (32 * tiling.warps)
 
 
 def _multiplies(value: Expr, one: ProductKernel) -> bool:
