@@ -21,8 +21,8 @@ DEFINITIONS = {
     "a limit or the form of hardware, of a language or of PyTorch": {
         "codegen/triton/arguments": {"_GRID_YZ_LIMIT", "_PROGRAMS_LIMIT"},
         "codegen/triton/descriptors": {"MAX_RANK", "MAX_TILE"},
-        "codegen/triton/gluon": {"FEWEST_COLUMNS", "INSTRUCTION", "INSTRUCTION_BYTES"},
-        "codegen/triton/warp_specialization": {"TENSOR_BYTES"},
+        "codegen/triton/gluon": {"FEWEST_COLUMNS", "INSTRUCTION_BYTES", "INSTRUCTION_ROWS"},
+        "codegen/triton/warp_specialization": {"MOST_COLUMNS", "TENSOR_BYTES"},
         "driver/partition": {"LEAST_BUDGET"},
         "ir/dtype": {"INT32_MAX"},
         "ir/program": {"MAX_SIZE", "MULTIPLE"},

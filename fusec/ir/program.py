@@ -212,8 +212,16 @@ class Free:
     after: Axis | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Halve:
+    """Name the halves of a tile's columns."""
+
+    halves: tuple[Var, Var]
+    whole: Var
+
+
 Statement: TypeAlias = (
-    Let | Carry | Update | Put | Scratch | For | Multiply | Fill | Take | Await | Free
+    Let | Carry | Update | Put | Scratch | For | Multiply | Fill | Take | Await | Free | Halve
 )
 
 
@@ -309,6 +317,8 @@ def reads(statement: Statement) -> tuple[Expr, ...]:
             return (statement.value, *index_exprs(statement.offset), *guard)
         case For():
             return tuple(e for b in (statement.start, *statement.stops) for e in index_exprs(b))
+        case Halve():
+            return (statement.whole,)
         case _:
             return ()
 
@@ -396,6 +406,8 @@ def print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> No
                 before = f" {statement.before} before" if statement.before else ""
                 after = f" from the second {statement.after.name} on" if statement.after else ""
                 lines.append(f"{pad}free {statement.ring.name}{before}{after}")
+            case Halve():
+                lines.append(f"{pad}halve {_var(statement.whole)}: {_named(statement.halves)}")
 
 
 def _least(bounds: tuple[Index, ...]) -> str:

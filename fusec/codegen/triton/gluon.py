@@ -41,7 +41,7 @@ from fusec.codegen.triton.index import IndexText
 from fusec.codegen.triton.joint_sums import JointSum
 from fusec.codegen.triton.operations import text_of
 from fusec.codegen.triton.printer import TritonPrinter, lane_extent
-from fusec.codegen.triton.warp_specialization import RoleStatements
+from fusec.codegen.triton.warp_specialization import MOST_COLUMNS, RoleStatements
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var, children
 from fusec.ir.index import Axis
@@ -52,6 +52,7 @@ from fusec.ir.program import (
     Carry,
     Fill,
     Free,
+    Halve,
     Let,
     Put,
     Ring,
@@ -62,8 +63,8 @@ from fusec.ir.program import (
     statements,
 )
 
-INSTRUCTION = (16, 256)
-"""Shape of a wgmma: rows of a warp, and most columns."""
+INSTRUCTION_ROWS = 16
+"""Rows of a wgmma for each warp."""
 FEWEST_COLUMNS = 8
 """Fewest columns of a wgmma."""
 INSTRUCTION_BYTES = 32
@@ -84,25 +85,34 @@ def print_kernel(form: Form, *, aligned: bool = True) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _RingNames:
-    """Names of a ring's barriers, step counter and memory.
+class _SlotTile:
+    """The memory of a tile in all slots, which copies by ``parts`` fill side by side."""
 
-    Attributes:
-        tiles: for each tile of a slot, the name of its memory in all slots, and its descriptor.
-    """
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _RingNames:
+    """Names of a ring's barriers, step counter and memory."""
 
     ready: str
     free: str
     step: str
-    tiles: tuple[tuple[str, Descriptor], ...]
+    tiles: tuple[_SlotTile, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.ready, self.free, *(name for name, _ in self.tiles))
+        return (self.ready, self.free, *(tile.name for tile in self.tiles))
+
+    @property
+    def boxes(self) -> tuple[Descriptor, ...]:
+        return tuple(box for tile in self.tiles for box in tile.parts)
 
     @property
     def bytes(self) -> int:
-        return sum(math.prod(d.tile) * d.buffer.dtype.itemsize for _, d in self.tiles)
+        return sum(math.prod(d.tile) * d.buffer.dtype.itemsize for d in self.boxes)
 
 
 class _GluonPrinter(TritonPrinter):
@@ -118,6 +128,7 @@ class _GluonPrinter(TritonPrinter):
         super().__init__(form, True)
         self.roles = roles
         self.copies = {**form.copies, **roles.copies}
+        self.dimension = {**form.dimension, **roles.dimension}
         self.groups = GROUPS[form.program.roles]
         named = (s for s in statements(roles.multiply) if isinstance(s, Let | Update))
         first = next(s for s in named if isinstance(s.value, Dot))
@@ -143,11 +154,18 @@ class _GluonPrinter(TritonPrinter):
         ]
 
     def _places(self, fill: Fill) -> _RingNames:
-        boxes = [self.copies[load.var].descriptor for load in fill.loads]
-        tiles = tuple((self.names.new(f"{box.buffer.name}_slots"), box) for box in boxes)
+        whole = {first: tile for tile, (first, *_) in self.roles.sides.items()}
+        inside = {v for _, *others in self.roles.sides.values() for v in others}
+        taken = [whole.get(s.var, s.var) for s in fill.loads if s.var not in inside]
+        tiles = tuple(map(self._slot_tile, taken))
         name = fill.ring.name
         ready, free, step = (self.names.new(f"{name}_{what}") for what in ("ready", "free", "step"))
         return _RingNames(ready, free, step, tiles)
+
+    def _slot_tile(self, tile: Var) -> _SlotTile:
+        box = self.copies[tile].descriptor
+        parts = (self.copies[v].descriptor for v in self.roles.sides.get(tile, (tile,)))
+        return _SlotTile(self.names.new(f"{box.buffer.name}_slots"), box.tile, tuple(parts))
 
     def _staged(self) -> dict[Descriptor, str]:
         """Return descriptor -> shared memory that stages stored tiles, one for each tile type."""
@@ -184,7 +202,7 @@ class _GluonPrinter(TritonPrinter):
 
     def _loaded(self) -> list[str]:
         """Return the arguments of the producer warp."""
-        boxes = [self.names(box) for ring in self.rings.values() for _, box in ring.tiles]
+        boxes = [self.names(box) for ring in self.rings.values() for box in ring.boxes]
         return [*dict.fromkeys(boxes), *self._shared()]
 
     def _multiplied(self) -> list[str]:
@@ -220,10 +238,10 @@ class _GluonPrinter(TritonPrinter):
 
     def _layouts(self) -> list[str]:
         """Define the layouts of a group's accumulators: each warp has some rows, all columns."""
-        rows, most, terms = *INSTRUCTION, INSTRUCTION_BYTES // self.itemsize
+        rows, terms = INSTRUCTION_ROWS, INSTRUCTION_BYTES // self.itemsize
         lines = []
         for columns, name in self.layouts.items():
-            shape = f"[{rows}, {min(columns, most)}, {terms}]"
+            shape = f"[{rows}, {min(columns, MOST_COLUMNS)}, {terms}]"
             warps = f"warps_per_cta=[{self.program.warps}, 1]"
             made = f"gl.NVMMADistributedLayout(version=[3, 0], {warps}, instr_shape={shape})"
             lines.append(f"{name}: gl.constexpr = {made}")
@@ -265,7 +283,8 @@ class _GluonPrinter(TritonPrinter):
         lines: list[str] = []
         for ring, places in self.rings.items():
             slots = ring.slots * self.groups
-            lines += [self._memory(name, slots, box) for name, box in places.tiles]
+            for tile in places.tiles:
+                lines.append(self._memory(tile.name, slots, tile.shape, tile.parts[0]))
             for name in (places.ready, places.free):
                 barriers = f"gl.int64, [{slots}, 1], mbarrier.MBarrierLayout()"
                 lines.append(f"{name} = gl.allocate_shared_memory({barriers})")
@@ -273,7 +292,7 @@ class _GluonPrinter(TritonPrinter):
             for name in (places.ready, places.free):
                 lines.append(f"    mbarrier.init({name}.index(slot), count=1)")
         memories = {name: box for box, name in self.staged.items()}
-        lines += [self._memory(name, self.groups, box) for name, box in memories.items()]
+        lines += [self._memory(n, self.groups, box.tile, box) for n, box in memories.items()]
         workers = [self.program.warps] * (self.groups - 1) + [1]
         code = self.program.code
         registers = [code.group_registers] * (self.groups - 1) + [code.loader_registers]
@@ -282,8 +301,9 @@ class _GluonPrinter(TritonPrinter):
         head = ["@gluon.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
         return [*head, *_indented(lines)]
 
-    def _memory(self, name: str, count: int, box: Descriptor) -> str:
-        shape = [count, *box.tile]
+    def _memory(self, name: str, count: int, tile: tuple[int, ...], box: Descriptor) -> str:
+        """Return the line that allocates tiles in the layout of a descriptor's."""
+        shape = [count, *tile]
         return f"{name} = gl.allocate_shared_memory({box.kind}, {shape}, {self.names(box)}.layout)"
 
     def _turns(self) -> str:
@@ -302,6 +322,8 @@ class _GluonPrinter(TritonPrinter):
         var, value = statement.var, statement.value
         if var in self.sum_of:
             return f"gl.convert_layout({self._name(value)}, {self._left(var)})"
+        if isinstance(value, Dot):
+            return self._dot(value)
         if value in self.taken:
             same = value.axes == var.axes
             way = f"load({self._layout(var.axes)})" if same else "permute((1, 0))"
@@ -360,6 +382,8 @@ class _GluonPrinter(TritonPrinter):
                 return [f"{names} = warpgroup_mma_wait({pending}, deps=[{names}])"]
             case Free():
                 return [self._free(statement)]
+            case Halve():
+                return self._halve(statement)
             case Carry(var=var, initial=initial) if var in self.sum_of:
                 filled = f"{self._shape(var.axes)}, {self._literal(initial)}, {text_of(var.dtype)}"
                 return [f"{self.names(var)} = gl.full({filled}, {self._left(var)})"]
@@ -380,9 +404,16 @@ class _GluonPrinter(TritonPrinter):
             f"mbarrier.wait({places.free}.index(slot), {places.step} // {ring.slots} & 1 ^ 1)",
             f"mbarrier.expect({ready}, {places.bytes})",
         ]
-        for load, (name, box) in zip(fill.loads, places.tiles, strict=True):
-            start = self._start(self.copies[load.var])
-            lines.append(f"load_tile({self.names(box)}, [{start}], {ready}, {name}.index(slot))")
+        into = [(tile, n) for tile in places.tiles for n in range(len(tile.parts))]
+        for load, (tile, n) in zip(fill.loads, into, strict=True):
+            box, start = self.names(tile.parts[n]), self._start(self.copies[load.var])
+            where = f"{tile.name}.index(slot)"
+            if len(tile.parts) > 1:
+                shape, kind = list(tile.parts[n].tile), f"{box}.dtype, "
+                count = ring.slots * self.groups * len(tile.parts)
+                where = f"{tile.name}._reinterpret({kind}{[count, *shape]}, {box}.layout)"
+                where += f".index(slot * {len(tile.parts)} + {n})"
+            lines.append(f"load_tile({box}, [{start}], {ready}, {where})")
         return [*lines, f"{places.step} += 1"]
 
     def _take(self, take: Take) -> list[str]:
@@ -392,9 +423,9 @@ class _GluonPrinter(TritonPrinter):
         if not take.before:
             phase = f"{places.step} // {ring.slots} & 1"
             lines.append(f"mbarrier.wait({places.ready}.index(slot), {phase})")
-        for value, (name, box) in zip(take.values, places.tiles, strict=True):
-            *outer, rows, columns = box.tile
-            text = f"{name}.index(slot)"
+        for value, tile in zip(take.values, places.tiles, strict=True):
+            *outer, rows, columns = tile.shape
+            text = f"{tile.name}.index(slot)"
             text += f".reshape(({rows}, {columns}))" if outer else ""
             text += ".permute((1, 0))" if self.copies[value].transposed else ""
             lines.append(f"{self._name(value)} = {text}")
@@ -407,6 +438,18 @@ class _GluonPrinter(TritonPrinter):
         slot = self._slot(ring, f"({step} + {ahead})" if ahead else step)
         pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
         return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
+
+    def _halve(self, halve: Halve) -> list[str]:
+        """Return the lines that name halves, which are in the registers of the whole."""
+        names = list(map(self._name, halve.halves))
+        rows, columns = (lane_extent(a) for a in self._ordered(halve.halves[0].axes))
+        turned = f"reshape(({rows}, 2, {columns})).permute((0, 2, 1))"
+        lines = [f"{', '.join(names)} = {self._name(halve.whole)}.{turned}.split()"]
+        layout = self._layout(halve.halves[0].axes)
+        return [*lines, *(f"{name} = gl.convert_layout({name}, {layout})" for name in names)]
+
+    def _ordered(self, axes: Iterable[Axis]) -> list[Axis]:
+        return sorted(axes, key=self.dimension.__getitem__)
 
     def _stage(self, copy: DescriptorCopy, value: str) -> list[str]:
         """Store a tile through shared memory, after the previous store has been read from it."""

@@ -24,6 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fusec.codegen.triton.warp_specialization import joint_products
 from fusec.ir.expr import Dot
 from fusec.ir.index import Axis, product
 from fusec.ir.machine import Machine
@@ -139,9 +140,15 @@ def _uneven(program: Program) -> float:
 
 
 def _dots(loop: For) -> list[DotTile]:
-    """Return the products of an iteration, first those that do not depend on another one."""
+    """Return the products of an iteration, first those that do not depend on another one.
+
+    Two that run as one are one, with the columns of both.
+    """
     first = [s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Dot)]
     later = [s.value for s in loop.body if isinstance(s, Update) and isinstance(s.value, Dot)]
+    pairs = [] if first else joint_products(s for s in loop.body if isinstance(s, Update))
+    wide = {one[1] for one, _ in pairs}
+    later = [dot for dot in later if all(dot is not other for _, (_, other) in pairs)]
 
     def tile(dot: Dot) -> DotTile:
         over = frozenset(dot.over)
@@ -149,6 +156,7 @@ def _dots(loop: For) -> list[DotTile]:
             product(a.extent for a in axes).hint()
             for axes in (dot.left.axes - over, dot.right.axes - over, over)
         )
+        n *= 2 if dot in wide else 1
         return DotTile(m, n, k, dot.left.dtype.name)
 
     return [tile(dot) for dot in (*first, *later)]

@@ -61,6 +61,14 @@ def swiglu(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.silu(x @ w.t()) * (x @ v.t())
 
 
+def swiglu_by_columns(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(x @ w) * (x @ v)
+
+
+def of_gated_batches(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return torch.sigmoid(x @ w) * (x @ v)
+
+
 def of_batches(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin(x @ w)
 
@@ -108,6 +116,12 @@ CASES: dict[str, Case] = {
         linear_and_residual, [*rows(200, 264, 328), tensor(2, 328), tensor(3, 200, 328)]),
     "a result of odd rows, by pointers": (linear, [*rows(200, 72, 257), tensor(2, 257)]),
     "swiglu": (swiglu, [*rows(200, 264, 328), tensor(2, 328, 264, scale=0.06)]),
+    "swiglu of weights by columns": (
+        swiglu_by_columns, [tensor(n, *shape, scale=0.06) for n, shape in enumerate(
+            ((200, 264), (264, 328), (264, 328)))]),
+    "swiglu of batches": (
+        of_gated_batches, [tensor(n, 3, *shape, scale=0.1) for n, shape in enumerate(
+            ((136, 72), (72, 264), (72, 264)))]),
     "batches": (of_batches, [tensor(0, 3, 136, 72), tensor(1, 3, 72, 264, scale=0.1)]),
     "both operands by columns": (of_columns, [tensor(0, 72, 200), tensor(1, 72, 264, scale=0.1)]),
 }  # fmt: skip

@@ -63,11 +63,28 @@ def test_one_role_copies_what_the_other_multiplies() -> None:
     ]
 
 
-def test_two_products_share_a_slot_and_are_awaited_together() -> None:
+def test_two_products_of_one_left_operand_are_one() -> None:
     roles = form(swiglu, (256, 512), (512, 512), (512, 512)).roles
     assert roles is not None
     (fill,) = roles.fills
-    assert len(fill.loads) == 3
+    ((both, sides),) = roles.sides.items()
+    assert len(fill.loads) == 3 and set(sides) < {load.var for load in fill.loads}
+    assert roles.copies[both].descriptor.tile == (256, 64)
+    lines = print_split(roles).splitlines()
+    (product,) = (line.strip() for line in lines if "dot(" in line)
+    assert product.endswith(f", {both.name}, v_sum_acc_both)")
+    assert "    await v_sum_acc_both<i0i, i1i> but 1" in lines
+    assert "  halve v_sum_acc_both<i0i, i1i>: v_sum_acc<i0i, i1i>, v_sum_acc_1<i0i, i1i>" in lines
+
+
+def test_products_of_two_left_operands_share_a_slot_and_are_awaited_together() -> None:
+    def two(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w.t()) * (y @ v.t())
+
+    roles = form(two, (256, 512), (256, 512), (512, 512), (512, 512)).roles
+    assert roles is not None and not roles.sides
+    (fill,) = roles.fills
+    assert len(fill.loads) == 4
     text = print_split(roles)
     assert "await v_sum_acc<i0i, i1i>, v_sum_acc_1<i0i, i1i> but 2\n" in text
 
