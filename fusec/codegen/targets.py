@@ -235,7 +235,12 @@ B200_MACHINE = replace(
     parts=296,
     products_per_us=7.9e8,
     sm=replace(
-        HOPPER_MACHINE.sm, coarse=False, group_registers=0, tensor_columns=512, issue_budget=4.9
+        HOPPER_MACHINE.sm,
+        coarse=False,
+        scaled=True,
+        group_registers=0,
+        tensor_columns=512,
+        issue_budget=4.9,
     ),
 )
 RTX_5090_MACHINE = replace(
@@ -251,6 +256,7 @@ RTX_5090_MACHINE = replace(
         shared_bytes=101376,
         issue_budget=33.0,
         tile_registers=128,
+        scaled=True,
         descriptors=True,
     ),
     code=CodeTuning(converts_float8=True),

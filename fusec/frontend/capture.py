@@ -46,7 +46,7 @@ from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, TensorValue, Value, is_whole, whole
-from fusec.ir.dtype import F8, NumberForm
+from fusec.ir.dtype import F4X2, F8, DType, NumberForm
 from fusec.ir.expr import Buffer, Expr, Load, reach, reductions
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
@@ -84,7 +84,8 @@ _MOVES = {
     *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
 }
 """Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
-_SCALED = ("aten._scaled_mm.default", "aten._scaled_mm_v2.default")
+_SCALED = tuple(f"aten.{name}.default" for name in ("_scaled_mm", "_scaled_mm_v2"))
+_SCALED += ("aten._scaled_grouped_mm.default",)
 """Those that multiply them."""
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
@@ -310,7 +311,7 @@ class _Capture:
             value = self.env.get(source)
             if isinstance(value, TensorValue) and value.reads_memory:
                 kinds.extend(self._types_of(source))
-        if any(k.is_opaque or (k.dtype in F8 and not _moves(node.target)) for k in kinds):
+        if any(k.is_opaque or not _computes_with(node.target, k.dtype) for k in kinds):
             return "a type that only eager kernels compute with"
         if node.target in LIFTS and len(kinds) == len(results):
             return None  # a lifted literal belongs to no device
@@ -558,10 +559,16 @@ class NodeDefinitions(_Capture):
         return (*found, Def(own.buffer, made.axes, made.expr))
 
 
-def _moves(target: Any) -> bool:
-    """Return True for an operation of 8-bit floats: it makes, converts, moves or scales them."""
+def _computes_with(target: Any, dtype: DType) -> bool:
+    """Return False for an operation that has no floats of 8 bits, or no pairs of 4 bits.
+
+    Both have views and scaled products; those of 8 bits are made, converted and moved as well.
+    """
+    if dtype not in (*F8, F4X2):
+        return True
     is_view = isinstance(target, OpOverload) and target.is_view
-    return is_view or target in _MOVES or target in LIFTS or str(target) in _SCALED
+    moves = dtype is not F4X2 and (target in _MOVES or target in LIFTS)
+    return is_view or moves or str(target) in _SCALED
 
 
 def _given(line: Line) -> set[Size]:

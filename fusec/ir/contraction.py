@@ -3,6 +3,8 @@
 Worked example: ``sum(k: f32(a[m, k]) * f32(b[k, n]))`` has the factors a, which owns m, and b,
 which owns n; with bf16 tensors both are bf16 operands of a ``Dot``. Floats of 8 bits are operands
 where the product is a ``mul8``, whose sums may be coarse (``COARSE_TERMS``); otherwise they widen.
+A factor with a scale for each block of terms is a narrow operand with its scales, where a machine
+has an instruction for that (``ir/scaled.py``), and else one in bf16.
 Of ``i32(a[m, k]) * i32(b[k, n])`` with int8 tensors, whose sum is i32, both are int8 operands. A
 product of int8 that wraps, ``i8(i32(a) * i32(b))``, is none.
 """
@@ -12,12 +14,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import F8, F32, HALF, I8, I32, DType
+from fusec.ir.dtype import BF16, F8, F32, HALF, I8, I32, DType
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, cast, loads, reductions
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
 from fusec.ir.ranges import holds
 from fusec.ir.scalar import COARSE_TERMS, ROUND
+from fusec.ir.scaled import scaled_factor
 from fusec.ir.serial import hits_of
 
 _INTEGERS: dict[DType, tuple[DType, ...]] = {I32: (I8,)}
@@ -32,6 +35,8 @@ class Factors:
     Attributes:
         shared: axes of both that are not summed over: a batch.
         coarse: how many terms in a row may be added with 14 bits (``COARSE_TERMS``).
+        scales: of both, one for each block of terms, if they have any: loads.
+        block: terms of a block.
     """
 
     left: Expr
@@ -40,6 +45,8 @@ class Factors:
     right_axes: frozenset[Axis]
     shared: frozenset[Axis]
     coarse: int
+    scales: tuple[Expr, ...] = ()
+    block: int = 0
 
 
 def factors(node: Expr) -> Factors | None:
@@ -60,12 +67,40 @@ def cut_factors(node: Expr) -> Factors | None:
     found = sides(node)
     if found is None or not found.left_axes or not found.right_axes:
         return None
+    if (scaled := _scaled(node, found)) is not None:
+        return scaled
     narrow = F8 if found.coarse else HALF
     x, y = _operand(found.left, narrow), _operand(found.right, narrow)
     if x.dtype is not y.dtype and not {x.dtype, y.dtype} <= set(F8):
         kind = next((k.dtype for k in (x, y) if k.dtype in HALF and _both(k.dtype, x, y)), F32)
         x, y = _as_type(x, kind), _as_type(y, kind)
     return replace(found, left=x, right=y)
+
+
+def _scaled(node: Expr, found: Factors) -> Factors | None:
+    """Return the numbers and scales of factors that both have a scale for each block of terms."""
+    assert isinstance(node, Reduce)
+    left, right = (scaled_factor(side, node.over) for side in (found.left, found.right))
+    if left is None or right is None or found.coarse:
+        return None
+    if (left.along, left.block) != (right.along, right.block):
+        return None
+    scales = left.scale, right.scale
+    return replace(found, left=left.value, right=right.value, scales=scales, block=left.block)
+
+
+def scaled_operands(node: Expr) -> tuple[Expr, ...]:
+    """Return the numbers and scales that a product multiplies as they lie; none of another node."""
+    parts = factors(node)
+    return (parts.left, parts.right, *parts.scales) if parts is not None and parts.scales else ()
+
+
+def without_scales(node: Expr, parts: Factors) -> Factors:
+    """Return a product's factors with their scales multiplied in, in bf16, which holds them."""
+    whole = sides(node) if parts.scales else None
+    if whole is None:
+        return parts
+    return replace(whole, left=_as_type(whole.left, BF16), right=_as_type(whole.right, BF16))
 
 
 def vector_factors(node: Expr) -> Factors | None:

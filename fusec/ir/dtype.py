@@ -121,6 +121,11 @@ F8: tuple[DType, ...] = tuple(
 )
 """Float types of 8 bits: only conversions and copies have them."""
 F8E4M3FN = F8[0]
+F8E8M0FNU = F8[-1]
+F4X2 = DType("f4e2m1fn_x2", Kind.UNSIGNED, 1)
+"""Two floats of 4 bits in a byte, the first in its low bits: only scaled products read them."""
+E2M1 = FloatFormat(2, 1, 1, 0x7, 0x10)
+"""The format of each of them, which has neither NaN nor infinity."""
 
 PART: dict[DType, DType] = {C64: F32, C128: F64}
 """Complex type -> the type of its two parts, in which memory and arithmetic have it."""
@@ -155,14 +160,16 @@ OPAQUE_TYPES: tuple[DType, ...] = tuple(
         ("u16", 2),
         ("u32", 4),
         ("u64", 8),
-        ("f4e2m1fn_x2", 1),
         ("unknown", 1),
     )
 )
 
 DTYPES: dict[str, DType] = {
     d.name: d
-    for d in (BOOL, U8, I8, I16, I32, I64, F16, BF16, *F8, F32, F64, C64, C128, *OPAQUE_TYPES)
+    for d in (
+        *(BOOL, U8, I8, I16, I32, I64, F16, BF16, *F8, F4X2),
+        *(F32, F64, C64, C128, *OPAQUE_TYPES),
+    )
 }
 
 
@@ -173,6 +180,6 @@ def compute_type(dtype: DType) -> DType:
     """
     if dtype.format is not None:
         return F32
-    if dtype in (U8, I8, I16):
+    if dtype in (U8, I8, I16, F4X2):
         return I32
     return dtype

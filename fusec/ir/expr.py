@@ -10,7 +10,7 @@ Grammar of the printed form::
            | monoid '(' axis, ... ':' expr, ... ')'     Reduce
            | monoid '_scan(' axis, ... ':' expr, ... ')'  Scan (flat kernels and programs only)
            | name                                       Var (programs only)
-           | 'dot' '(' axis ':' expr, expr [',' expr] ')'   Dot (programs only)
+           | 'dot' '(' axis ':' expr, expr, ... ')'     Dot (programs only)
 
 Nodes are interned: equal expressions are one object, so sharing costs nothing and a memo table
 keyed by the node is a correct common-subexpression elimination. ``axes`` of a node are its free
@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.buffer import Buffer as Buffer
-from fusec.ir.dtype import BOOL, F8, F32, F64, I8, I32, I64, DType
+from fusec.ir.dtype import BOOL, F4X2, F8, F32, F64, I8, I32, I64, DType
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -53,7 +53,7 @@ from fusec.ir.scalar import SCALAR_OPS
 
 _T = TypeVar("_T")
 _NO_AXES: frozenset[Axis] = frozenset()
-_RESULTS = {"bool": BOOL, "i32": I32}
+_RESULTS = {"bool": BOOL, "i32": I32, "f32": F32}
 
 
 class _Expr(Node):
@@ -263,23 +263,44 @@ class Dot(_Expr):
     ``left`` and ``right`` have one type, and both have the lane axes ``over``; each other lane axis
     belongs to one of them. Under ``tf32`` operands in f32 are rounded to 10 bits of mantissa. Those
     of 8 bits may have two types; their terms may be added with 14 bits (``COARSE_TERMS``).
+
+    With ``scales`` an operand is of 8 bits, or has pairs of 4 bits; then its lane counts pairs, and
+    ``over`` has the lanes of both operands. Each scale has its operand's other lane and one of
+    blocks: an operand's terms in order, as many to each block, are multiplied by it.
     """
 
-    __slots__ = ("into", "left", "over", "right", "tf32")
+    __slots__ = ("into", "left", "over", "right", "scales", "tf32")
 
     def __init__(
-        self, left: Expr, right: Expr, over: tuple[Axis, ...], into: Expr | None, tf32: bool
+        self,
+        left: Expr,
+        right: Expr,
+        over: tuple[Axis, ...],
+        into: Expr | None,
+        tf32: bool,
+        scales: tuple[Expr, ...] = (),
     ) -> None:
-        if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= set(F8):
+        narrow = {left.dtype, right.dtype} <= {*F8, *([F4X2] if scales else [])}
+        if left.dtype is not right.dtype and not narrow:
             raise InvalidIR(f"dot of {left.dtype} and {right.dtype}")
         self.left = left
         self.right = right
         self.named = self.over = over
         self.into = into
         self.tf32 = tf32
-        self.children = (left, right) if into is None else (left, right, into)
+        self.scales = scales
+        self.children = (left, right, *scales, *([] if into is None else [into]))
         self.dtype = I32 if left.dtype is I8 else F32
         self.axes = (left.axes | right.axes) - frozenset(over)
+
+    @classmethod
+    def intern_key(cls, *fields: Any) -> tuple[Any, ...]:
+        return fields if len(fields) == 6 else (*fields, ())
+
+    @property
+    def blocks(self) -> frozenset[Axis]:
+        """The lane axis that the scales share; none without them."""
+        return frozenset.intersection(*(s.axes for s in self.scales)) if self.scales else _NO_AXES
 
 
 Expr: TypeAlias = Load | Const | IndexValue | Op | Cast | Select | Reduce | Scan | Var | Dot
@@ -436,7 +457,8 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
         case Dot():
             into = None if node.into is None else new[node.into]
             over = replace_bound(node.over, indices)
-            return Dot(new[node.left], new[node.right], over, into, node.tf32)
+            scales = tuple(new[scale] for scale in node.scales)
+            return Dot(new[node.left], new[node.right], over, into, node.tf32, scales)
         case Load():
             guard = None if node.guard is None else new[node.guard]
             read = new.__getitem__ if node.gathers else None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusec.ir.cpu_tuning import CachedTuning, LoopTuning, Sides, TransformedTuning
-from fusec.ir.dtype import F8, F32, DType
+from fusec.ir.dtype import F4X2, F8, F32, DType
 
 Shapes: TypeAlias = tuple[tuple[int, int, int, int], ...]
 """Rows, terms of an iteration, warps and stages."""
@@ -426,6 +426,7 @@ class Resources:
             operand and all of a right one: Triton for AMD loads them before it multiplies.
         tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else FMAs do, exactly.
         coarse: tensor cores add products of 8 bits with 14 bits (``ir/scalar.py``).
+        scaled: tensor cores multiply factors with a scale for each block (``ir/scaled.py``).
         descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
         tensor_columns: columns, of 128 lanes of 32 bits, of the memory that tensor cores add in; 0
             where that is registers.
@@ -446,6 +447,7 @@ class Resources:
     whole_operands: bool = False
     tf32: bool = False
     coarse: bool = False
+    scaled: bool = False
     descriptors: bool = False
     tensor_columns: int = 0
     group_registers: int = 0
@@ -571,4 +573,4 @@ class Machine:
     @property
     def product_times(self) -> dict[DType, float]:
         """Type of operands -> time of their product in a library, relative to 16 bits."""
-        return {F32: self.slow_f32, **dict.fromkeys(F8, self.float8)}
+        return {F32: self.slow_f32, F4X2: self.float8 / 2, **dict.fromkeys(F8, self.float8)}

@@ -5,6 +5,9 @@ finite integers; floats count if they are such. So a rounding is known to change
 every integer up to 256, f16 up to 2048, f32 up to 2^24. A float that is loaded has no range: it may
 have a fraction, or be NaN. Neither has an integer that may have wrapped.
 
+A product of narrow floats has as many bits as both: one of 8 bits and a power of two has 4, which
+bf16 holds with the exponents of f32, down to 2^-133.
+
 Worked example: ``(b & 15) - 8`` of a byte b is in ``[-8, 7]``, so ``round_bf16(f32((b & 15) - 8))``
 is ``f32((b & 15) - 8)``.
 """
@@ -14,8 +17,8 @@ from __future__ import annotations
 import weakref
 from typing import TypeAlias
 
-from fusec.ir.dtype import BF16, BOOL, F16, F32, F64, DType, Kind
-from fusec.ir.expr import Cast, Const, Expr, Op, Select, reach
+from fusec.ir.dtype import BF16, BOOL, E2M1, F8, F16, F32, F64, DType, Kind
+from fusec.ir.expr import Cast, Const, Expr, Load, Op, Select, reach
 from fusec.ir.scalar import ROUND
 
 Range: TypeAlias = tuple[int, int]
@@ -24,6 +27,7 @@ EXACT: dict[DType, int] = {BF16: 1 << 8, F16: 1 << 11, F32: 1 << 24, F64: 1 << 5
 """Float type -> the integer up to which it holds all, of either sign."""
 
 _ROUNDS = {ROUND[kind]: kind for kind in (BF16, F16)}
+_NARROW = {name: kind for kind, name in ROUND.items()}
 _KEPT = ("floor", "ceil", "trunc", "round", "within", "nonzero")
 _known: weakref.WeakKeyDictionary[Expr, Range | None] = weakref.WeakKeyDictionary()
 
@@ -37,9 +41,41 @@ def integer_range(root: Expr) -> Range | None:
 
 
 def holds(kind: DType, value: Expr) -> bool:
-    """Return True if a value is an integer that a float type holds exactly."""
+    """Return True if a float type holds a value exactly: an integer, or in bf16 a product."""
     found = integer_range(value)
-    return found is not None and _is_exact(found, kind)
+    if found is not None:
+        return _is_exact(found, kind)
+    bits = _bits(value) if kind is BF16 else None
+    return bits is not None and 1 << bits <= EXACT[BF16]
+
+
+def unrounded(value: Expr) -> Expr:
+    """Return a value without the roundings that do not change it."""
+    while isinstance(value, Op) and (kind := _NARROW.get(value.name)) is not None:
+        (inner,) = value.args
+        if not holds(kind, inner) and not (isinstance(inner, Cast) and inner.arg.dtype is kind):
+            break
+        value = inner
+    return value
+
+
+def _bits(value: Expr) -> int | None:
+    """Return the bits of a product of floats of 8 and 4 bits, without exponents; None otherwise."""
+    match value:
+        case Op(name=name, args=(inner,)) if name in _NARROW:
+            kind = _NARROW[name].format
+            assert kind is not None
+            bits = _bits(inner)
+            return None if bits is None else min(bits, kind.mantissa + 1)
+        case Cast(arg=Load(dtype=kind)) if kind in F8 and kind.format is not None:
+            return kind.format.mantissa + 1
+        case Op(name="e2m1"):
+            return E2M1.mantissa + 1
+        case Op(name="mul", args=(a, b)):
+            parts = _bits(a), _bits(b)
+            return None if None in parts else sum(part or 0 for part in parts)
+        case _:
+            return None
 
 
 def fits(kind: DType, value: Expr) -> bool:

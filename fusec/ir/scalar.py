@@ -20,7 +20,7 @@ class ScalarOp:
         arity: number of arguments.
         takes: the compute types of its arguments: "number" (all but bool), "float", "integer",
             "bits" (bool and integers), "any", "i64", or "f32".
-        result: "same" (the type of the last argument), "bool" or "i32".
+        result: "same" (the type of the last argument), "bool", "i32" or "f32".
         cost: modelled cost in multiply-adds (an f32 vector unit, measured 2026-11, AVX-512).
         infix: the operator it prints as, or None for a call.
     """
@@ -93,6 +93,7 @@ _ROWS = (
     ScalarOp("round_f16", 1, takes="f32", cost=2),
     ScalarOp("round_bf16", 1, takes="f32", cost=2),
     *(ScalarOp(f"round_{dtype}", 1, takes="f32", cost=8) for dtype in F8),
+    ScalarOp("e2m1", 1, takes="i32", result="f32", cost=6),  # the float in the low 4 bits
     ScalarOp("and", 2, takes="bits", infix="&"),  # bool and integers: bitwise
     ScalarOp("or", 2, takes="bits", infix="|"),
     ScalarOp("xor", 2, takes="bits", infix="^"),

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BF16, BOOL, F32, I8, I32
+from fusec.ir.dtype import BF16, BOOL, F4X2, F32, I8, I32
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -171,6 +171,7 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         held = value.left.axes & value.right.axes
         both = held == frozenset(value.over) or (not held and _sums_over_twins(value))
         check(both, line, f"both operands have the lanes {held}")
+        check(not value.scales or len(value.blocks) == 1, line, "its scales share no lane")
     if isinstance(value, Load):
         check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
@@ -191,8 +192,9 @@ def _sums_over_twins(dot: Dot) -> bool:
     if len(dot.over) != 2:
         return False
     left, right = dot.over
-    apart = left in dot.left.axes and right in dot.right.axes
-    return apart and left.extent is right.extent
+    sides = zip((left, right), (dot.left, dot.right), strict=True)
+    extents = {lane.extent * (2 if side.dtype is F4X2 else 1) for lane, side in sides}
+    return left in dot.left.axes and right in dot.right.axes and len(extents) == 1
 
 
 def _verify_name(node: Expr, scope: _Scope, line: str) -> None:

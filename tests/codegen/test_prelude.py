@@ -73,7 +73,7 @@ def exports() -> list[str]:
     lines += [f"BINARY({f}, {d}, {d})" for f in integer_only for d in integers]
     lines += [f"BINARY({f}, {d}, bool)" for f in COMPARE for d in VALUES]
     lines += [f"BINARY({f}, bool, bool)" for f in ("and", "or", "xor")]
-    return [*lines, "UNARY(not, bool, bool)"]
+    return [*lines, "UNARY(not, bool, bool)", "UNARY(e2m1, i32, f32)"]
 
 
 # The narrowest is the same text by other types, and only old machines run it.
@@ -151,6 +151,14 @@ def _same_numbers_each_time() -> Any:
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
+
+
+def test_floats_of_4_bits_are_read_from_the_low_bits(library: Library) -> None:
+    codes = np.arange(-64, 64, dtype="i4")
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "f4")[codes & 7]
+    wanted = np.where(codes & 8, -sizes, sizes)
+    for found in library.both("e2m1", "i32", "f32", codes):
+        np.testing.assert_array_equal(found.view("i4"), wanted.view("i4"))
 
 
 @pytest.mark.parametrize("name", UNARY)

@@ -46,6 +46,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
     "nonzero": lambda a: a,
+    "e2m1": lambda code: E2M1[(code & 15).long()],
     "within": lambda k, n: k,
     "probability": lambda a: a,
     **{name: lambda a, to=to: narrowed(a, to).to(a.dtype) for to, name in ROUND.items()},
@@ -55,6 +56,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
         )
     ),
 }
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 FLOATS = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-20, 1e-3, -0.3, 0.999, 7.25, -13.7, 80.0]
 SPECIAL = [float("inf"), -float("inf"), float("nan")]
 INTEGERS = [0, 1, -1, 2, -2, 3, -7, 8, 100, -100, 2**31 - 1, -(2**31)]
@@ -66,6 +68,7 @@ ACCEPTED = {
     "float": (F32, F64),
     "integer": (I32, I64),
     "f32": (F32,),
+    "i32": (I32,),
     "i64": (I64,),
 }
 

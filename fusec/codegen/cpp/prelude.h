@@ -8,7 +8,7 @@
 // Grammar
 //   value  ::= vf32 | vf64 | vi64 | vi32 | vm                   FUSEC_W lanes each
 //            | float | double | long long | int | bool          the same without lanes
-//   memory ::= m_f32 | m_f64 | m_bf16 | m_f16 | m_i64 | m_i32 | m_i16 | m_i8 | m_u8 | m_bool
+//   memory ::= m_f32 | m_f64 | m_bf16 | m_f16 | m_i64 | m_i32 | m_i16 | m_i8 | m_u8 | m_f4e2m1fn_x2 | m_bool
 //   D      ::= f32 | f64 | bf16 | f16 | i64 | i32 | i16 | i8 | u8 | bool
 //
 //   bf16 and f16 compute as vf32; i16, i8, u8 compute as vi32 (to_i16, to_i8, to_u8 wrap to the
@@ -73,7 +73,7 @@ typedef long long m_i64;
 typedef int m_i32;
 typedef short m_i16;
 typedef signed char m_i8;
-typedef unsigned char m_u8, m_bool;
+typedef unsigned char m_u8, m_f4e2m1fn_x2, m_bool;
 
 #if FUSEC_W == 16
 #define FUSEC_LANES(e) e(0), e(1), e(2), e(3), e(4), e(5), e(6), e(7), e(8), e(9), e(10), e(11), \
@@ -308,6 +308,12 @@ FUSEC_INLINE vu32 fusec_bf16_bits(vf32 x) {
   vu32 rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
   return x != x ? vu32{} + 0x7fc0 : rounded;
 }
+// The float of 4 bits (two of exponent, one of mantissa) in the low bits; 0.5 is subnormal.
+FUSEC_INLINE vf32 f_e2m1(vi32 code) {
+  vi32 size = code & 7, bits = size == 1 ? vi32{} + 0x3f000000 : (size << 22) + 0x3f000000;
+  return (vf32)((size == 0 ? vi32{} : bits) | (code & 8) << 28);
+}
+FUSEC_INLINE float f_e2m1(int code) { return f_e2m1(vi32{} + code)[0]; }
 FUSEC_INLINE vf32 round_bf16(vf32 x) {
   vu32 u = (vu32)x;
   return x != x ? x : (vf32)((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000);
@@ -749,6 +755,7 @@ FUSEC_ACCESS(i16, raw16, vi32, int, fusec_wrap((vi32)fusec_words(r), 16), fusec_
              (m_i16)v)
 FUSEC_ACCESS(i8, raw8, vi32, int, fusec_signed_words(r), fusec_bytes((vu32)v), s, (m_i8)v)
 FUSEC_ACCESS(u8, raw8, vi32, int, (vi32)fusec_words(r), fusec_bytes((vu32)v), s, (m_u8)v)
+FUSEC_ACCESS(f4e2m1fn_x2, raw8, vi32, int, (vi32)fusec_words(r), fusec_bytes((vu32)v), s, (m_u8)v)
 FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((vu32)-v.v), s != 0,
              v)
 

@@ -45,6 +45,7 @@ class Layout:
         masks: lane part -> condition, for lanes that are ragged in every tile.
         counts: lane part -> bounds of its elements that exist, for lanes that may be ragged.
         transposed: loop parts whose loads may go through a private array.
+        shares: lane part -> the lanes that stand for several of its lanes each, and for how many.
         dots: as of the plan.
     """
 
@@ -60,6 +61,7 @@ class Layout:
         self.counts: dict[Axis, tuple[Index, ...]] = {}
         self.transposed: set[Axis] = set()
         self.folded: set[Axis] = set()
+        self.shares: dict[Axis, list[tuple[Axis, int]]] = {}
         self.dots = plan.dots
         for binding in plan.bindings:
             self._bind(binding)
@@ -73,6 +75,15 @@ class Layout:
     def loops_of(self, axes: Iterable[Axis]) -> set[Axis]:
         """Return the loop parts of some axes; a lane counts as its loop, because of its mask."""
         return {loop for a in axes if (loop := self.loop_of.get(a)) is not None}
+
+    def add_share(self, lane: Axis, share: Axis, of: int) -> None:
+        """Add a lane axis whose lanes stand for ``of`` lanes each, in the loop of those."""
+        self.lanes.append(share)
+        self.shares.setdefault(lane, []).append((share, of))
+        if lane in self.loop_of:
+            self.loop_of[share] = self.loop_of[lane]
+        if lane in self.masks:
+            self.masks[share] = self.masks[lane].substitute({lane: index(share) * of})
 
     def first(self, loops: set[Axis]) -> int:
         """Return the nesting position of the outermost of some loops."""

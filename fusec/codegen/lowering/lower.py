@@ -271,7 +271,9 @@ class _Lowering(LoopBounds):
         info, masks = self.layout.loops[loop], dict(self.here.masks)
         if masked:
             assert info.lane is not None and info.position is not None
-            masks[info.lane] = below(info.position, *info.ends)
+            mask = masks[info.lane] = below(info.position, *info.ends)
+            for share, of in self.layout.shares.get(info.lane, ()):
+                masks[share] = mask.substitute({info.lane: index(share) * of})
         self.scopes.append(Scope(loop, self.here.bound | {loop}, masks, rows))
         self.here.memo.update({c: Const(value, BOOL) for c, value in (truth or {}).items()})
         outside = dict(self.arrays)

@@ -247,23 +247,27 @@ class _Orienter:
         return substitute(value, self.mapping(order), lambda e: self.used(e, order))
 
     def dot(self, dot: Dot, order: TileDims) -> Dot:
-        (over,) = dot.over
         rows = next((a for a, d in order.items() if d == ROWS), None)
-        left, right = dot.left, dot.right
+        left, right, scales = dot.left, dot.right, dot.scales
         if rows not in left.axes:
-            left, right = right, left
-        (m,) = left.axes - {over}
-        (n,) = right.axes - {over}
-        left_order, right_order = {m: ROWS, over: COLUMNS}, {over: ROWS, n: COLUMNS}
+            left, right, scales = right, left, scales[::-1]
+        (of_left,), (of_right,) = (side.axes & set(dot.over) for side in (left, right))
+        (m,) = left.axes - {of_left}
+        (n,) = right.axes - {of_right}
+        left_order, right_order = {m: ROWS, of_left: COLUMNS}, {of_right: ROWS, n: COLUMNS}
         self.need(left, left_order)
         self.need(right, right_order)
+        of_scales = [{a: ROWS, **dict.fromkeys(dot.blocks, COLUMNS)} for a in (m, n)]
+        for scale, columns in zip(scales, of_scales, strict=False):
+            self.need(scale, columns)
         into = None
         if dot.into is not None:
             self.need(dot.into, order)
             into = self.used(dot.into, order)
-        both = (self.twin(over, COLUMNS), self.twin(over, ROWS))
+        both = (self.twin(of_left, COLUMNS), self.twin(of_right, ROWS))
         operands = self.used(left, left_order), self.used(right, right_order)
-        return Dot(*operands, both, into, dot.tf32)
+        scaled = tuple(self.used(*pair) for pair in zip(scales, of_scales, strict=False))
+        return Dot(*operands, both, into, dot.tf32, scaled)
 
     def reduce(self, value: Reduce, order: TileDims) -> Reduce:
         body = dict(order)

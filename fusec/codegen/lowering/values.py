@@ -17,8 +17,8 @@ from functools import partial
 from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
 from fusec.ir.combine import State, carried, combine, folded, identities
-from fusec.ir.contraction import Factors, cut_factors, sides
-from fusec.ir.dtype import BF16, F8, I32, DType
+from fusec.ir.contraction import Factors, cut_factors, sides, without_scales
+from fusec.ir.dtype import BF16, F4X2, F8, I32, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -40,7 +40,7 @@ from fusec.ir.expr import (
     rebuild,
 )
 from fusec.ir.graph import FlatKernel
-from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.index import Axis, Index, floordiv, index, product
 from fusec.ir.monoid import SUM, Monoid
 from fusec.ir.names import Names
 from fusec.ir.online import SCALE_RULES, find_row_maxima
@@ -100,6 +100,7 @@ class Values:
             before its last step, and what they refer to since. That is its name in the loop.
         so_far: scan of an open loop -> what it has combined.
         rows: the same, in private arrays, where loops are inside the one that it scans along.
+        shares: lane axis, number n -> the lane axis of n lanes each: pairs, or blocks with a scale.
     """
 
     def __init__(self, kernel: FlatKernel, plan: Plan) -> None:
@@ -117,6 +118,7 @@ class Values:
         cut_up = kernel.substitute(cut).map(lambda exprs: rewrite(exprs, uniform))
         cut_up = cut_up.map(lambda exprs: rewrite(exprs, SCALE_RULES)) if plan.online else cut_up
         self.dots: dict[Reduce, tuple[Factors, ...]] = {}
+        self.shares: dict[tuple[Axis, int], Axis] = {}
         cut_up = cut_up.map(self._join_products) if plan.dots else cut_up
         self.stores, self.labels = cut_up.stores, dict(cut_up.labels)
         self.scattered = stored_scatters(cut_up)
@@ -149,13 +151,36 @@ class Values:
         for node in postorder(exprs):
             if not isinstance(node, Reduce) or (parts := cut_factors(node)) is None:
                 continue
+            if not self.plan.scaled:
+                parts = without_scales(node, parts)
             if parts.left.dtype in self.plan.widened:
                 parts = sides(node) or parts
             owned = [parts.left_axes, parts.right_axes, frozenset(node.over)]
             if all(len(axes & lanes) == 1 for axes in owned) and not parts.shared & lanes:
                 (terms,) = owned[2] & lanes
-                found[node] = (_exact_within(parts, terms.extent.const),)
+                exact = _exact_within(parts, terms.extent.const)
+                found[node] = (self._in_blocks(parts, terms) if parts.scales else exact,)
         return found
+
+    def _in_blocks(self, parts: Factors, terms: Axis) -> Factors:
+        """Return factors whose scales have a lane for each block, and whose pairs one for each."""
+        blocks = {terms: index(self._share(terms, parts.block)) * parts.block}
+        pairs = {terms: index(self._share(terms, 2)) * 2}
+        left, right = (
+            side.substitute(pairs) if side.dtype is F4X2 else side
+            for side in (parts.left, parts.right)
+        )
+        scales = tuple(scale.substitute(blocks) for scale in parts.scales)
+        return replace(parts, left=left, right=right, scales=scales)
+
+    def _share(self, lane: Axis, of: int) -> Axis:
+        """Return the lane axis whose lanes stand for ``of`` lanes each."""
+        share = self.shares.get((lane, of))
+        if share is None:
+            share = Axis(f"{lane.name}{of}", floordiv(lane.extent, index(of)))
+            self.shares[lane, of] = share
+            self.layout.add_share(lane, share, of)
+        return share
 
     def _share_a_tile(self, a: Reduce, b: Reduce) -> bool:
         """Return True if two products reduce over the same loop and have tiles of one shape."""
@@ -395,9 +420,15 @@ class Values:
         return tuple(self._once(scope, Select(guard, *pair)) for pair in pairs)
 
     def _dot_operands(self, node: Reduce) -> tuple[Expr, ...]:
-        """Return a contraction's factors in pairs, 0 where the lane it sums over is masked."""
+        """Return the operands of a contraction's products: factors and scales."""
+        return tuple(side for parts in self.dots[node] for side in self._sides(node, parts))
+
+    def _sides(self, node: Reduce, parts: Factors) -> tuple[Expr, ...]:
+        """Return a product's factors, 0 where the lane it sums over is masked, and its scales."""
+        if parts.scales:
+            return (parts.left, parts.right, *parts.scales)
         (lane,) = (a for a in node.over if a in self.lanes)
-        factors = [side for parts in self.dots[node] for side in (parts.left, parts.right)]
+        factors = [parts.left, parts.right]
         for mask in self._masks_of(node.over):
             factors = [
                 f if _is_loaded(f) and lane in f.axes else Select(mask, f, Const(0, f.dtype))
@@ -407,10 +438,14 @@ class Values:
 
     def _products(self, node: Reduce, into: Var | None) -> list[Dot]:
         """Return a contraction's products, each with ``into`` as its accumulator."""
-        over = tuple(a for a in node.over if a in self.lanes)
-        operands = [self._atom(operand) for operand in self._dot_operands(node)]
-        pairs = zip(operands[::2], operands[1::2], strict=True)
-        return [Dot(left, right, over, into, self.plan.tf32) for left, right in pairs]
+        found: list[Dot] = []
+        for parts in self.dots[node]:
+            left, right, *scales = map(self._atom, self._sides(node, parts))
+            terms = {a for a in node.over if a in self.lanes}
+            terms |= {share for a in terms for share, _ in self.layout.shares.get(a, ())}
+            over = sorted(terms & (left.axes | right.axes), key=lambda a: a.serial)
+            found.append(Dot(left, right, tuple(over), into, self.plan.tf32, tuple(scales)))
+        return found
 
     def _let_folded(self, scope: Scope, node: Reduce, over: tuple[Axis, ...], state: State) -> None:
         """Name a reduction's result: its state reduced over the lanes ``over``."""
@@ -503,7 +538,7 @@ class Values:
 
 def _exact_within(parts: Factors, terms: int) -> Factors:
     """Return factors of 8 bits in bf16, which holds them, if one tile has too many terms."""
-    if parts.left.dtype not in F8 or terms <= parts.coarse:
+    if parts.left.dtype not in F8 or terms <= parts.coarse or parts.scales:
         return parts
     return replace(parts, left=cast(parts.left, BF16), right=cast(parts.right, BF16))
 

@@ -28,7 +28,7 @@ from fusec.codegen.lowering.orient import ROWS
 from fusec.codegen.triton import floats8
 from fusec.codegen.triton.index import fits_32_bits
 from fusec.codegen.triton.operations import text_of
-from fusec.ir.dtype import BF16, F8, F16, F32
+from fusec.ir.dtype import BF16, F4X2, F8, F16, F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -176,7 +176,7 @@ class _Finder:
         lanes = offset.axes & self.lanes
         box = _Box.of(offset, lanes, MULTIPLE // buffer.dtype.itemsize)
         bounds = self.bounds(guard, lanes)
-        if buffer.dtype not in (BF16, F16, *F8, F32) or box is None or bounds is None:
+        if buffer.dtype not in (BF16, F16, *F8, F4X2, F32) or box is None or bounds is None:
             return None
         axes = box.axes(bounds)
         if axes is None or len(axes) > MAX_RANK or not all(map(_is_describable, axes)):

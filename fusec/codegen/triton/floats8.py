@@ -9,7 +9,9 @@ Worked example: ``_to_f8e5m2(x)`` of an f32 tile is its codes, ``_of_f8e5m2`` th
 
 from __future__ import annotations
 
-from fusec.ir.dtype import F8, DType, FloatFormat
+from collections.abc import Callable
+
+from fusec.ir.dtype import F4X2, F8, DType, FloatFormat
 from fusec.ir.expr import Cast, Dot, Expr, Load, Var
 from fusec.ir.program import Let, Program, Update, reads, statements
 
@@ -17,6 +19,8 @@ _IMPLICIT = 1 << 23
 _QUIET_NAN = 0x7FC00000
 HARDWARE = {"f8e4m3fn": "tl.float8e4nv", "f8e5m2": "tl.float8e5"}
 """Type -> Triton's, of those that NVIDIA's GPUs convert and multiply from sm_89 on."""
+FORMATS = {"f8e4m3fn": "e4m3", "f8e5m2": "e5m2", F4X2.name: "e2m1"}
+"""Type -> its name in a product whose factors have scales."""
 
 
 def multiplied(program: Program) -> frozenset[Expr]:
@@ -34,7 +38,7 @@ def multiplied(program: Program) -> frozenset[Expr]:
     for statement in reversed(body):
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
-                dots.update((dot.left, dot.right))
+                dots.update((dot.left, dot.right, *dot.scales))
             case Let(var=var, value=Var() as value):
                 dots.update({value} if var in dots else ())
             case Let(value=Cast()):
@@ -42,6 +46,21 @@ def multiplied(program: Program) -> frozenset[Expr]:
             case _:
                 found.difference_update(reads(statement))
     return frozenset(found & dots)
+
+
+def operand(value: Expr, name: Callable[[Expr], str]) -> str:
+    """Return an operand in Triton's type of floats of 8 bits; as codes where it has none."""
+    kind = HARDWARE.get(value.dtype.name)
+    return f"{name(value)}.to({kind}, bitcast=True)" if kind else name(value)
+
+
+def scaled_product(dot: Dot, name: Callable[[Expr], str]) -> str:
+    """Return a product whose factors have a scale for each block of terms."""
+    texts: list[str] = []
+    for side, scale in zip((dot.left, dot.right), dot.scales, strict=True):
+        texts += (operand(side, name), operand(scale, name), f'"{FORMATS[side.dtype.name]}"')
+    into = () if dot.into is None else (name(dot.into),)
+    return f"tl.dot_scaled({', '.join((*texts, *into))})"
 
 
 def functions(*, by_hardware: bool = False) -> dict[str, str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.triton import floats8
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
+from fusec.ir.dtype import BF16, BOOL, F4X2, F8, F16, F32, F64, I8, I16, I32, I64, U8, DType, Kind
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 
 STAGE = "codegen.triton"
@@ -36,7 +36,7 @@ TYPES = {
     BF16: ("tl.bfloat16", "*bf16"),
     F32: ("tl.float32", "*fp32"),
     F64: ("tl.float64", "*fp64"),
-    **dict.fromkeys(F8, ("tl.uint8", "*u8")),
+    **dict.fromkeys((*F8, F4X2), ("tl.uint8", "*u8")),
 }
 """Element type -> the text of it in a kernel, and of a pointer to it in a signature."""
 
@@ -178,6 +178,7 @@ ROWS: dict[str, Row] = {
     "round_f16": Row("{0}.to(tl.float16).to({t})"),
     "round_bf16": Row("{0}.to(tl.bfloat16).to({t})"),
     **{ROUND[dtype]: Row(f"_round_{dtype}({{0}}.to(tl.float32)).to({{t}})") for dtype in F8},
+    "e2m1": Row(integers="_e2m1({0})"),
     "and": _bitwise("&"),
     "or": _bitwise("|"),
     "xor": _bitwise("^"),
@@ -205,6 +206,13 @@ ROWS: dict[str, Row] = {
 _WRONG_SIGN = "(rest != 0) & ((rest < 0) != (b < 0))"
 
 FUNCTIONS: dict[str, str] = {
+    "_e2m1": """\
+def _e2m1(code):
+    code = code.to(tl.int32)
+    size = code & 7
+    bits = tl.where(size == 1, 0x3F000000, (size << 22) + 0x3F000000)  # 0.5 is subnormal
+    bits = tl.where(size == 0, 0, bits) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True)""",
     "_floor_div": f"""\
 def _floor_div(a, b):
     quotient = a // b

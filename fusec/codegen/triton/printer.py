@@ -521,6 +521,8 @@ class TritonPrinter:
         return f"tl.full({self._shape(lanes)}, {self._literal(value)}, {dtype})"
 
     def _dot(self, dot: Dot) -> str:
+        if dot.scales:
+            return floats8.scaled_product(dot, self._name)
         operands = [self._name(child) for child in children(dot)]
         if dot.left.dtype is F32:
             operands.append(f'input_precision="{"tf32" if dot.tf32 else "ieee"}"')
@@ -533,11 +535,10 @@ class TritonPrinter:
     def _factors(self, dot: Dot) -> list[str]:
         """Return the operands of a product of 8 bits; in bf16, exactly, where no GPU has it."""
         sides = dot.left, dot.right
-        kinds = [floats8.HARDWARE.get(side.dtype.name) for side in sides]
-        names = [self._name(side) for side in sides]
-        if self.program.code.converts_float8 and all(kinds):
-            return [f"{n}.to({k}, bitcast=True)" for n, k in zip(names, kinds, strict=True)]
-        of = (self._call(f"_of_{side.dtype}", n) for side, n in zip(sides, names, strict=True))
+        known = all(side.dtype.name in floats8.HARDWARE for side in sides)
+        if self.program.code.converts_float8 and known:
+            return [floats8.operand(side, self._name) for side in sides]
+        of = (self._call(f"_of_{side.dtype}", self._name(side)) for side in sides)
         return [f"{value}.to(tl.bfloat16)" for value in of]
 
     def _reduce(self, reduce: Reduce) -> str:

@@ -7,6 +7,10 @@ examples, scales of rows and columns, and of blocks as DeepSeek-V3 has them::
 
     y[m, n] = sum(k: a[m, k] * b[k, n]) * sa[m] * sb[n] + bias[n]
     y[m, n] = sum(j: sum(i: a[m, 128*j + i] * b[128*j + i, n]) * sa[m, j] * sb[j, n//128])
+    y[m, n] = sum(k: (a[m, k] * sa[m, k//32]) * (b[k, n] * sb[n, k//32]))
+
+The last form is that of ``mxfp8``, ``mxfp4`` and ``nvfp4``, for whose scales some tensor cores have
+an instruction (``ir/scaled.py``); where they lie, ``_in_tiles`` says.
 
 Eager multiplies the numbers of 8 bits on GPUs: there the products say how exact their sums have to
 be (``COARSE_TERMS``). On CPUs eager scales both operands first and multiplies them in f32. Results
@@ -17,7 +21,7 @@ here the sum of all terms has to be 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -31,17 +35,22 @@ from fusec.frontend.ops.products import exact, is_small
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Value
-from fusec.ir.dtype import DTYPES, F8, F32
-from fusec.ir.expr import Expr, Reduce, op
-from fusec.ir.index import Axis, Index, index, mod
+from fusec.ir.dtype import DTYPES, F4X2, F8, F8E8M0FNU, F32, I32
+from fusec.ir.expr import Expr, Reduce, as_value, cast, op
+from fusec.ir.index import Axis, Index, index, mod, product
 from fusec.ir.monoid import SUM
+from fusec.ir.scaled import BLOCK as TERMS
+from fusec.ir.scaled import TILE
 
 aten = torch.ops.aten
 BLOCK = 128
-"""Terms, rows and columns of a block that has one scale."""
+"""Terms, rows and columns of a block that has one scale in f32."""
+TILE_ROWS, TILE_BLOCKS = 128, TILE
+"""Rows and blocks of terms of a tile of scales of fewer terms."""
 
 _At: TypeAlias = Callable[[Index, Index], Indices]
-_ON_GPUS = {DTYPES["f8e4m3fn"], DTYPES["f8e5m2"]}
+_AtTerm: TypeAlias = Callable[[Index], Indices]
+_ON_GPUS = {DTYPES["f8e4m3fn"], DTYPES["f8e5m2"], F4X2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +59,23 @@ class Scales:
 
     Attributes:
         at: the row or column of the result, and the block of terms -> where their scale is.
-        in_blocks: whether it depends on the block.
+        block: terms that share a scale; 0 for all.
+        whole: a further scale, of the whole matrix, if there is one.
     """
 
     values: Value
     at: _At
-    in_blocks: bool
+    block: int = 0
+    whole: Value | None = None
 
     def of(self, row: Index, block: Index) -> Expr:
         """Return the scale of a row or column, in f32."""
         return read_scale(self.values, self.at(row, block))
+
+    @property
+    def is_of_terms(self) -> bool:
+        """Whether a block is short, so that terms are scaled, and not their sums."""
+        return 0 < self.block < BLOCK
 
 
 def read_scale(scale: Value, at: Indices) -> Expr:
@@ -68,7 +84,7 @@ def read_scale(scale: Value, at: Indices) -> Expr:
     return read(scale, place, F32)
 
 
-def _library(call: AtenCall, a: TensorType, b: TensorType, *_: TensorType) -> str | None:
+def _library(call: AtenCall, a: TensorType, b: TensorType, *_: object) -> str | None:
     return None if is_small(call, b) else CONTRACTION
 
 
@@ -84,9 +100,12 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Value:
-    """Emit a product whose scales are told apart by their shapes."""
-    m, k, n = a.shape[0], a.shape[1], b.shape[1]
-    rows, columns = _scale_by_shape(scale_a, m, k), _scale_by_shape(scale_b, n, k, swapped=True)
+    """Emit a product whose scales are told apart by their types and shapes."""
+    m, n, k = a.shape[0], b.shape[1], _terms(a, 1)
+    if scale_a.dtype is F32:
+        rows, columns = _scale_by_shape(scale_a, m, k), _scale_by_shape(scale_b, n, k, swapped=True)
+    else:
+        rows, columns = _in_tiles(a, scale_a, m, k), _in_tiles(b, scale_b, n, k)
     result = scale_result if out_dtype in NARROWEST else None
     return _product(call, (a, b), (rows, columns), bias, result, fast=use_fast_accum)
 
@@ -107,14 +126,19 @@ def scaled_mm_v2(
     contraction_dim: tuple[int, ...] = (),
     use_fast_accum: bool = False,
 ) -> Value:
-    """Emit a product whose recipes say what has a scale; each matrix has one in f32."""
-    if any((*swizzle_a, *swizzle_b)) or contraction_dim:
-        raise Unsupported("scales in an order of their own")
+    """Emit a product whose recipes say what has a scale."""
+    m, n, k = a.shape[0], b.shape[1], _terms(a, 1)
+    if contraction_dim:
+        raise Unsupported("a product along other axes")
     if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
         raise Unsupported("scales that eager refuses")
-    rows = _scale_by_recipe(scale_a, recipe_a)
-    scales = rows, _scale_by_recipe(scale_b, recipe_b, swapped=True)
-    return _product(call, (a, b), scales, bias, None, fast=use_fast_accum)
+    if any((*swizzle_a, *swizzle_b)):
+        rows = _by_levels(_in_tiles(a, scale_a[0], m, k), scale_a, recipe_a, swizzle_a)
+        columns = _by_levels(_in_tiles(b, scale_b[0], n, k), scale_b, recipe_b, swizzle_b)
+    else:
+        rows = _scale_by_recipe(scale_a, recipe_a)
+        columns = _scale_by_recipe(scale_b, recipe_b, swapped=True)
+    return _product(call, (a, b), (rows, columns), bias, None, fast=use_fast_accum)
 
 
 # -- scales ----------------------------------------------------------------------------------------
@@ -127,7 +151,7 @@ def _scale_by_shape(scale: Value, rows: Index, terms: Index, *, swapped: bool = 
         swapped: its rows are the tensor's columns.
     """
     if all(extent is ONE for extent in scale.shape):
-        return Scales(scale, lambda row, block: (ZERO, ZERO), False)
+        return Scales(scale, lambda row, block: (ZERO, ZERO))
     if len(scale.shape) != 2:
         raise Unsupported("scales that eager refuses")
     own, blocks = scale.shape[::-1] if swapped else scale.shape
@@ -138,10 +162,10 @@ def _scale_by_shape(scale: Value, rows: Index, terms: Index, *, swapped: bool = 
         return (block, row) if swapped else (row, block)
 
     if own is rows and blocks is ONE:
-        return Scales(scale, at, False)
+        return Scales(scale, at)
     if own not in (rows, _blocks(rows)) or blocks is not _blocks(terms):
         raise Unsupported("scales that eager refuses")
-    return Scales(scale, at, True)
+    return Scales(scale, at, BLOCK)
 
 
 def _blocks(extent: Index) -> Index:
@@ -158,22 +182,82 @@ def _scale_by_recipe(
     (scale,) = scales
     match kinds(recipe[0]):
         case kinds.TensorWise:
-            return Scales(scale, lambda row, block: (ZERO, ZERO), False)
+            return Scales(scale, lambda row, block: (ZERO, ZERO))
         case kinds.RowWise if swapped and scale.shape[0] is ONE:
-            return Scales(scale, lambda row, block: (ZERO, row), False)
+            return Scales(scale, lambda row, block: (ZERO, row))
         case kinds.RowWise if not swapped and scale.shape[1:] == (ONE,):
-            return Scales(scale, lambda row, block: (row, ZERO), False)
+            return Scales(scale, lambda row, block: (row, ZERO))
         case kinds.RowWise:
             raise Unsupported("scales that eager refuses")
         case kinds.BlockWise1x128:
-            return Scales(scale, lambda row, block: (row, block), True)
+            return Scales(scale, lambda row, block: (row, block), BLOCK)
         case kinds.BlockWise128x128:
-            return Scales(scale, lambda row, block: (block, row // BLOCK), True)
+            return Scales(scale, lambda row, block: (block, row // BLOCK), BLOCK)
         case _:
-            raise Unsupported("scales of blocks of 16 or 32 terms")
+            raise Unsupported("scales of blocks of 16 or 32 terms, row by row")
+
+
+def _in_tiles(x: Value, scale: Value, rows: Index, terms: Index) -> Scales:
+    """Return scales of 16 or 32 terms, which lie in tiles of 128 rows and 4 blocks, row by row.
+
+    In a tile, block j of row r is at ``r%32*16 + r//32*4 + j``; so cuBLAS reads them (``32_4_4``).
+    """
+    block = TERMS.get((x.dtype is F4X2, scale.dtype), 0)
+    if not block:
+        raise Unsupported("scales that eager refuses")
+    across = (terms + (block * TILE_BLOCKS - 1)) // (block * TILE_BLOCKS)
+    down = (rows + (TILE_ROWS - 1)) // TILE_ROWS
+    if product(scale.shape) is not down * across * (TILE_ROWS * TILE_BLOCKS):
+        raise Unsupported("scales that eager refuses")
+
+    def at(row: Index, block: Index) -> Indices:
+        tile = row // TILE_ROWS * across + block // TILE_BLOCKS
+        inside = row % 32 * 16 + row % TILE_ROWS // 32 * TILE_BLOCKS + block % TILE_BLOCKS
+        return _unravel(tile * (TILE_ROWS * TILE_BLOCKS) + inside, scale.shape)
+
+    return Scales(scale, at, block)
+
+
+def _unravel(place: Index, shape: Indices) -> Indices:
+    """Return the indices of the element with this number, row by row."""
+    found: list[Index] = []
+    for extent in reversed(shape[1:]):
+        found.append(place % extent)
+        place = place // extent
+    return (place, *reversed(found))
+
+
+def _by_levels(
+    scales: Scales, given: tuple[Value, ...], recipe: tuple[int, ...], swizzle: tuple[int, ...]
+) -> Scales:
+    """Return scales of terms, checked by torch's ``ScalingType``, with that of the whole matrix."""
+    kinds, orders = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+    levels = [kinds.BlockWise1x16 if scales.block == 16 else kinds.BlockWise1x32]
+    levels += [kinds.TensorWise] * (len(given) - 1)
+    known = [kinds(level) for level in recipe] == levels and len(levels) <= 32 // scales.block
+    if not known or orders(swizzle[0]) != orders.SWIZZLE_32_4_4:
+        raise Unsupported("scales that eager refuses")
+    if len(given) == 1:
+        return scales
+    if given[1].dtype is not F32 or product(given[1].shape) is not ONE:
+        raise Unsupported("scales that eager refuses")
+    return replace(scales, whole=given[1])
 
 
 # -- the product -----------------------------------------------------------------------------------
+
+
+def _terms(x: Value, dimension: int) -> Index:
+    """Return how many numbers a dimension has, of which a byte may hold two."""
+    return x.shape[dimension] * (2 if x.dtype is F4X2 else 1)
+
+
+def _number(x: Value, term: Index, at: _AtTerm) -> Expr:
+    """Return a term of a matrix in f32, given where its element, or its pair, is."""
+    if x.dtype is not F4X2:
+        return exact(x, at(term))
+    pair = cast(x.at(at(term // 2)), I32)
+    return op("e2m1", op("shr", pair, cast(as_value(term % 2 * 4), I32)))
 
 
 def _product(
@@ -185,28 +269,12 @@ def _product(
     *,
     fast: bool,
 ) -> Value:
-    a, b = matrices
-    rows, columns = scales
-    blocked = rows.in_blocks or columns.in_blocks
-    _check(call, matrices, bias, scale_result, blocked)
+    _check(call, matrices, bias, scale_result, scales)
     name = "mul" if call.is_cpu else "mul8_fast" if fast else "mul8"
-
-    def term(m: Index, k: Index, n: Index) -> Expr:
-        return op(name, exact(a, (m, k)), exact(b, (k, n)))
-
-    def total(m: Index, n: Index) -> Expr:
-        if not blocked:
-            over = Axis("k", a.shape[1])
-            scale = op("mul", rows.of(m, ZERO), columns.of(n, ZERO))
-            return op("mul", Reduce(SUM, (over,), term(m, index(over), n)), scale)
-        block, inner = Axis("j", a.shape[1] // BLOCK), Axis("i", index(BLOCK))
-        part = Reduce(SUM, (inner,), term(m, index(block) * BLOCK + index(inner), n))
-        scale = op("mul", rows.of(m, index(block)), columns.of(n, index(block)))
-        return Reduce(SUM, (block,), op("mul", part, scale))
 
     def body(at: Indices) -> Expr:
         m, n = at
-        value = total(m, n)
+        value = _total(name, matrices, scales, m, n)
         if bias is not None:
             value = op("add", value, read(bias, (n,), F32))
         if scale_result is not None:
@@ -216,12 +284,41 @@ def _product(
     return call.define(body)
 
 
+def _total(
+    name: str, matrices: tuple[Value, Value], scales: tuple[Scales, Scales], m: Index, n: Index
+) -> Expr:
+    """Return the scaled sum of the products of terms, by the operation ``name``."""
+    (a, b), (rows, columns) = matrices, scales
+    of_terms, blocked = rows.is_of_terms, rows.block or columns.block
+
+    def term(k: Index) -> Expr:
+        left, right = _number(a, k, lambda k: (m, k)), _number(b, k, lambda k: (k, n))
+        if not of_terms:
+            return op(name, left, right)
+        scale = rows.of(m, k // rows.block), columns.of(n, k // columns.block)
+        return op("mul", op("mul", left, scale[0]), op("mul", right, scale[1]))
+
+    def scale(block: Index) -> Expr:
+        return op("mul", rows.of(m, block), columns.of(n, block))
+
+    if of_terms or not blocked:
+        over = Axis("k", _terms(a, 1))
+        found = Reduce(SUM, (over,), term(index(over)))
+        if not of_terms:
+            return op("mul", found, scale(ZERO))
+        levels = [read_scale(one.whole, (ZERO, ZERO)) for one in scales if one.whole is not None]
+        return op("mul", found, op("mul", *levels)) if levels else found
+    block, inner = Axis("j", a.shape[1] // BLOCK), Axis("i", index(BLOCK))
+    part = Reduce(SUM, (inner,), term(index(block) * BLOCK + index(inner)))
+    return Reduce(SUM, (block,), op("mul", part, scale(index(block))))
+
+
 def _check(
     call: AtenCall,
     matrices: tuple[Value, Value],
     bias: Value | None,
     scale_result: Value | None,
-    blocked: bool,
+    scales: tuple[Scales, Scales],
 ) -> None:
     """Check what eager refuses when it runs, and torch does not when it traces.
 
@@ -229,8 +326,16 @@ def _check(
         Unsupported: for such a call; and for an empty sum, and a result that cuBLAS scales.
     """
     a, b = matrices
-    if any(x.dtype not in F8 or x.dtype is DTYPES["f8e8m0fnu"] for x in matrices):
+    of_terms, blocked = scales[0].is_of_terms, any(one.block for one in scales)
+    pairs = [x.dtype is F4X2 for x in matrices]
+    if any(x.dtype not in (*F8, F4X2) or x.dtype is F8E8M0FNU for x in matrices):
         raise Unsupported("a product of other types than floats of 8 bits")
+    alike = not (of_terms or scales[1].is_of_terms) or scales[0].block == scales[1].block
+    levels = {one.whole is None for one in scales}
+    if not alike or pairs[0] is not pairs[1] or len(levels) > 1 or (pairs[0] and not of_terms):
+        raise Unsupported("scales that eager refuses")
+    if call.out.dtype is F4X2:
+        raise Unsupported("a result of 4 bits")
     if a.shape[1] is ZERO or a.shape[1] is not b.shape[0]:
         raise Unsupported("an empty sum, or sizes whose equality is known only at run time")
     if scale_result is not None and scale_result.dtype is not F32:
@@ -239,7 +344,7 @@ def _check(
         raise Unsupported("a bias that eager refuses")
     if call.is_cpu and blocked:
         raise Unsupported("scales that eager refuses")
-    if blocked and mod(a.shape[1], index(BLOCK)) is not ZERO:
+    if blocked and not of_terms and mod(a.shape[1], index(BLOCK)) is not ZERO:
         raise Unsupported("a block of fewer terms")
     if not call.is_cpu and (
         scale_result is not None

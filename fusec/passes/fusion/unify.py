@@ -18,9 +18,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from fusec.ir.contraction import is_product
+from fusec.ir.contraction import is_product, scaled_operands
 from fusec.ir.definition import NOWHERE
-from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
+from fusec.ir.expr import Buffer, Load, Reduce, loads, postorder, reductions
 from fusec.ir.graph import Def, Kernel, axes_of
 from fusec.ir.index import (
     Axis,
@@ -205,13 +205,15 @@ class _Unifier:
         """Cut axes that the index of a product's operand divides; their inner parts become rows.
 
         Four heads of queries that read one head of keys, ``k[h // 4]``, are four rows of its tile.
+        Numbers of 4 bits, and scales of blocks of terms, are operands as they lie.
         """
         mark = len(self.classes)
         for line in self.defs:
             for node in reductions(line.expr):
                 if is_product(node):
+                    whole = loads(scaled_operands(node))
                     for load in loads_of(node.body):
-                        for position in load.indices:
+                        for position in load.indices if load not in whole else ():
                             self.remove_divisions(position)
         self._check_distinct(mark)
 

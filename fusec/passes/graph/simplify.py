@@ -129,7 +129,7 @@ def repeated_rounding(node: Op) -> Expr:
 
 
 def rounded_integer(node: Op) -> Expr:
-    """``round_bf16(x)`` is x, where x is an integer that bf16 holds: an int8, a nibble, a mask."""
+    """``round_bf16(x)`` is x, where bf16 holds x: an int8, a nibble, a mask, a scaled float8."""
     (inner,) = node.args
     return inner if holds(_ROUNDED[node.name], inner) else node
 

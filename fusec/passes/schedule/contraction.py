@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
-from fusec.ir.contraction import Factors, factors, vector_factors
+from fusec.ir.contraction import Factors, factors, vector_factors, without_scales
 from fusec.ir.expr import Expr, Load, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
@@ -54,6 +54,8 @@ def contractions(kernel: Kernel, machine: Machine) -> dict[Reduce, Factors]:
     """
     reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
     found = {n: parts for n in reductions if (parts := factors(n)) is not None}
+    if not machine.sm.scaled:
+        found = {n: without_scales(n, parts) for n, parts in found.items()}
     vectors = {n: parts for n in reductions if (parts := vector_factors(n)) is not None}
     nested = _nested(reductions, machine.lanes) if vectors else set()
     made = nested.intersection((*found, *vectors))
@@ -388,6 +390,7 @@ def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
             mask_free=plain and one.work.registers(tiling) <= spare * sm.tile_room(tiling.warps),
             tf32=machine.sm.tf32,
             promotes=machine.sm.coarse,
+            scaled=machine.sm.scaled,
         )
         for tiling in _tilings(one)
     )

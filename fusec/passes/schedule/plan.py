@@ -75,6 +75,7 @@ class Plan:
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         promotes: f32 takes the sum of each tile's products of 8 bits, which tensor cores add
             with 14 bits (``COARSE_TERMS``).
+        scaled: ``Dot``s have scales of blocks of terms (``ir/scaled.py``).
         descriptors: operands of products are copied by tensor descriptors where possible.
         registers: register limit of a thread; 0 leaves it to the compiler.
         roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
@@ -103,6 +104,7 @@ class Plan:
     mask_free: bool = False
     tf32: bool = False
     promotes: bool = False
+    scaled: bool = False
     widened: frozenset[DType] = frozenset()
     reloads: bool = False
     kept_cost: int = 0

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.contraction import Factors
-from fusec.ir.dtype import BF16, F8, F32
+from fusec.ir.dtype import BF16, F4X2, F8, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import groups_of
@@ -245,11 +245,17 @@ def find_work(
         tuple((p.left.axes, p.left.dtype.itemsize) for p in whole),
         tuple((p.right.axes, p.right.dtype.itemsize) for p in whole),
         max((p.left.dtype.itemsize for p in multiplied), default=BF16.itemsize),
-        max((_LEAST_BYTES // p.left.dtype.itemsize for p in multiplied), default=MIN_LANES),
+        max((_least_terms(p) for p in multiplied), default=MIN_LANES),
         machine.sm.warp,
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
     )
+
+
+def _least_terms(parts: Factors) -> int:
+    """Return the least terms of a tensor core's tile: of 4 bits, two are in a byte."""
+    kinds = (parts.left.dtype, parts.right.dtype)
+    return _LEAST_BYTES // kinds[0].itemsize * (2 if F4X2 in kinds else 1)
 
 
 def _is_promoted(parts: Factors, machine: Machine) -> bool:

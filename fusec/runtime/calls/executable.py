@@ -47,7 +47,7 @@ DTYPES = {
     "f32": torch.float32, "f64": torch.float64, "c64": torch.complex64, "c128": torch.complex128,
     "f8e4m3fn": torch.float8_e4m3fn, "f8e4m3fnuz": torch.float8_e4m3fnuz,
     "f8e5m2": torch.float8_e5m2, "f8e5m2fnuz": torch.float8_e5m2fnuz,
-    "f8e8m0fnu": torch.float8_e8m0fnu,
+    "f8e8m0fnu": torch.float8_e8m0fnu, "f4e2m1fn_x2": torch.float4_e2m1fn_x2,
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from fusec.errors import InternalError
 from fusec.ir.combine import identities
+from fusec.ir.dtype import F4X2, F32
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -399,6 +400,8 @@ def _eval_reduce(node: Reduce, env: Env, memo: Memo) -> Tile:
 
 
 def _eval_dot(node: Dot, memo: Memo) -> Tile:
+    if node.scales:
+        return _eval_scaled_dot(node, memo)
     left, right = (convert(memo[side].array, node.dtype) for side in (node.left, node.right))
     product = combine(
         np.multiply, Tile(memo[node.left].axes, left), Tile(memo[node.right].axes, right)
@@ -407,3 +410,25 @@ def _eval_dot(node: Dot, memo: Memo) -> Tile:
     kept = tuple(axis for axis in product.axes if axis not in node.over)
     total = Tile(kept, product.array.sum(axis=dims, dtype=product.array.dtype))
     return total if node.into is None else combine(np.add, memo[node.into], total)
+
+
+def _eval_scaled_dot(node: Dot, memo: Memo) -> Tile:
+    """Return a product of factors with a scale for each block of terms."""
+    (block,) = node.blocks
+    sides = zip((node.left, node.right), node.scales, strict=True)
+    (m, left), (n, right) = (
+        _scaled_rows(memo[side], memo[scale], block, side.dtype is F4X2) for side, scale in sides
+    )
+    total = Tile((m, n), np.asarray(left @ right.T))
+    return total if node.into is None else combine(np.add, memo[node.into], total)
+
+
+def _scaled_rows(side: Tile, scale: Tile, block: Axis, pairs: bool) -> tuple[Axis, Array]:
+    """Return the axis of a factor's rows, and rows of terms times their scales."""
+    (row,) = (axis for axis in scale.axes if axis is not block)
+    values = side.array if side.axes[0] is row else side.array.T
+    scales = scale.array if scale.axes[0] is row else scale.array.T
+    if pairs:
+        codes = np.stack((values, values >> 4), -1).reshape(len(values), -1)
+        values = scalar_operation("e2m1", F32)(codes)
+    return row, values * scales.repeat(values.shape[1] // scales.shape[1], 1)

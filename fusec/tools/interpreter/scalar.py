@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F8, F16, DType, FloatFormat
+from fusec.ir.dtype import BOOL, E2M1, F4X2, F8, F16, DType, FloatFormat
 from fusec.ir.monoid import EXPSUM, MIN, RECURRENCE, Monoid
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 
@@ -26,7 +26,7 @@ Operation: TypeAlias = Callable[..., Array]
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "bool": np.bool_,
-    "u8": np.uint8,
+    **dict.fromkeys(("u8", F4X2.name), np.uint8),
     "i8": np.int8,
     "i16": np.int16,
     "i32": np.int32,
@@ -221,6 +221,7 @@ OPERATIONS: dict[str, Operation] = {
     "erfinv": _vectorized(_erfinv),
     "lgamma": _vectorized(_lgamma),
     **{name: round_to(dtype) for dtype, name in ROUND.items()},
+    "e2m1": lambda code: decode(code.astype(np.int64) & 15, E2M1),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,

@@ -242,7 +242,9 @@ def test_carry_without_lanes_and_a_loop_with_two_stops() -> None:
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -3.5, 1e-4, 30.0, -30.0, 1e30]
 NOT_FINITE = [float("inf"), -float("inf"), float("nan")]
+SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TORCH_OPS = {
+    "e2m1": lambda code: torch.where(code.long() & 8 > 0, -1, 1) * SIZES[code.long() & 7],
     **dict.fromkeys(COARSE_TERMS, torch.mul),
     "hits": torch.eq,
     "until": torch.le,
