@@ -317,3 +317,74 @@ def test_recipes_of_tensors_and_rows_are_as_in_eager() -> None:
 
     rows = torch.rand(6, 1), torch.rand(1, 16)
     check(by_recipe, codes(6, 48), codes(16, 48, seed=1), *scalars(), *rows)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+ROWS, TERMS, COLUMNS, GROUPS = 160, 256, 128, 6
+
+
+def experts(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, ends: Tensor, fast: bool) -> Tensor:
+    """A layer of experts in 8 bits, with scales of rows and of each expert's columns."""
+    y = torch._scaled_grouped_mm(
+        *(x, w.transpose(1, 2), sx, sw, ends), out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+    return F.silu(y)
+
+
+def test_a_grouped_product_with_its_activation_is_one_kernel() -> None:
+    x, w = codes(ROWS, TERMS), codes(GROUPS, COLUMNS, TERMS, seed=1)
+    ends = torch.arange(ROWS // GROUPS, ROWS, ROWS // GROUPS, dtype=torch.int32)[:GROUPS]
+    scales = torch.ones(ROWS), torch.ones(GROUPS, COLUMNS)
+    for target in ("sm_90", "sm_100", "sm_120"):
+        torch._dynamo.reset()
+        options = {"race": "fused"}
+        (graph,) = fusec.explain(
+            experts, x, w, *scales, ends, False, target=target, options=options
+        ).graphs
+        assert not graph.externs and len(graph.kernels) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_groups_of_any_size_are_right_in_the_emulator(target: str, fast: bool) -> None:
+    x, w = codes(ROWS, TERMS), codes(GROUPS, COLUMNS, TERMS, seed=1)
+    run = Emulator.of(target, {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    compiled = torch.compile(experts, backend=run.backend)
+    for seed in range(5):
+        with seeded(seed):
+            cuts = torch.randint(0, ROWS + 1, (GROUPS,)).sort().values
+            cuts[seed % GROUPS] = cuts[max(seed % GROUPS - 1, 0)]  # an empty group
+            sx, sw = torch.rand(ROWS), torch.rand(GROUPS, COLUMNS) / 8
+        ends = cuts.to(torch.int32)
+        found = compiled(x, w, sx, sw, ends, fast)
+        wanted, begin = torch.zeros(ROWS, COLUMNS, dtype=torch.float64), 0
+        for e, end in enumerate(ends.tolist()):
+            product = x[begin:end].double() @ w[e].double().t()
+            wanted[begin:end] = product * sx[begin:end, None].double() * sw[e].double()
+            begin = end
+        torch.testing.assert_close(found.double(), F.silu(wanted), rtol=2**-6, atol=2e-2)
+    assert len(run.kernels) == 1
+
+
+@pytest.mark.slow
+def test_gradients_of_groups_have_scales_of_each_group_in_the_emulator() -> None:
+    """dw[e, k, n] = sum(s: x[s, k] * dy[s, n]) of a group's rows, with scales of its rows."""
+    x, dy = codes(TERMS // 2, ROWS), codes(COLUMNS, ROWS, seed=1)
+    with seeded(2):
+        sx, sy = torch.rand(3 * TERMS // 2), torch.rand(3 * COLUMNS)
+    ends = torch.tensor([48, 48, 144], dtype=torch.int32)
+
+    def gradient(x: Tensor, dy: Tensor, sx: Tensor, sy: Tensor, ends: Tensor) -> Tensor:
+        return torch._scaled_grouped_mm(x, dy.t(), sx, sy, ends, out_dtype=torch.bfloat16) * 2
+
+    run = Emulator.of("sm_90", {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    found = torch.compile(gradient, backend=run.backend)(x, dy, sx, sy, ends)
+    for e, (begin, end) in enumerate([(0, 48), (48, 48), (48, 144)]):
+        product = x[:, begin:end].double() @ dy[:, begin:end].double().t()
+        own = sx.double().view(3, -1, 1)[e] * sy.double().view(3, 1, -1)[e]
+        torch.testing.assert_close(found[e].double(), 2 * product * own, rtol=2**-6, atol=2e-2)
+    assert len(run.kernels) == 1

@@ -44,6 +44,7 @@ _NEVER_TRIED = {
     aten.segment_reduce.default,
     aten._segment_reduce_backward.default,
     aten._scaled_mm.default,
+    aten._scaled_grouped_mm.default,
     *(getattr(aten, name).default for name in ("_scaled_mm_v2",) if hasattr(aten, name)),
 }
 """Convolutions choose a library by size; segment kernels write by unchecked lengths; scales of

@@ -23,7 +23,9 @@ A block of one row is that row, so that ``out`` is ``y`` itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -35,7 +37,7 @@ from fusec.frontend.ops.products import contraction, exact, is_matrix, product
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ZERO, Value
-from fusec.ir.dtype import F32, I32
+from fusec.ir.dtype import F8E4M3FN, F32, I32
 from fusec.ir.expr import Const, Expr, Load, Reduce, as_value, cast, op, read_index
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.monoid import SUM
@@ -212,17 +214,36 @@ def _where(offs: Value, group: Index, row: Index, rows: Index) -> Expr:
     )
 
 
-def product_of_groups(call: AtenCall, a: Value, b: Value, offs: Value, result: int = 0) -> Value:
-    """Emit the products of groups: of rows of ``a``, columns of ``b``, or terms of both."""
+_Scaled: TypeAlias = Callable[[Expr, Index, Index, Index], Expr]
+"""A group's sum, the group, row and column of the result -> the scaled sum."""
+
+
+def product_of_groups(
+    call: AtenCall,
+    a: Value,
+    b: Value,
+    offs: Value,
+    result: int = 0,
+    scaled: _Scaled = lambda total, *_: total,
+    name: str = "mul",
+) -> Value:
+    """Emit the products of groups: of rows of ``a``, columns of ``b``, or terms of both.
+
+    Args:
+        scaled: is put around each group's sum.
+        name: the product of two terms.
+    """
 
     def of_group(e: Index, m: Index, n: Index) -> Expr:
-        return contraction(
+        total = contraction(
             a.shape[-1],
             lambda k: (
                 exact(a, (m, k) if len(a.shape) == 2 else (e, m, k)),
                 exact(b, (k, n) if len(b.shape) == 2 else (e, k, n)),
             ),
+            name,
         )
+        return scaled(total, e, m, n)
 
     def over_groups(at: Indices) -> Expr:
         m, n = at
@@ -238,10 +259,8 @@ def product_of_groups(call: AtenCall, a: Value, b: Value, offs: Value, result: i
             own = _where(offs, e, s, b.shape[0])
             return _factor(a, (m, s), own), _factor(b, (s, n), own)
 
-        return contraction(b.shape[0], term)
+        return scaled(contraction(b.shape[0], term, name), e, m, n)
 
-    if not (is_matrix(a) and is_matrix(b)):
-        raise Unsupported(CONTRACTION)
     match len(a.shape), len(b.shape):
         case (2, 3) | (3, 2):
             return call.define(over_groups, result)
@@ -258,6 +277,7 @@ def _library(call: AtenCall, *_: TensorType) -> str | None:
 @lowers("transformers.grouped_mm_fallback.default", library=_library)
 def grouped_mm_fallback(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     """Emit the grouped product of ``transformers``."""
+    _check_matrices(x, w)
     return grouped_rows(call, x, w, offs) if call.is_cpu else product_of_groups(call, x, w, offs)
 
 
@@ -268,6 +288,7 @@ def grouped_mm_fallback_backward(
     """Emit the gradients of rows and of matrices."""
     if call.is_cpu:
         raise Unsupported(CONTRACTION)
+    _check_matrices(x, w, grad)
     own = product_of_groups(call, grad, transposed(w), offs)
     return own, product_of_groups(call, transposed(x), grad, offs, 1)
 
@@ -284,6 +305,7 @@ def grouped_mm(
     """Emit PyTorch's grouped product."""
     if bias is not None:
         raise Unsupported(CONTRACTION)
+    _check_matrices(a, b)
     if offs is None:
         return product(call, a, b)
     if not call.is_cpu:
@@ -291,6 +313,44 @@ def grouped_mm(
     if (len(a.shape), len(b.shape)) != (2, 3):
         raise Unsupported(CONTRACTION)
     return grouped_rows(call, a, b, offs)
+
+
+def _check_matrices(*operands: Value) -> None:
+    if not all(map(is_matrix, operands)):
+        raise Unsupported(CONTRACTION)
+
+
+@lowers("aten._scaled_grouped_mm.default", library=_library)
+def scaled_grouped_mm(
+    call: AtenCall,
+    a: Value,
+    b: Value,
+    scale_a: Value,
+    scale_b: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    scale_result: Value | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Value:
+    """Emit the grouped product of 8 bits, with a scale for each row and column of each group."""
+    kinds = (a.dtype, b.dtype), (scale_a.dtype, scale_b.dtype)
+    if call.is_cpu or offs is None or kinds != ((F8E4M3FN, F8E4M3FN), (F32, F32)):
+        raise Unsupported("groups of products that only the library has")
+    if bias is not None or scale_result is not None:
+        raise Unsupported("a bias or a scaled result that eager refuses")
+
+    def scale(x: Value, of: Value, e: Index, row: Index, rows: Index) -> Expr:
+        if len(of.shape) == 2:
+            return of.at((e, row))
+        return of.at((e * rows + row if len(a.shape) == len(b.shape) else row,))
+
+    def scaled(total: Expr, e: Index, m: Index, n: Index) -> Expr:
+        own = scale(a, scale_a, e, m, a.shape[-2]), scale(b, scale_b, e, n, b.shape[-1])
+        return op("mul", total, op("mul", *own))
+
+    name = "mul8_fast" if use_fast_accum else "mul8"
+    return product_of_groups(call, a, b, offs, 0, scaled, name)
 
 
 def transposed(x: Value) -> Value:

@@ -31,11 +31,12 @@ from fusec.ir.monoid import SUM
 aten = torch.ops.aten
 
 
-def contraction(extent: Index, term: Callable[[Index], tuple[Expr, Expr]]) -> Expr:
-    """Return ``sum(k: a(k) * b(k))`` for a pair of factors of one type."""
+def contraction(
+    extent: Index, term: Callable[[Index], tuple[Expr, Expr]], name: str = "mul"
+) -> Expr:
+    """Return ``sum(k: a(k) * b(k))`` for a pair of factors of one type, by a product's ``name``."""
     over = Axis("k", extent)
-    a, b = term(index(over))
-    return Reduce(SUM, (over,), Op("mul", (a, b)))
+    return Reduce(SUM, (over,), Op(name, term(index(over))))
 
 
 def exact(value: Value, at: Indices) -> Expr:
