@@ -114,6 +114,7 @@ ELSEWHERE = {
     "frontend/fx_passes/draws": "ops/test_random",
     "frontend/fallbacks": "ops/test_lowering",
     "frontend/ops/grouped": "ops/test_grouped",
+    "frontend/ops/order": "ops/test_order",
     "frontend/ops/interpolation": "ops/test_interpolation",
     "frontend/key": "frontend/test_input_objects",
     "frontend/fx_passes/masked_writes": "ops/test_masked_writes",

@@ -124,6 +124,11 @@ class AtenCall:
         steps = product((*self.out.shape, *terms))
         return steps.is_constant and steps.const <= self.lines.fusion.direct_steps
 
+    def takes_few_terms(self, terms: Indices) -> bool:
+        """Return whether a direct form over ``terms`` has few for each element, of known number."""
+        count = product(terms)
+        return count.is_constant and count.const <= self.lines.fusion.direct_terms
+
     def define(self, body: Body, result: int = 0) -> Value:
         """Emit the definition of one result: ``result[axes] = body(axes)``, cast to its type.
 

@@ -70,8 +70,8 @@ aten = torch.ops.aten
 
 _RULE_MODULES = (
     "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
-    "grouped", "indexing", "interpolation", "pointwise", "pooling", "random", "recurrences",
-    "reductions", "scaled_products", "scans", "scatters", "views",
+    "grouped", "indexing", "interpolation", "order", "pointwise", "pooling", "random",
+    "recurrences", "reductions", "scaled_products", "scans", "scatters", "views",
 )  # fmt: skip
 for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")

@@ -47,6 +47,12 @@ class FusionTuning:
     direct_steps: int = 1 << 15
     """Steps of a short scan, scatter or search up to which its direct form is taken. Twice as many
     cost as much as the eager call (cumsum, scatter_add, index_add, bucketize; 2026-11)."""
+    direct_terms: int = 16
+    """Sources of a scatter that each element is compared with, however many elements there are, if
+    all are written."""
+    chosen: tuple[int, int] = (16, 1024)
+    """Most elements of a line that ``topk`` chooses, each by an extreme of the line, and most
+    elements of the line."""
     least_iterations: int = 8
     """Iterations of an unrolled loop from which it is rolled up. Fewer are one kernel as they are,
     which computes all states of an element at once."""

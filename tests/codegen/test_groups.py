@@ -150,6 +150,18 @@ def test_one_code_serves_any_number_of_rows(train: bool) -> None:
     emulated(experts, *calls, dynamic=True, train=train)
 
 
+@pytest.mark.parametrize(("columns", "k"), [(8, 2), (60, 4)])
+def test_a_router_chooses_and_weighs_in_one_kernel(columns: int, k: int) -> None:
+    def route(logits: Tensor) -> tuple[Tensor, Tensor]:
+        weight, place = torch.topk(F.softmax(logits, -1), k)
+        return weight / weight.sum(-1, keepdim=True), place
+
+    order = torch.rand(70, columns, generator=torch.Generator().manual_seed(1)).argsort(-1)
+    logits = (order.float() / 8).requires_grad_()
+    found = emulated(route, [logits], train=True)
+    assert sum(row.launches for row in found.kernels if row.graph == "forward") == 1
+
+
 # -- what one group has reaches no other -----------------------------------------------------------
 
 

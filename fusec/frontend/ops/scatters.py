@@ -87,11 +87,12 @@ def replace_last(call: AtenCall, x: Value, updates: Updates) -> Value:
 
     Raises:
         Unsupported: for many sources, unless each element may have one, as in the inverse of a
-            permutation: where few are written, eager's kernel moves less.
+            permutation, or all are written, as where the rest is 0: eager's kernel moves less.
     """
     extents = updates.extents
     each = product(extents) - product(x.shape)
-    if not (each.is_constant and each.const >= 0):
+    whole = each.is_constant and each.const >= 0
+    if not (whole or _compares_all(call, x, updates)):
         call.check_steps(extents, _COLLIDE)
     kind = compute_type(call.out.dtype)
     last_of = reduced(call, x, updates, MAX, lambda at, n: IndexValue(linearise(n, extents)))
@@ -182,6 +183,8 @@ def reduced(
     axes = make_axes(x.shape)
     found = total(positions(axes))
     if not isinstance(found, Reduce) or not hits_of(found):
+        if _compares_all(call, x, updates):
+            return total
         raise Unsupported(_COLLIDE)
     shape = tuple(a.extent if a in found.axes else ONE for a in axes)
     made = call.scratch(monoid.name, shape, found.dtype, total)
@@ -197,6 +200,11 @@ def hit(call: AtenCall, here: Index, place: Expr, number: Indices) -> Expr:
     steady = call.is_cpu and here.as_axis() is not None and place.axes <= axes
     many = not call.takes_few_steps(tuple(a.extent for a in axes))
     return op("hits" if steady and many else "eq", IndexValue(here), place)
+
+
+def _compares_all(call: AtenCall, x: Value, updates: Updates) -> bool:
+    """Return whether all elements are written anyway, and each has few sources to compare."""
+    return not x.reads_memory and call.takes_few_terms(updates.extents)
 
 
 @lowers(aten.histc.default)
