@@ -61,6 +61,9 @@ WRONG_IF_COMPLEX = ("linalg.pinv", "pinverse")
 """Operations that `aot_eager` computes wrongly, too (torch 2.13, 2026-11-26)."""
 
 
+LEFT_OPEN: dict[str, Callable[[Any], Any]] = {"topk": lambda found: found.values}
+"""What is compared of operations that leave the rest open: the places of equal elements."""
+
 COARSE = {
     "ldexp": (HALF, 1e-1),
     "linalg.householder_product": ((torch.complex64,), 1e-3),
@@ -126,7 +129,10 @@ def samples_of(op: OpInfo, dtype: torch.dtype, *, requires_grad: bool) -> list[S
     chosen += [s for s in usual[FIRST:] if _is_scalar(s)][:1]
     chosen += [s for s in found if _is_empty(s)][:1]
     chosen += [s.noncontiguous() for s in usual[:1] if _is_strided(s)]
-    return [Sample((s.input, s.args, s.kwargs), s.output_process_fn_grad) for s in chosen]
+    process = LEFT_OPEN.get(op.name)
+    return [
+        Sample((s.input, s.args, s.kwargs), process or s.output_process_fn_grad) for s in chosen
+    ]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
