@@ -49,6 +49,14 @@ def test_a_transposed_operand_of_either_side():
     fused(lambda x, w, r: F.relu(x.t() @ w.t() + r), x, w, r)
 
 
+def test_a_result_that_repeats_an_operand_is_stored_apart():
+    def repeated(x, w):
+        x = x * 2
+        return x.repeat_interleave(8, 0) + 0, torch.sigmoid(x @ w.t())
+
+    fused(repeated, tensor(16, 64), tensor(48, 64, seed=1))
+
+
 def test_a_batch_of_products():
     a, b = tensor(3, 40, 32), tensor(3, 32, 56, seed=1)
     fused(lambda a, b: torch.tanh(torch.bmm(a, b)) * 0.5, a, b)

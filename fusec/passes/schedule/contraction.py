@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors, without_scales
-from fusec.ir.expr import Expr, Load, Reduce, children, postorder
+from fusec.ir.expr import Expr, Load, Reduce, axes_in, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
 from fusec.ir.index import Axis
@@ -105,7 +105,7 @@ def _find_axis_use(
         return None
     panel = machine.loops.panel if panels else 0
     use = AxisUse(tiled, looped, (*around, *between), whole, crossed, panel)
-    return use if _is_flat(nodes, products, use) else None
+    return use if _is_flat(kernel, products, use) else None
 
 
 def _reads_products(products: Iterable[Reduce]) -> bool:
@@ -198,12 +198,17 @@ def _fits_lanes(axis: Axis, most: int) -> bool:
     return axis.extent.is_constant and axis.extent.const <= most
 
 
-def _is_flat(nodes: Iterable[Expr], products: dict[Reduce, Factors], use: AxisUse) -> bool:
-    """Return True if no value has more than two lane axes, and each side of a product one."""
+def _is_flat(kernel: Kernel, products: dict[Reduce, Factors], use: AxisUse) -> bool:
+    """Return True if no value has more than two lane axes, and each side of a product one.
+
+    A store may repeat a value along axes that the value has not.
+    """
     lanes = {*use.tiled, *use.whole}
     lanes.update(a for a in (use.looped, use.crossed) if a is not None)
     bodies = {n.body for n in products}
-    if any(len(n.axes & lanes) > 2 for n in nodes if n not in bodies):
+    tiles = [n.axes for n in kernel_nodes(kernel) if n not in bodies]
+    tiles += [axes_in(store.indices) for store in kernel.stores]
+    if any(len(axes & lanes) > 2 for axes in tiles):
         return False
     for node, parts in products.items():
         sides = [s for s in (parts.left_axes, parts.right_axes, frozenset(node.over)) if s]
