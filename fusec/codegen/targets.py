@@ -25,7 +25,6 @@ from fusec.ir.machine import CodeTuning, FusionTuning, Machine, ProductRates, Re
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
 from fusec.passes.fusion.split_loop import split_loop
-from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage
@@ -66,16 +65,6 @@ class Codegen:
     async_build: bool = False
 
 
-PARTS = Stage(
-    "unroll_parts",
-    "compute one place of each equal part of an axis: of many, or of parts that read the same",
-    lambda flat, context: unroll_parts(flat, context.machine),
-    "FlatKernel",
-    "FlatKernel",
-    needs=("coalesce",),
-)
-"""The stage on flat kernels that all languages have."""
-
 CPP = Codegen(
     "cpp",
     "cpu",
@@ -84,7 +73,7 @@ CPP = Codegen(
     lambda kernel, machine: None,
     print_entries,
     CPP_FORM,
-    (PARTS, *CPP_FLAT),
+    CPP_FLAT,
     overwritable=overwritable,
     run_bytes=1 << 18,
     async_build=True,
@@ -104,7 +93,7 @@ TRITON = Codegen(
     split_loop,
     _print_each,
     FORM,
-    (PARTS, *TRITON_FLAT),
+    TRITON_FLAT,
     multiple=MULTIPLE,
 )
 

@@ -1,11 +1,8 @@
 """The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
 
-Each is a ``Stage``: data, which the fuzzer, the goldens, the command line and docs/design.md read.
-``fold`` runs a list, after each stage the structure's verifier (under ``verify``), and observers.
-
-Two stages have the inner list ``FUSE``, from a graph to kernels: ``contract`` runs it for each set
-of products that it decomposes, and for each group whose two candidates are compared, once for equal
-groups; ``loops`` runs it for the body of each loop over rows.
+Each is a ``Stage``, which the fuzzer, goldens, the CLI and docs/design.md read. ``fold`` runs a
+list, and after each its observers and, under ``verify``, the verifier. ``contract`` runs a list of
+its own, ``FUSE``, for each set of products that it tries, ``loops`` for the body of each loop.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from torch import fx
 from fusec.codegen.cpp.stages import CPP_FLAT, CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
-from fusec.codegen.targets import PARTS, Target
+from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
@@ -71,6 +68,7 @@ from fusec.passes.graph.split_reduction import split_reduction
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.masks import mask_by_infinity
 from fusec.passes.kernel.online_softmax import online_softmax
+from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
@@ -158,8 +156,7 @@ def _fuses(context: CompileContext) -> bool:
 
 def _fuses_horizontally(context: CompileContext) -> bool:
     # In a CUDA graph, and in C, launches cost nothing.
-    options = context.options
-    return options.fusion and not options.cudagraphs and not options.native
+    return _fuses(context) and not (context.options.cudagraphs or context.options.native)
 
 
 def _changes_convolutions(context: CompileContext) -> bool:
@@ -180,6 +177,7 @@ _on_fx = partial(Stage, takes="FX graph", gives="FX graph")
 _on_graph = partial(Stage, takes="Graph", gives="Graph")
 _on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
 _on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
+_on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel")
 
 
 # -- before capture --------------------------------------------------------------------------------
@@ -562,6 +560,12 @@ KERNEL = (
         needs=("unroll_rows",),
         check=verify_flat,  # at run time its type is ``Kernel``
     ),
+    _on_flat(
+        "unroll_parts",
+        "compute one place of each equal part of an axis: of many, or of parts that read the same",
+        lambda flat, context: unroll_parts(flat, context.machine),
+        needs=("coalesce",),
+    ),
 )
 """From a kernel of a schedule to the flat kernel that is planned."""
 
@@ -589,7 +593,7 @@ LOWER = (
 def all_stages() -> Iterator[Stage]:
     """Yield every stage in order; ``contract`` comes behind the stages of its inner list."""
     before = dict.fromkeys((*INFERENCE, *JOINT))
-    programs = (*KERNEL, PARTS, *CPP_FLAT, *TRITON_FLAT, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
+    programs = (*KERNEL, *CPP_FLAT, *TRITON_FLAT, *LOWER, *FUNCTIONS, *CPP_FORM, *FORM)
     for stage in (*DYNAMO, *before, PARTITION, CAPTURE, *PASSES, MEMORY, *programs):
         if stage.name == "contract":
             yield from stage.inner
