@@ -6,12 +6,13 @@ grid: dx and dgamma of a LayerNorm share one kernel. Deterministic: the number o
 the shapes and the target, never on the number of threads.
 
 Partial sums are written and read again. On a GPU they may take one percent of the bytes that are
-summed, where that allows two programs for each multiprocessor, and more for rows that two programs
-share; else there is one for each. Sums of one shape in a graph have the same number of parts, so
-that they unify; their bytes count together. Column sums that read no number of a row, as a mean,
-share no kernel with rows: their tiles of columns are programs, too. Their parts are equal, for one
-that ends within a tile of rows masks all its loads (53 us for 25: 8192 x 6400, H200, 2026-11-27).
-A sum of squared deviations is split about the means of the parts (``squares.py``).
+summed, where that allows two programs for each multiprocessor, and more for rows of which several
+programs share one: three of rows that a warp holds with lanes to spare; else there is one for each.
+Sums of one shape in a graph have the same number of parts, so that they unify; their bytes count
+together. Column sums that read no number of a row, as a mean, share no kernel with rows: their
+tiles of columns are programs, too. Their parts are equal, for one that ends within a tile of rows
+masks all its loads (53 us for 25: 8192 x 6400, H200, 2026-11-27). A sum of squared deviations is
+split about the means of the parts (``squares.py``).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _count_parts(
             tuning.two_programs * allowed >= machine.parts
             and width < 2 * machine.rows.loop_elements
         ):
-            number = machine.parts
+            number = machine.parts + machine.units * (width < machine.rows.warp_row)
         else:
             number = machine.units
         number = max(1, min(number, rows // tuning.least_part_rows))
