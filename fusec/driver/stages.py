@@ -317,14 +317,16 @@ PARTITION = Stage(
     needs=("draws", "wide_products"),
 )
 
+
+def _empty_graph(context: CompileContext) -> GraphBuilder:
+    alone, machine = context.options.alone, context.machine
+    return GraphBuilder(alone, context.target.device, machine.fusion, machine.slow_types)
+
+
 CAPTURE = Stage(
     "capture",
     "lower each ATen operation by its own function; without one it becomes an `Extern`",
-    lambda gm, context: capture(
-        gm,
-        context.trace.name,
-        GraphBuilder(context.options.alone, context.target.device, context.machine.fusion),
-    ),
+    lambda gm, context: capture(gm, context.trace.name, _empty_graph(context)),
     "FX graph",
     "Graph",
     needs=("partition",),

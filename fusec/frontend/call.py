@@ -49,11 +49,13 @@ class GraphBuilder:
         alone: no library may be called.
         device: the type of device that the code is for.
         fusion: the thresholds of its machine.
+        slow: types of which the library multiplies matrices element by element.
     """
 
     alone: bool = False
     device: str = "cpu"
     fusion: FusionTuning = field(default_factory=FusionTuning)
+    slow: frozenset[DType] = frozenset()
     sizes: SizeMap = field(default_factory=SizeMap)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))

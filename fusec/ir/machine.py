@@ -63,6 +63,8 @@ class FusionTuning:
     """Most rows of a grouped product's group, on average, and the rows of its blocks. With 4 rows
     a group the kernel takes 0.55 of the time of the library's products, with 32 0.95, with 128 1.2
     (8 groups, 512 to 2048, ``f32``, AVX2, one thread, 2026-11-27)."""
+    slow_block: int = 32
+    """The same for more rows, and types that the library multiplies element by element."""
     channel_product: int = 1 << 28
     """Multiply-adds up to which a 1 x 1 convolution of a channels-last image is a matrix product:
     MobileNetV3 takes 0.94 of the time, DenseNet-121 0.95; 2^24 gained it a third (2026-11-26)."""

@@ -125,6 +125,20 @@ def test_weights_that_lie_along_columns_are_the_library_s() -> None:
     assert [op for op, _ in externs(experts, x, strided, offs)] == [FALLBACK]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("counts", [[1], [3, 0, 4], [9, 20], [70, 0, 95]])
+@pytest.mark.parametrize("strided", [False, True])
+def test_neither_are_where_the_library_multiplies_16_bits_one_by_one(
+    dtype: torch.dtype, counts: list[int], strided: bool
+) -> None:
+    x, w, offs = case(counts, rest=2, terms=72)
+    w = w.transpose(1, 2).contiguous().transpose(1, 2) if strided else w
+    check(experts, x.to(dtype), w.to(dtype), offs)
+    if BACKEND == "fusec":
+        report = fusec.explain(experts, x.to(dtype), w.to(dtype), offs, target="cpu:avx2")
+        assert not report.graphs[0].externs
+
+
 def test_gradients_are_the_library_s() -> None:
     check(experts, *case([3, 0, 4]), train=True)
     if BACKEND == "fusec":

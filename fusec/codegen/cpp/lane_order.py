@@ -73,6 +73,7 @@ def _costs(
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
                 yield _right(dot, runs, uses, order)
+                yield _gathered_left(dot, runs, uses, order)
                 yield _slot(dot, uses, order)
             case _:
                 points = math.prod(lane.extent.const for lane in uses.domain(statement))
@@ -113,6 +114,18 @@ def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
         return 0.0
     column = order.sorted(dot.axes)[-1]
     return 0.0 if load.indices[0].steps_by_one(column) else math.inf
+
+
+def _gathered_left(dot: Dot, runs: dict[Place, int], uses: TileUses, order: LaneOrder) -> float:
+    """Return the cost of copying a left operand at a place that is read: never read in place."""
+    left, _ = order.sides(dot)
+    (terms,) = dot.over
+    row, *_ = order.sorted(dot.axes)
+    load = uses.load(left)
+    if load is None or not load.gathers or load.indices[0].steps_by_one(terms):
+        return 0.0
+    times = runs[uses.defined[left]] if isinstance(left, Var) else 1
+    return uses.code.scattered * terms.extent.const * row.extent.const * times
 
 
 def _right(dot: Dot, runs: dict[Place, int], uses: TileUses, order: LaneOrder) -> float:

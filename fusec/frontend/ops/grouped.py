@@ -101,9 +101,11 @@ def _i32(value: Index) -> Expr:
 
 def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     """Emit ``out[s, n] = sum(k: x[s, k] * w[group of s, k, n])``; 0 for rows in no group."""
-    if not (call.is_cpu and is_matrix(x) and is_matrix(w) and _lies_along_terms(w)):
+    slow = x.dtype in call.lines.slow
+    if not (call.is_cpu and is_matrix(x) and is_matrix(w) and (slow or _lies_along_terms(w))):
         raise Unsupported(CONTRACTION)
-    groups = Groups(call, offs, x.shape[0], _rows_of_block(call, x.shape[0], offs.shape[0]))
+    most = call.lines.fusion.slow_block if slow else 0
+    groups = Groups(call, offs, x.shape[0], _rows_of_block(call, x.shape[0], offs.shape[0], most))
     ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
     group, first = _blocks(groups, ends)
 
@@ -185,14 +187,16 @@ def _lies_along_terms(w: Value) -> bool:
     return w.buffer.offset(w.expr.indices).coefficient(w.axes[1]) is index(1)
 
 
-def _rows_of_block(call: AtenCall, rows: Index, groups: Index) -> int:
+def _rows_of_block(call: AtenCall, rows: Index, groups: Index, most: int) -> int:
     """Return how many rows a block has, for as many as a group has on average.
 
+    Args:
+        most: rows of a block where a group has many; 0 for none.
     Raises:
-        Unsupported: for many, with which the library's product of each group is as fast.
+        Unsupported: for none, where the library's product of each group is as fast.
     """
     each = rows.hint() / max(groups.hint(), 1)
-    block = next((block for most, block in call.lines.fusion.blocks if each <= most), 0)
+    block = next((block for few, block in call.lines.fusion.blocks if each <= few), most)
     if not block:
         raise Unsupported(CONTRACTION)
     return block
