@@ -61,8 +61,8 @@ WRONG_IF_COMPLEX = ("linalg.pinv", "pinverse")
 """Operations that `aot_eager` computes wrongly, too (torch 2.13, 2026-11-26)."""
 
 
-LEFT_OPEN: dict[str, Callable[[Any], Any]] = {"topk": lambda found: found.values}
-"""What is compared of operations that leave the rest open: the places of equal elements."""
+DISTINCT = ("topk",)
+"""Operations that leave open which of equal elements they take: their samples have none."""
 
 COARSE = {
     "ldexp": (HALF, 1e-1),
@@ -125,14 +125,19 @@ def samples_of(op: OpInfo, dtype: torch.dtype, *, requires_grad: bool) -> list[S
     drawn = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
     found = [s for s in itertools.islice(drawn, LOOKED_AT) if _size(s) <= LARGEST]
     usual = [s for s in found if not _is_empty(s)]
+    for sample in usual if op.name in DISTINCT else ():
+        _distinct(sample.input)
     chosen = usual[:FIRST]
     chosen += [s for s in usual[FIRST:] if _is_scalar(s)][:1]
     chosen += [s for s in found if _is_empty(s)][:1]
     chosen += [s.noncontiguous() for s in usual[:1] if _is_strided(s)]
-    process = LEFT_OPEN.get(op.name)
-    return [
-        Sample((s.input, s.args, s.kwargs), process or s.output_process_fn_grad) for s in chosen
-    ]
+    return [Sample((s.input, s.args, s.kwargs), s.output_process_fn_grad) for s in chosen]
+
+
+def _distinct(x: torch.Tensor) -> None:
+    """Give a tensor numbers of which no two are equal."""
+    with torch.no_grad():
+        x.copy_(torch.randperm(x.numel()).reshape(x.shape) - x.numel() // 2)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
