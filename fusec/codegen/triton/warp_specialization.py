@@ -147,14 +147,14 @@ def joint_products(
     found = []
     while left:
         (one, dot), *left = left
-        pair = next((other for other in left if _have_a_side(dot, other[1])), None)
+        pair = next((other for other in left if _share_left(dot, other[1])), None)
         if pair is not None:
             found.append(((one, dot), pair))
             left.remove(pair)
     return found
 
 
-def _have_a_side(one: Dot, other: Dot) -> bool:
+def _share_left(one: Dot, other: Dot) -> bool:
     """Return True for products of one left operand and right ones of one shape, which fit."""
     apart = one.right is not other.right and one.right.axes == other.right.axes
     columns = product(a.extent for a in one.right.axes - set(one.over)).const
