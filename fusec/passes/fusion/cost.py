@@ -85,7 +85,10 @@ def kernel_operations(kernel: Kernel, along: Mapping[Axis, int] = ONE_TILE) -> i
     nodes = kernel_nodes(kernel)
     products = {n for n in nodes if factors(n) is not None}
     bodies = {b for n in products if isinstance(n, Reduce) for b in n.bodies}
-    places = {n: serial_axes((r,)) for r in serial_reductions(kernel) for n in postorder(r.bodies)}
+    places: dict[Expr, frozenset[Axis]] = {}
+    for reduction in serial_reductions(kernel):  # a scan of a scan takes steps along both axes
+        own = serial_axes((reduction,))
+        places.update((n, places.get(n, own) | own) for n in postorder(reduction.bodies))
     pairs = pairs_of(nodes)
     for node in nodes:
         if node in products or node in bodies:

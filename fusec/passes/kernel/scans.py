@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Expr, Op, Reduce, postorder
-from fusec.ir.graph import Kernel, axes_of, kernel_nodes
-from fusec.ir.index import Axis
+from fusec.ir.expr import Expr, Op, Reduce, axes_in, postorder, substitute
+from fusec.ir.graph import Kernel, Store, axes_of, kernel_nodes
+from fusec.ir.index import Axis, index
 from fusec.ir.rewrite import rewrite
 from fusec.ir.serial import runs_backwards, scan_of, turned
 
@@ -31,13 +31,50 @@ def run_scans(kernel: Kernel) -> Kernel:
     backwards = _turned_axes(found)
     if backwards is None or not found:
         return kernel
-    rewritten = kernel.map(lambda exprs: rewrite(exprs, _run))
+    rewritten = _in_one_loop(kernel.map(lambda exprs: rewrite(exprs, _run)), found)
     if backwards:
         rewritten = rewritten.substitute({axis: turned(axis) for axis in backwards})
     used = axes_of(rewritten.stores)
     bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
     inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
     return replace(rewritten, inside=tuple(inside))
+
+
+def _in_one_loop(kernel: Kernel, scans: list[Reduce]) -> Kernel:
+    """Return the kernel with what it stores along axes of scans of each other stored along one.
+
+    In ``y[j] = x_scan(j)`` and ``z[i] = sum_scan(i: x_scan(i))``, where the scan of z read y along
+    j, both take one step for each i.
+    """
+    ends = _ends(kernel, scans)
+
+    def moved(store: Store) -> Store:
+        here = axes_in(store.indices)
+        places = {axis: ends[axis] for axis in here if ends.get(axis, axis) is not axis}
+        reduced = {a for n in postorder((store.expr,)) if isinstance(n, Reduce) for a in n.over}
+        taken = reduced | here | store.expr.axes
+        if len(places) != 1 or reduced & places.keys() or taken & {*places.values()}:
+            return store
+        mapping = {axis: index(end) for axis, end in places.items()}
+        at = tuple(substitute(each, mapping) for each in store.indices)
+        return Store(store.buffer, at, store.expr.substitute(mapping))
+
+    return replace(kernel, stores=tuple(map(moved, kernel.stores)))
+
+
+def _ends(kernel: Kernel, scans: list[Reduce]) -> dict[Axis, Axis]:
+    """Return each axis that is scanned along, or by a scan of a scan -> one that stands for all."""
+    stored = axes_in(at for store in kernel.stores for at in store.indices)
+    order = {axis: k for k, axis in enumerate(a for a in kernel.axes if a in stored)}
+    ends: dict[Axis, Axis] = {}
+    for node in scans:
+        scan = scan_of(node)
+        assert scan is not None
+        found = {ends.get(axis, axis) for axis in (*node.over, *scan.over)}
+        end = min(found, key=lambda axis: order.get(axis, len(order)))
+        ends |= {axis: end for axis, old in ends.items() if old in found}
+        ends |= dict.fromkeys((*node.over, *scan.over), end)
+    return ends
 
 
 def check_order(kernel: Kernel) -> Kernel:

@@ -17,6 +17,7 @@ from fusec.passes.fusion.cost import kernel_cost, kernel_operations, numel, prog
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.fusion.unify import unify
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
+from tests.passes.kernel.test_scans import cumulative
 from tests.passes.schedule.flat import f32_of
 
 SIMPLE = Machine(
@@ -89,6 +90,12 @@ def pointwise(rows: int) -> Kernel:
     m, c = axes("m c", rows, 32)
     line = Def(y, (m, c), Op("neg", (load(x, m, c),)))
     return unified(graph((x,), (line,), y))
+
+
+def test_a_scan_of_scans_takes_a_step_for_each_point() -> None:
+    """Its elements were counted once for each pair of points."""
+    one, three = (kernel_operations(cumulative(times)) for times in (1, 3))
+    assert three < 4 * one
 
 
 def test_a_busy_grid_costs_a_launch_and_the_slower_of_memory_and_arithmetic() -> None:

@@ -21,8 +21,8 @@ from tests.passes.kernel.test_unroll_windows import run
 from tests.passes.pipelines import kernel_of
 
 
-def cumulative(times: int = 1) -> FlatKernel:
-    """y = cumsum(... cumsum(x)) * x, along the last axis."""
+def cumulative(times: int = 1, *, stored: bool = False) -> FlatKernel:
+    """y = cumsum(... cumsum(x)) * x, along the last axis, with all sums but the last if stored."""
     x = buffer("x", 4, 50)
     made, lines = x, []
     for k in range(times):
@@ -35,7 +35,8 @@ def cumulative(times: int = 1) -> FlatKernel:
     y = buffer("y", 4, 50)
     m, i = axes("m i", 4, 50)
     lines.append(Def(y, (m, i), Op("mul", (load(made, m, i), load(x, m, i)))))
-    return coalesce(kernel_of(graph((x,), tuple(lines), y)))
+    sums = [line.buffer for line in lines[:-1]] if stored else []
+    return coalesce(kernel_of(graph((x,), tuple(lines), *sums, y)))
 
 
 def test_a_scan_takes_the_place_of_a_reduction_and_its_axis() -> None:
@@ -55,6 +56,17 @@ def test_a_scan_of_a_scan() -> None:
     assert len([n for n in kernel_nodes(found) if isinstance(n, Scan)]) == 2
     assert len(found.inside) == 1
     assert np.allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("times", (2, 3))
+def test_scans_that_are_stored_and_scanned_run_in_one_loop(times: int) -> None:
+    kernel = cumulative(times, stored=True)
+    assert len(kernel.stores) == times + 1
+    found = FlatKernel(run_scans(kernel))
+    assert len(found.inside) == 1
+    assert len([n for n in kernel_nodes(found) if isinstance(n, Scan)]) == times
+    expected, made = run(kernel), run(found)
+    assert all(np.allclose(made[name], expected[name], rtol=1e-5, atol=1e-6) for name in expected)
 
 
 def mixed(*backwards: bool) -> FlatKernel:
