@@ -296,6 +296,24 @@ def test_vectors_of_other_widths_are_scanned(name: str) -> None:
         check(step, x, values(ROWS, LENGTH, dtype=torch.int64))
 
 
+@pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's launches")
+@pytest.mark.parametrize("name", ["extremes", "places", "stored"])
+def test_scans_of_scans_are_one_kernel(name: str) -> None:
+    def scan(x: torch.Tensor) -> object:
+        if name == "stored":
+            sums = (x * 2).cumsum(1)
+            return sums, (sums * x).cumsum(1)
+        extremes = torch.cummax(x, 1)
+        return extremes if name == "extremes" else extremes.indices
+
+    x = values(ROWS, 4 * LENGTH)
+    x[2, 30:90], x[3, 40], x[4, 7:] = 5, NAN, -INFINITE
+    x[3, 50:60:2] = NAN
+    check(scan, x)
+    (graph,) = fusec.explain(scan, x).graphs
+    assert graph.launches == 1
+
+
 def test_nan_and_infinity_stay_from_where_they_are() -> None:
     x = values(ROWS, LENGTH)
     x[3, 50], x[4, 60], x[5, 70] = float("nan"), float("inf"), -float("inf")

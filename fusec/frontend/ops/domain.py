@@ -238,6 +238,11 @@ class Extreme:
         """The type in which elements are compared; ``value`` reduces bools with ANY or ALL."""
         return BOOL if self.x.dtype is BOOL else compute_type(self.x.dtype)
 
+    @property
+    def number(self) -> DType:
+        """The type of numbers: a vector has twice as many lanes for those of 32 bits."""
+        return I32 if self.count.is_constant and self.count.const < 2**31 else I64
+
     def define(self, call: AtenCall) -> tuple[Value, Value]:
         """Emit a call's two results: the extremes and their numbers."""
         return call.define(self.value, 0), call.define(self.place, 1)
@@ -252,10 +257,8 @@ class Extreme:
 
     def place(self, at: Indices) -> Expr:
         """Return the number of the extreme in the domain at ``at``: the least key among equals."""
-        # A vector has twice as many lanes for numbers of 32 bits.
-        number = I32 if self.count.is_constant and self.count.const < 2**31 else I64
         domain, kind = self.over(at), I32 if self.kind is BOOL else self.kind
-        value, own = domain.exact(self.x, kind), IndexValue(domain.number, number)
+        value, own = domain.exact(self.x, kind), IndexValue(domain.number, self.number)
         key, of_nan, of_key = self.pick.keys(own)
         if kind.is_float:
             key = select(op("isnan", value), of_nan, key)

@@ -23,7 +23,7 @@ from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
-from fusec.ir.expr import Const, Expr, cast, op
+from fusec.ir.expr import Const, Expr, IndexValue, cast, op
 from fusec.ir.index import Axis
 from fusec.ir.monoid import ANY, EXPSUM, MAX, MIN, PROD, SUM, Monoid
 
@@ -51,12 +51,28 @@ def _along(x: Value, dim: int) -> Indices:
 
 
 def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
-    """Emit the cumulative extreme, and the position of its last occurrence, or of the last NaN."""
+    """Emit the cumulative extreme, and the position of its last occurrence, or of the last NaN.
+
+    The position in a long line is a scan of its own, the last one so far at which an element is the
+    extreme so far: lanes take steps of both, and of a pair they take none (``vector_loops.py``).
+    """
     before = prefixes(call, x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
     count = x.shape[wrap(dim, len(x.shape))] if x.shape else ONE
-    return Extreme(x, before, monoid, count, Pick.LAST).define(call)
+    extreme = Extreme(x, before, monoid, count, Pick.LAST)
+    if call.takes_few_steps(_along(x, dim)):
+        return extreme.define(call)
+    best = call.define(extreme.value, 0)
+
+    def last(points: Domain) -> Expr:
+        value, number = points.exact(x, extreme.kind), IndexValue(points.number, extreme.number)
+        found = equal(value, cast(best.at(points.where), extreme.kind))
+        if extreme.kind.is_float:
+            found = op("or", found, op("isnan", value))
+        return select(found, number, like(0, number))
+
+    return best, call.define(reduction(before, MAX, last), 1)
 
 
 lowers(aten.cumsum.default)(partial(scan, SUM))
