@@ -352,7 +352,7 @@ FUSE = (
     ),
     _on_graph(
         "dead_code",
-        "drop definitions without readers, so that counts of readers are right",
+        "drop definitions and elements without readers, so that counts of readers are right",
         _alone(dead_code),
     ),
     _on_graph("share", "merge equal definitions", _alone(merge_equal), needs=("simplify",)),

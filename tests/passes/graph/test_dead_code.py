@@ -6,6 +6,7 @@ from hypothesis import given
 
 from fusec.ir.expr import Buffer, Op
 from fusec.ir.graph import Def, Extern
+from fusec.ir.index import index
 from fusec.passes.graph.dead_code import dead_code
 from tests.fuzz.graphs import Example, without_outputs
 from tests.ir.graphs import axes, buffer, graph, load, whole
@@ -73,3 +74,30 @@ def test_random_graphs_keep_their_last_output(drawn: Example) -> None:
     after = dead_code(before)
     assert dead_code(after) is after
     check_same(before, after, drawn.inputs)
+
+
+def prefix(name: str, source: Buffer, length: int) -> Def:
+    """Return ``name[i, j] = source[i, j]`` of fewer columns."""
+    i, j = axes("i j", 4, length)
+    return Def(buffer(name, 4, length), (i, j), Op("neg", (load(source, i, j),)))
+
+
+def test_elements_that_nobody_reads_are_not_computed() -> None:
+    x = buffer("x", 4, 9)
+    a = prefix("a", x, 9)
+    y, z = prefix("y", a.buffer, 6), prefix("z", a.buffer, 6)
+    before = graph((x,), (a, y, z), y.buffer, z.buffer)
+    after = dead_code(before)
+    assert [[n.const for n in line.buffer.shape] for line in after.defs] == [[4, 6]] * 3
+    check_same(before, after, (numbers(4, 9),))
+
+
+def test_a_definition_that_is_read_to_its_end_or_returned_stays_whole() -> None:
+    x = buffer("x", 4, 9)
+    a = prefix("a", x, 9)
+    y, z = prefix("y", a.buffer, 6), prefix("z", a.buffer, 8)
+    i, j = axes("i j", 4, 6)
+    end = Def(buffer("end", 4, 6), (i, j), load(a.buffer, i, index(j) + 3))
+    for lines, returned in (((a, y, z), (y, z)), ((a, y), (a, y)), ((a, y, end), (y, end))):
+        before = graph((x,), lines, *(line.buffer for line in returned))
+        assert dead_code(before) is before
