@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from fusec.ir.dtype import BF16, F8, F32, HALF, I8, I32, DType
+from fusec.ir.dtype import BF16, F4X2, F8, F32, HALF, I8, I32, DType
 from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, cast, loads, reductions
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
@@ -89,10 +89,16 @@ def _scaled(node: Expr, found: Factors) -> Factors | None:
     return replace(found, left=left.value, right=right.value, scales=scales, block=left.block)
 
 
-def scaled_operands(node: Expr) -> tuple[Expr, ...]:
-    """Return the numbers and scales that a product multiplies as they lie; none of another node."""
+@functools.lru_cache(maxsize=1 << 13)
+def uncut_operands(node: Expr) -> tuple[Expr, ...]:
+    """Return the scales and pairs that a product multiplies as they lie; none of another node.
+
+    An index of theirs divides the axis of the terms, which is no reason to cut it.
+    """
     parts = factors(node)
-    return (parts.left, parts.right, *parts.scales) if parts is not None and parts.scales else ()
+    if parts is None or not parts.scales:
+        return ()
+    return (*parts.scales, *(side for side in (parts.left, parts.right) if side.dtype is F4X2))
 
 
 def without_scales(node: Expr, parts: Factors) -> Factors:

@@ -169,6 +169,19 @@ def test_it_is_right_in_the_emulator(form: str, target: str, shape: tuple[int, i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_100", "sm_120"])
+def test_a_gated_layer_has_wide_tiles_and_spills_nothing(target: str) -> None:
+    (x, sx, _), (w, sw, _) = of_8_bits(2048, 2048, 0), of_8_bits(2048, 2048, 1)
+    given = [x, w, w.clone(), *map(in_tiles, (sx, sw, sw))]
+    (one,) = staged(swiglu, *given, target=target)
+    assert one.compiled is not None
+    (name,) = one.compiled.distinct
+    source = triton_source(one.compiled, name)
+    assert re.search(r"tl\.full\(\(128, (64|128)\)", source.source)
+    assert inspect_kernel(assembly_of(source, target)).spill_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_100", "sm_120"])
 def test_a_gated_layer_is_one_kernel_that_is_right_in_the_emulator(target: str) -> None:
     (x, sx, left), *weights = of_8_bits(128, 256, 0), of_8_bits(128, 256, 1), of_8_bits(128, 256, 2)
     (w, sw, gate), (v, sv, up) = weights

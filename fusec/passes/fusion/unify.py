@@ -18,9 +18,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from fusec.ir.contraction import is_product, scaled_operands
+from fusec.ir.contraction import is_product, uncut_operands
 from fusec.ir.definition import NOWHERE
-from fusec.ir.expr import Buffer, Load, Reduce, loads, postorder, reductions
+from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
 from fusec.ir.graph import Def, Kernel, axes_of
 from fusec.ir.index import (
     Axis,
@@ -211,9 +211,9 @@ class _Unifier:
         for line in self.defs:
             for node in reductions(line.expr):
                 if is_product(node):
-                    whole = loads(scaled_operands(node))
+                    uncut = uncut_operands(node)
                     for load in loads_of(node.body):
-                        for position in load.indices if load not in whole else ():
+                        for position in load.indices if load not in uncut else ():
                             self.remove_divisions(position)
         self._check_distinct(mark)
 
@@ -247,8 +247,9 @@ class _Unifier:
         """Match loads of one outside buffer with each other, where that is consistent."""
         first: dict[Buffer, list[Load]] = {}
         for line in self.defs:
+            uncut = {x for node in reductions(line.expr) for x in uncut_operands(node)}
             for load in loads_of(line.expr):
-                if load.buffer not in self.producer and load.axes:
+                if load.buffer not in self.producer and load.axes and load not in uncut:
                     first.setdefault(load.buffer, []).append(load)
         for group in first.values():
             reference = next((x for x in group if x.guard is None), group[0])
