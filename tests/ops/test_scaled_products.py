@@ -236,6 +236,15 @@ def test_its_machine_code_multiplies_8_bits_and_spills_nothing(fn: Any) -> None:
     assert found.threads == 384 and found.shared_bytes <= 232448  # a producer warp, by rule
 
 
+@pytest.mark.slow
+def test_a_gated_layer_spills_nothing_where_operands_are_registers() -> None:
+    (one,) = staged(swiglu, *arguments(swiglu, 4096, 4096, 4096), target="sm_120")
+    assert one.compiled is not None
+    (name,) = one.compiled.distinct
+    found = inspect_kernel(assembly_of(triton_source(one.compiled, name), "sm_120"))
+    assert found.spill_bytes == 0
+
+
 SETTINGS = [{}, {"descriptors": "always"}, {"roles": "cooperative"}]
 
 

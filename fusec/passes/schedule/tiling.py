@@ -303,11 +303,12 @@ def tilings(one: ProductKernel) -> tuple[Tiling, ...]:
 def _staged(tiling: Tiling, one: ProductKernel) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if not even two do.
 
-    The loop over groups takes registers of its own: 128 for tiles spill 20 to 52 bytes on sm_80
-    (Triton 3.7.1, 2026-11).
+    The loop over groups takes registers of its own: 128 for tiles spill 20 to 52 bytes on sm_80. So
+    do operands of 8 bits of two products in registers: 132 on sm_120 (Triton 3.7.1, 2026-11).
     """
     work, machine = one.work, one.machine
-    spare = work.tuning.spare if one.grouped else 1
+    held = work.itemsize == 1 and len(work.sums) > 1 and not machine.sm.from_shared
+    spare = work.tuning.spare if one.grouped or held else 1
     if work.registers(tiling) > spare * machine.sm.tile_room(tiling.warps):
         return None
     columns = machine.sm.tensor_columns
