@@ -86,18 +86,19 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
     return None
 
 
-def converts_integers(node: Expr, most: int) -> bool:
-    """Return True for a product of at most ``most`` rows whose weights are integers in memory.
+def rows_beside_integers(node: Expr, most: int) -> Expr | None:
+    """Return the rows of a product of at most ``most``, whose weights are integers in memory; None
+    for anything else.
 
-    They may lie in any order, and several in a byte.
+    The weights may lie in any order, and several in a byte.
     """
     for few, many, own, others, shared, over in _orders(node):
         rows, columns = (product(a.extent for a in axes) for axes in (own, others))
         if shared or not rows.is_constant or rows.const > most or not reads_integers(many):
             continue
         if others and _is_contiguous(few, over):
-            return not (columns.is_constant and columns.const <= rows.const)
-    return False
+            return None if columns.is_constant and columns.const <= rows.const else few
+    return None
 
 
 def match_panels(node: Expr, width: int) -> StreamedProduct | None:

@@ -142,6 +142,21 @@ def test_rows_share_the_conversion_of_a_byte(rows: int) -> None:
     assert "f_select(" not in kernel.source  # the halves of a byte are terms of their own
 
 
+@pytest.mark.parametrize("rows", [1, 4, 32])
+def test_computed_rows_are_stored_before_columns_read_them(rows: int) -> None:
+    x, packed, scale = int4_operands(rows, columns=160)
+
+    def gated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return int4_linear(F.silu(x) * y, packed, scale)
+
+    torch._dynamo.reset()
+    *before, kernel = fusec.kernels(gated, x, x)
+    assert before
+    assert "ld_u8(" in kernel.source
+    assert "exp" not in kernel.source
+    check(gated, x, x)
+
+
 def test_zeros_and_scales_of_transposed_groups_are_as_exact_as_eager() -> None:
     def affine(
         x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor

@@ -45,10 +45,10 @@ from fusec.ir.names import operation_words
 from fusec.ir.rewrite import inline_loads
 from fusec.ir.streamed import (
     conversions_of_integers,
-    converts_integers,
     copies_from_tables,
     match_panels,
     match_skinny,
+    rows_beside_integers,
 )
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
@@ -332,7 +332,8 @@ def _integer_products(graph: Graph, rows: int) -> set[str]:
         if any(n.dtype is I32 and is_product(n) for n in reductions(line.expr)):
             return True
         whole = inline_loads(line, known, simplify)
-        return any(converts_integers(n, rows) for n in reductions(whole.expr))
+        found = (rows_beside_integers(n, rows) for n in reductions(whole.expr))
+        return any(few is not None for few in found)
 
     return {
         call.node

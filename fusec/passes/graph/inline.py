@@ -41,6 +41,7 @@ from fusec.ir.streamed import (
     copies_from_tables,
     match_panels,
     match_skinny,
+    rows_beside_integers,
 )
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
@@ -69,6 +70,7 @@ class _Inliner:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
         self.panel = machine.loops.panel
+        self.integer_rows = machine.cached.integer_rows if machine.is_cpu else 0
         self.vector = machine.vector
         self.is_cpu = machine.is_cpu
         self.uses = find_uses(graph)
@@ -155,6 +157,8 @@ class _Inliner:
                     if p and (computed or p.panel or (p.integers and p.rows))
                 ]
                 found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
+                rows = (rows_beside_integers(n, self.integer_rows) for n in sums if computed)
+                found += [few for few in rows if few is not None]
                 return any(buffer in (n.buffer for n in loads((few,))) for few in found)
             case _:
                 return False
