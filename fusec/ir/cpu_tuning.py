@@ -107,6 +107,9 @@ class LoopTuning:
     """Its accumulators, per vector lane: 24 of AVX-512's 32 registers, 12 of AVX2's 16."""
     panel_sums: float = 1.75
     """The same for panels, where the rows' elements take no registers."""
+    converted_sums: float = 1.25
+    """The same for panels of integers, whose scales and masks take some (int4, three rows of
+    4096 x 4096: 0.8 of the time of 1.75; AVX2, 2026-11-28)."""
     panel: int = 32
     """Columns of a panel: two vectors of AVX-512, so that sums of 12 rows stay in registers."""
     cached_bytes: int = 1 << 21

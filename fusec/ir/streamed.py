@@ -37,7 +37,8 @@ class StreamedProduct:
     Attributes:
         rows: the axes of the rows, constant if they are few; none where there is one row.
         batch: axes that choose the weights, by a number that is read: the group of some rows.
-        columns: the axis of the columns; of panels, perhaps two: panels and columns in a panel.
+        columns: the axis of the columns; of panels, perhaps more: panels and columns in a panel,
+            of two in a byte panels, halves and columns in one.
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
         itemsize: bytes of a weight.
@@ -81,8 +82,9 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
             size, packed = _itemsize(many), len(over) > 1
             return StreamedProduct(ordered, columns, few, terms, size, 0, batch, whole, packed)
         panel = 0 if batch else _panel(many, over, columns)
-        if panel and (len(columns) == 2 or mod(columns[0].extent, index(panel)) is index(0)):
-            return StreamedProduct(ordered, columns, few, terms, _itemsize(many), panel)
+        if panel and (len(columns) > 1 or mod(columns[0].extent, index(panel)) is index(0)):
+            size = _itemsize(many)
+            return StreamedProduct(ordered, columns, few, terms, size, panel, (), whole)
     return None
 
 
@@ -108,9 +110,20 @@ def match_panels(node: Expr, width: int) -> StreamedProduct | None:
     """
     for few, many, own, others, shared, over in _orders(node):
         columns = _by_serial(others)
-        if columns and not shared and _panel(many, over, columns) == width:
+        one = columns and not shared and len(over) == 1
+        if one and _panel(many, over, columns) == width:
             rows, size = _by_serial(own), _itemsize(many)
             return StreamedProduct(rows, columns, few, over[0].extent, size, width)
+    return None
+
+
+def columns_in_panels(node: Expr) -> Axis | None:
+    """Return the axis of the columns in a panel for a product, of any number of rows, of integer
+    weights that lie in panels; None for anything else."""
+    for _, many, _, others, shared, over in _orders(node):
+        columns = _by_serial(others)
+        if len(columns) > 1 and not shared and reads_integers(many):
+            return columns[-1] if _panel(many, over, columns) else None
     return None
 
 
@@ -197,22 +210,36 @@ def _itemsize(operand: Expr) -> int:
 
 
 def _panel(many: Expr, over: tuple[Axis, ...], columns: tuple[Axis, ...]) -> int:
-    """Return the number of columns of a panel, or 0 if the operand is not in panels."""
+    """Return the number of columns of a panel, or 0 if the operand is not in panels.
+
+    Those of integers have scales beside them; two in a byte are of both halves of a panel.
+    """
     found = [n for n in postorder((many,)) if isinstance(n, Load)]
-    if len(found) != 1 or found[0].guard is not None or len(over) != 1:
+    if reads_integers(many):
+        found = [n for n in found if n.dtype.is_integer]
+    if len(found) != 1 or found[0].guard is not None:
         return 0
-    (load,) = found
-    offset = load.buffer.offset(load.indices)
-    step = offset.coefficient(over[0])
-    if step is None or not step.is_constant or not 1 < step.const <= WIDEST_PANEL:
+    offset = found[0].buffer.offset(found[0].indices)
+    steps = [offset.coefficient(axis) for axis in over]
+    step = min((s.const if s and s.is_constant else 0 for s in steps), default=0)
+    if not 1 < step <= WIDEST_PANEL:
         return 0
+    return next((step * p for p in (1, 2) if _is_of_panels(offset, columns, step, p)), 0)
+
+
+def _is_of_panels(offset: Index, columns: tuple[Axis, ...], step: int, parts: int) -> bool:
+    """Return True for an offset of panels that have some parts of ``step`` columns, which share
+    elements."""
     if len(columns) == 1:
-        count = floordiv(columns[0].extent + (step - 1), step)
-        panel, place = Axis("panel", count), Axis("place", step)
-        offset = substitute_index(offset, {columns[0]: index(panel) * step + index(place)})
-    elif len(columns) == 2 and mod(step, columns[1].extent) is index(0):
-        panel, place = columns
+        whole = step * parts
+        panel = Axis("panel", floordiv(columns[0].extent + (whole - 1), index(whole)))
+        between, place = Axis("part", index(parts)), Axis("place", index(step))
+        column = index(panel) * whole + index(between) * step + index(place)
+        offset = substitute_index(offset, {columns[0]: column})
+    elif parts < len(columns) <= 3 and mod(index(step), columns[-1].extent) is index(0):
+        panel, between, place = columns[0], columns[-2], columns[-1]
     else:
-        return 0
+        return False
     several = panel.extent is not index(1) and offset.coefficient(panel) not in (None, index(0))
-    return step.const if several and offset.coefficient(place) is index(1) else 0
+    apart = between in offset.axes  # parts of a panel, not of its elements
+    return several and apart is (parts == 1) and offset.coefficient(place) is index(1)

@@ -17,16 +17,21 @@ split about the means of the parts (``squares.py``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
+from fusec.ir.rewrite import inline_loads
 from fusec.ir.serial import serial_axes
+from fusec.ir.streamed import conversions_of_integers, match_skinny
 from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.schedule.access import count
@@ -45,6 +50,7 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         for line, own in sums.items()
         if len(own) == 1 and _worth_splitting(line, own[0], machine)
     }
+    found = {line: found[line] for line in _without_streams(graph, found, machine)}
     parts = _count_parts(graph, found, machine)
     cuts = {
         line: cut
@@ -52,6 +58,18 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
         if (cut := _cut(reduction, *parts[line])) is not None
     }
     return graph.map_defs(Splitter(cuts, median_of_three, fastest=False).split)
+
+
+def _without_streams(graph: Graph, lines: Iterable[Def], machine: Machine) -> list[Def]:
+    """Return the lines that are no product of one row with panels of integer weights."""
+    simplify = simplifier()
+    known = conversions_of_integers(graph, simplify) if machine.skinny_rows else {}
+
+    def streams(line: Def) -> bool:
+        sums = reductions(inline_loads(line, known, simplify).expr)
+        return any(p is not None and p.integers for p in (match_skinny(n, 1) for n in sums))
+
+    return [line for line in lines if known.keys().isdisjoint(line.reads) or not streams(line)]
 
 
 def _count_parts(

@@ -25,6 +25,7 @@ they have no room at once: the weights of a few columns stay in the nearest cach
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 from fusec.ir.dtype import F8
@@ -41,18 +42,22 @@ def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
     rows, tuning = product_of(a.extent for a in product.rows).const, machine.loops
     if rows <= tuning.always:
         return True
-    if product.integers:
-        return len(product.rows) == 1 and bool(_blocks(rows, tuning.integer_block))
     if product.panel:
         return rows <= tuning.panel_sums * machine.vector
+    if product.integers:
+        return len(product.rows) == 1 and bool(_blocks(rows, tuning.integer_block))
     fits = rows <= tuning.sums * machine.vector
     near = rows * product.terms.hint() * 4 <= tuning.near_bytes
     return fits and near and product.itemsize == 4
 
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
-    """Return True for a kernel of skinny products whose accumulators fit the registers."""
-    return _block(kernel, machine) is not None
+    """Return True for a kernel of skinny products whose accumulators fit the registers.
+
+    Also for one that has been unrolled.
+    """
+    unrolled = any(map(_is_part_of_panel, _products(kernel, machine)))
+    return unrolled or _block(kernel, machine) is not None
 
 
 def computes_rows(kernel: Kernel, machine: Machine) -> bool:
@@ -108,17 +113,19 @@ def _points(
         return (own,), [{column: index(own) * columns + c} for c in range(columns)]
     whole = product_of(a.extent for a in product.columns)
     panel = Axis(column.name, floordiv(whole, index(product.panel)))
-    lane, together = Axis("lane", index(vector)), columns * vector
+    together = columns * vector
     part = Axis("part", index(product.panel // together))
+    lane = Axis("lane", index(vector))
     parts = (part,) if product.panel > together else ()
     first = index(part) * together if parts else index(0)
     found: list[dict[Axis, Index]] = []
     for c in range(columns):
         at = first + c * vector + index(lane)
-        if len(product.columns) == 2:
-            found.append({column: index(panel), product.columns[1]: at})
-        else:
-            found.append({column: index(panel) * product.panel + at})
+        places: dict[Axis, Index] = {}
+        for axis in reversed(product.columns[1:]):
+            places[axis], at = at % axis.extent, at // axis.extent
+        found.append({column: index(panel), **places} if places else
+                     {column: index(panel) * product.panel + at})  # fmt: skip
     return (panel, *parts, lane), found
 
 
@@ -129,27 +136,51 @@ def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
         return None
     first = products[0]
     rows, own, panel = first.rows, first.columns, first.panel
-    if len(own) == 2 and own[1].extent is not index(panel):
+    if _is_part_of_panel(first):
         return None  # the kernel has been unrolled
     if set(kernel.grid) != {*first.batch, *rows, *own} or any(
         (p.batch, p.rows, p.columns, p.panel) != (first.batch, rows, own, panel) for p in products
     ):
         return None
-    tuning, count = machine.loops, product_of(a.extent for a in rows).const
-    most = (tuning.panel_sums if panel else tuning.sums) * machine.vector
-    whole = index(panel) if panel else own[0].extent
-    width = machine.vector if panel else 1
-    cuts = all(p.integers for p in products) and len(rows) == 1
-    fitting = [
-        (r, c)
-        for r in (_blocks(count, (1, count)) if cuts else (count,))
-        for c in tuning.columns
-        if r * c * len(products) <= most and _divides(c * width, whole)
-    ]
-    if not cuts:
-        return next(iter(fitting), None)
+    tuning, cuts = machine.loops, all(p.integers for p in products) and len(rows) == 1
+    shapes = _shapes(first, machine, cuts=cuts)
+    limits = [tuning.panel_sums if panel else tuning.sums]
+    if panel and first.integers:
+        limits.insert(0, tuning.converted_sums)
     row, weight = tuning.converted_cost
-    return min(fitting, key=lambda at: row / at[1] + weight / at[0], default=None)
+    for most in limits:
+        fitting = [at for at in shapes if math.prod(at) * len(products) <= most * machine.vector]
+        if fitting and cuts:
+            return min(fitting, key=lambda at: row / at[1] + weight / at[0])
+        if fitting:
+            return fitting[0]
+    return None
+
+
+def _shapes(product: StreamedProduct, machine: Machine, *, cuts: bool) -> list[tuple[int, int]]:
+    """Return the rows and columns that a grid point may have, the most first.
+
+    Args:
+        cuts: whether it may have a part of the rows.
+    """
+    count, own = product_of(a.extent for a in product.rows).const, product.columns
+    whole = index(product.panel) if product.panel else own[0].extent
+    width = machine.vector if product.panel else 1
+    # A vector has one half of each byte.
+    lanes = own[-1].extent.const if len(own) > 2 else 1
+    least = min(count, machine.loops.integer_block[0]) if product.panel else 1
+    return [
+        (r, c)
+        for r in (_blocks(count, (least, count)) if cuts else (count,))
+        for c in machine.loops.columns
+        if _divides(c * width, whole) and c * width % lanes == 0
+    ]
+
+
+def _is_part_of_panel(product: StreamedProduct) -> bool:
+    """Return True if the axes of a product's columns are some of each panel's: it is unrolled."""
+    own = product_of(a.extent for a in product.columns[1:])
+    return len(product.columns) > 1 and own is not index(product.panel)
 
 
 def _blocks(rows: int, between: tuple[int, int]) -> list[int]:

@@ -27,7 +27,12 @@ from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import StreamedProduct, match_panels, reads_integers
+from fusec.ir.streamed import (
+    StreamedProduct,
+    columns_in_panels,
+    match_panels,
+    reads_integers,
+)
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.descriptors import is_describable, with_descriptors
@@ -98,7 +103,9 @@ def _find_axis_use(
     crossed = _longest(around)
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
     panels = _in_panels(products, machine)
-    tiled = _tiled(kernel, products, inside, {p.columns[-1] for p in panels})
+    converted = map(columns_in_panels, products) if machine.is_cpu else ()
+    columns = {p.columns[-1] for p in panels}.union(a for a in converted if a is not None)
+    tiled = _tiled(kernel, products, inside, columns)
     tiles = loops - groups
     nests = around or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
@@ -123,7 +130,7 @@ def _tiled(
 ) -> tuple[Axis, ...] | None:
     """Return the grid axes that have lanes: one for each side of a product without inside axes.
 
-    It is the longest, unless it is one of the ``columns`` of panels: a panel is a tile. None if
+    It is the longest, unless one is of the ``columns`` of panels: a panel is a tile. None if
     such a side has no axis on the grid.
     """
     tiled: set[Axis] = set()
