@@ -27,6 +27,7 @@ DEFINITIONS = {
         "ir/dtype": {"INT32_MAX"},
         "ir/program": {"MAX_SIZE", "MULTIPLE"},
         "frontend/aot/decompositions": {"_MEAN"},
+        "frontend/aot/quantization": {"_BLOCKS", "_GROUPS"},
         "frontend/ops/scaled_products": {"BLOCK", "TILE_BLOCKS", "TILE_ROWS"},
         "ir/scaled": {"BLOCK", "TILE"},
         "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},

@@ -22,8 +22,8 @@ PADS = tuple(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for 
 
 _OPERATIONS = {
     CONTRACTION: """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm
-        _scaled_mm _scaled_mm_v2 _scaled_grouped_mm
-        _addmm_activation _weight_int4pack_mm _weight_int8pack_mm _trilinear _grouped_mm
+        _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _trilinear _grouped_mm
+        _addmm_activation _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm
         linear_backward matmul_backward""",
     "convolution: runs in the library": """convolution convolution_backward _convolution
         mkldnn_convolution _convolution_pointwise""",

@@ -28,6 +28,11 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from fusec.frontend.aot.custom_operations import custom_decompositions
 from fusec.frontend.aot.eager_strides import with_eager_strides
 from fusec.frontend.aot.lstm_layers import keeping_its_workspace
+from fusec.frontend.aot.quantization import (
+    product_of_int4,
+    product_of_int8,
+    quantized_decompositions,
+)
 from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
 from fusec.torch_interior import (
@@ -160,7 +165,7 @@ def decompositions(
         eager_draws: keep random draws as eager's own calls, so that they follow eager's stream:
             PyTorch's rules compare a uniform number where eager draws a Bernoulli one.
     """
-    table = {**_table(), **dict(custom_decompositions())}
+    table = {**_table(), **dict(quantized_decompositions()), **dict(custom_decompositions())}
     for target in _overloads(_DRAWS):
         table.pop(target, None)
     if eager_sums:
@@ -211,6 +216,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[cross_entropy] = of_probabilities(table[cross_entropy])
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
+    table[torch.ops.aten._weight_int4pack_mm_for_cpu.default] = product_of_int4
+    table[torch.ops.aten._weight_int8pack_mm.default] = product_of_int8
     for name in PADS:
         for suffix, kept in (("", _copies_rows), ("_backward", _is_on_cpu)):
             target = getattr(torch.ops.aten, f"{name}{suffix}").default

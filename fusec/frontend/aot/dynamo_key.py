@@ -177,4 +177,5 @@ def _settings() -> Iterator[str]:
         cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_fp16_accumulation,
         cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         cuda.cudnn_sdp_enabled(), functorch_digest(),
+        backends.cpu.get_cpu_capability(),  # packed weights lie by it
     ))  # fmt: skip

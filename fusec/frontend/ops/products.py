@@ -107,18 +107,6 @@ def integer_product(call: AtenCall, a: Value, b: Value) -> Value:
     return call.define(body)
 
 
-@lowers(aten._weight_int8pack_mm.default, library=lambda call, *_: CONTRACTION)
-def integer_weights(call: AtenCall, x: Value, w: Value, scale: Value) -> Value:
-    """Emit ``sum(k: x[m, k] * w[n, k]) * scale[n]``, in f32, as eager's kernel does."""
-
-    def body(at: Indices) -> Expr:
-        m, n = at
-        total = contraction(x.shape[-1], lambda k: (exact(x, (m, k)), cast(w.at((n, k)), F32)))
-        return Op("mul", (total, exact(scale, (n,))))
-
-    return call.define(body)
-
-
 def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:
     """Emit ``mm`` with the second factor in panels (``frontend/fx_passes/packing.py``).
 
