@@ -17,12 +17,50 @@ from torch import nn
 import fusec
 from tests.support import compile_with, seeded
 
-CONFIGURATIONS = {
-    "Int8WeightOnlyConfig": set(),
-    "Float8WeightOnlyConfig": {"mm.default", "addmm.default"},
-    "Int8DynamicActivationInt8WeightConfig": set(),
+CONFIGURATIONS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "int8": (lambda ao: ao.Int8WeightOnlyConfig(), set()),
+    "int8, one scale": (lambda ao: ao.Int8WeightOnlyConfig(granularity=ao.PerTensor()), set()),
+    "int4 in int8": (
+        lambda ao: ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(32)),
+        set(),
+    ),
+    "int4 with zeros in int8": (
+        lambda ao: ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(64), ao.MappingType.ASYMMETRIC),
+        set(),
+    ),
+    "int4 packed": (lambda ao: packed_configuration(), set()),
+    "int8 dynamic": (lambda ao: ao.Int8DynamicActivationInt8WeightConfig(), set()),
+    "int8 dynamic, one scale": (
+        lambda ao: ao.Int8DynamicActivationInt8WeightConfig(granularity=ao.PerTensor()),
+        set(),
+    ),
+    "int8 dynamic, asymmetric": (
+        lambda ao: ao.Int8DynamicActivationInt8WeightConfig(
+            act_mapping_type=ao.MappingType.ASYMMETRIC
+        ),
+        set(),
+    ),
+    "int8 static": (
+        lambda ao: ao.Int8StaticActivationInt8WeightConfig(
+            torch.full((1, 1), 0.03), granularity=ao.PerTensor()
+        ),
+        set(),
+    ),
+    "int8 dynamic, int4": (
+        lambda ao: ao.Int8DynamicActivationIntxWeightConfig(torch.int4, ao.PerGroup(32)),
+        set(),
+    ),
+    "fp8": (lambda ao: ao.Float8WeightOnlyConfig(), {"mm.default", "addmm.default"}),
 }
-"""Those that run on CPUs -> the library's products that they may be left with."""
+"""Those that run on CPUs, each with the library's products that it may be left with.
+
+torchao refuses to quantise activations to float8 there.
+"""
+
+
+def packed_configuration() -> Any:
+    workflow = pytest.importorskip("torchao.prototype.quantization.int4.inference_workflow")
+    return workflow.PrototypeInt4WeightOnlyConfig(group_size=64)
 
 
 @pytest.mark.slow
@@ -30,16 +68,16 @@ CONFIGURATIONS = {
 def test_a_quantised_network_leaves_its_products_alone(name: str) -> None:
     quantization = pytest.importorskip("torchao.quantization", reason="make test-torchao has it")
 
-    configuration: Callable[[], Any] = getattr(quantization, name)
+    configuration, left = CONFIGURATIONS[name]
     with seeded(0):
         model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
         model, x = model.bfloat16().eval(), torch.randn(16, 256, dtype=torch.bfloat16)
     exact = copy.deepcopy(model).double()
-    quantization.quantize_(model, configuration())
+    quantization.quantize_(model, configuration(quantization))
     with torch.no_grad():
         torch._dynamo.reset()
         (graph,) = fusec.explain(model, x).graphs
-        assert {call.op for call in graph.externs} <= CONFIGURATIONS[name]
+        assert {call.op for call in graph.externs} <= left
         torch._dynamo.reset()
         ours, theirs, wanted = compile_with(model)(x), model(x), exact(x.double())
     error, least = ((made - wanted).abs().max() for made in (ours, theirs))
@@ -75,3 +113,26 @@ def trained(model: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> list
     y.float().square().sum().backward()
     grads = (x.grad, *(p.grad for p in model.parameters()))
     return [t.detach().double() for t in (y, *grads) if t is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_network_quantised_by_pt2e_is_kernels_of_fusec(dynamic: bool) -> None:
+    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    quantizers = pytest.importorskip("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+    with seeded(0):
+        model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).eval()
+        x = torch.randn(16, 256)
+    quantizer = quantizers.X86InductorQuantizer()
+    quantizer.set_global(
+        quantizers.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    )
+    prepared = pt2e.prepare_pt2e(torch.export.export(model, (x,)).module(), quantizer)
+    prepared(x)
+    converted = pt2e.convert_pt2e(prepared)
+    with torch.no_grad():
+        torch._dynamo.reset()
+        (graph,) = fusec.explain(converted, x).graphs
+        assert not graph.externs
+        torch._dynamo.reset()
+        torch.testing.assert_close(compile_with(converted)(x), converted(x), rtol=1e-4, atol=1e-4)
