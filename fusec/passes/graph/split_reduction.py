@@ -17,7 +17,7 @@ split about the means of the parts (``squares.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
@@ -60,8 +60,10 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     return graph.map_defs(Splitter(cuts, median_of_three, fastest=False).split)
 
 
-def _without_streams(graph: Graph, lines: Iterable[Def], machine: Machine) -> list[Def]:
+def _without_streams(graph: Graph, lines: Collection[Def], machine: Machine) -> Collection[Def]:
     """Return the lines that are no product of one row with panels of integer weights."""
+    if not lines:
+        return lines
     simplify = simplifier()
     known = conversions_of_integers(graph, simplify) if machine.skinny_rows else {}
 

@@ -54,9 +54,10 @@ def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
     """Return True for a kernel of skinny products whose accumulators fit the registers.
 
-    Also for one that has been unrolled.
+    Also for one of integer weights in panels that has been unrolled, with blocks of rows left.
     """
-    unrolled = any(map(_is_part_of_panel, _products(kernel, machine)))
+    found = _products(kernel, machine)
+    unrolled = any(p.integers and _is_part_of_panel(p) for p in found)
     return unrolled or _block(kernel, machine) is not None
 
 
