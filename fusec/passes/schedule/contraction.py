@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors, without_scales
-from fusec.ir.expr import Expr, Load, Reduce, axes_in, children, postorder
+from fusec.ir.expr import Expr, Load, Reduce, Scan, axes_in, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
 from fusec.ir.index import Axis
@@ -87,6 +87,8 @@ def _find_axis_use(
     batch = frozenset[Axis]().union(*(parts.shared for parts in products.values()))
     apart = batch.union(groups)
     loops |= {a for n in others for a in n.over if a in apart or not _fits_lanes(a, most)}
+    if machine.is_cpu:
+        loops |= {a for n in nodes if isinstance(n, Scan) for a in n.over}
     if pairs_of(nodes) and _reads_products(products):
         return None
     whole = tuple(a for a in kernel.inside if a not in loops)

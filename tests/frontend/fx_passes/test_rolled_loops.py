@@ -262,3 +262,23 @@ def test_what_is_not_finite_stays_from_where_it_is() -> None:
     a[0, 3], b[1, 4], b[2, 5] = float("nan"), float("inf"), float("nan")
     a[0, 0, 1] = float("inf")
     check(plain, a, b)
+
+
+@fusec_alone
+@torch.no_grad()
+def test_a_product_that_a_scan_reads_is_computed_along_the_scan() -> None:
+    def selective(x: Tensor, low: Tensor, weight: Tensor, decay: Tensor, into: Tensor) -> Tensor:
+        step = torch.nn.functional.softplus(low @ weight.t())
+        state, states = torch.zeros_like(decay), []
+        for t in range(64):
+            added = (step[t, :, None] * into[t]) * x[t, :, None]
+            state = torch.exp(step[t, :, None] * decay) * state + added
+            states.append(state)
+        return torch.stack(states)
+
+    sizes = (64, 512), (64, 16), (512, 16), (512, 16), (64, 16)
+    x, low, weight, decay, into = (values(*size, seed=n) for n, size in enumerate(sizes))
+    given = x, low, weight, -decay.abs(), into
+    torch._dynamo.reset()
+    compiled = torch.compile(selective, backend="fusec", options={"strict": True, "race": "fused"})
+    torch.testing.assert_close(compiled(*given), selective(*given), rtol=1e-4, atol=1e-4)
