@@ -227,6 +227,7 @@ B200_MACHINE = replace(
         HOPPER_MACHINE.sm,
         coarse=False,
         scaled=True,
+        scaled_tile=(128, 64),
         group_registers=0,
         tensor_columns=512,
         issue_budget=4.9,

@@ -1,8 +1,7 @@
 """The one visible list of stages: every rewrite from Dynamo's graph to the form that is printed.
 
 Each is a ``Stage``, which the fuzzer, goldens, the CLI and docs/design.md read. ``fold`` runs a
-list, and after each its observers and, under ``verify``, the verifier. ``contract`` runs a list of
-its own, ``FUSE``, for each set of products that it tries, ``loops`` for the body of each loop.
+list, with observers and, under ``verify``, verifiers; two stages run one of their own, ``FUSE``.
 """
 
 from __future__ import annotations
@@ -141,6 +140,10 @@ class CompileContext:
 
         made: Mapping[str, Any] = self.apply(replace(stage, run=run, check=check), structures)
         return made
+
+    def empty_graph(self) -> GraphBuilder:
+        alone, machine = self.options.alone, self.machine
+        return GraphBuilder(alone, self.target.device, machine.fusion, machine.slow_types)
 
     def quiet(self) -> CompileContext:
         """Return the context of a trial run, which nobody observes."""
@@ -318,15 +321,10 @@ PARTITION = Stage(
 )
 
 
-def _empty_graph(context: CompileContext) -> GraphBuilder:
-    alone, machine = context.options.alone, context.machine
-    return GraphBuilder(alone, context.target.device, machine.fusion, machine.slow_types)
-
-
 CAPTURE = Stage(
     "capture",
     "lower each ATen operation by its own function; without one it becomes an `Extern`",
-    lambda gm, context: capture(gm, context.trace.name, _empty_graph(context)),
+    lambda gm, context: capture(gm, context.trace.name, context.empty_graph()),
     "FX graph",
     "Graph",
     needs=("partition",),

@@ -435,6 +435,7 @@ class Resources:
         tf32: tensor cores multiply f32, rounded to 10 bits of mantissa; else FMAs do, exactly.
         coarse: tensor cores add products of 8 bits with 14 bits (``ir/scalar.py``).
         scaled: tensor cores multiply factors with a scale for each block (``ir/scaled.py``).
+        scaled_tile: least rows and columns of such a product's tile.
         descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
         tensor_columns: columns, of 128 lanes of 32 bits, of the memory that tensor cores add in; 0
             where that is registers.
@@ -456,6 +457,7 @@ class Resources:
     tf32: bool = False
     coarse: bool = False
     scaled: bool = False
+    scaled_tile: tuple[int, int] = (16, 8)
     descriptors: bool = False
     tensor_columns: int = 0
     group_registers: int = 0

@@ -32,6 +32,8 @@ BLOCK: dict[tuple[bool, DType], int] = {
 """Whether two numbers are in a byte, and the type of scales -> terms that share a scale."""
 TILE = 4
 """Blocks of a row whose scales may lie next to each other, apart from the next ones."""
+SCALED_TERMS = 64
+"""Fewest terms of a product in blocks: two blocks of 32, or 32 bytes of 4-bit numbers."""
 _MULTIPLIED = frozenset(d for d in F8 if d.name in ("f8e4m3fn", "f8e5m2"))
 
 

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.codegen import targets
-from fusec.driver import stages
-from fusec.driver.stages import CompileContext
 from fusec.ir.graph import FlatKernel
+from fusec.ir.machine import Machine
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.tools.report.emulation import emulate
 from tests.tools.emulator.programs import row
@@ -39,18 +38,19 @@ def two_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulate a case once in each of the plans of its kernels."""
     fn, inputs, train = case
-    number, most, offered = 0, 1, stages.offered_plans
+    number, most, known = 0, 1, targets.TARGETS["sm_90"]
     taken: list[str] = []
 
-    def one_of(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]:
+    def one_of(flat: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
         nonlocal most
-        found = offered(flat, context)
+        found = known.codegen.plans(flat, machine)
         most = max(most, len(found))
         plan = found[min(number, len(found) - 1)]
         taken.append(print_plan(flat.name, plan))
-        return (plan,)
+        return (plan, *(p for p in found if not p.roles))  # roles may come to nothing
 
-    monkeypatch.setattr(stages, "offered_plans", one_of)
+    alone = replace(known, codegen=replace(known.codegen, plans=one_of))
+    monkeypatch.setitem(targets.TARGETS, "sm_90", alone)
     while number < most:
         torch._dynamo.reset()
         taken.clear()

@@ -25,8 +25,9 @@ from fusec.ir.contraction import Factors, factors, vector_factors, without_scale
 from fusec.ir.expr import Expr, Load, Reduce, Scan, axes_in, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
-from fusec.ir.index import Axis
+from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
+from fusec.ir.scaled import SCALED_TERMS
 from fusec.ir.streamed import (
     StreamedProduct,
     columns_in_panels,
@@ -404,7 +405,7 @@ def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
             mask_free=plain and one.work.registers(tiling) <= spare * sm.tile_room(tiling.warps),
             tf32=machine.sm.tf32,
             promotes=machine.sm.coarse,
-            scaled=machine.sm.scaled,
+            scaled=_takes_scales(one, tiling),
         )
         for tiling in _tilings(one)
     )
@@ -451,6 +452,28 @@ def _with_two_programs(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[P
     if len(one.work.inner) != 1 or one.work.registers(tiling) < most:
         return offered
     return (*offered[:2], replace(chosen, registers=most), *offered[2:])
+
+
+def _takes_scales(one: ProductKernel, tiling: Tiling) -> bool:
+    """Return True if tensor cores take the scales of all products in tiles of this size.
+
+    Of others Triton makes products in bf16 (3.7.1), by which a scale of 2^-127 is 0 and an infinity
+    65536, or it fails, as with scales of 4-bit numbers in e4m3.
+    """
+    sm = one.machine.sm
+    found = {n: parts for n, parts in one.products.items() if parts.scales}
+    (rows, columns), unit = sm.scaled_tile, index(1)
+    for node, parts in found.items():
+        lanes = [tiling.lanes.get(a, 0) for a in node.over]
+        if any(a.extent.hint() < SCALED_TERMS for a in node.over) or min(lanes) < SCALED_TERMS:
+            return False
+        own = parts.left_axes | parts.right_axes
+        flat = {a for s in one.kernel.stores for a in own if s.indices[-1].coefficient(a) is unit}
+        across = [tiling.lanes.get(a, 0) for a in own - flat]
+        along = [tiling.lanes.get(a, 0) for a in own & flat]
+        if min(across, default=0) < rows or min(along, default=0) < columns:
+            return False
+    return sm.scaled and bool(found)
 
 
 def _has_plain_operands(one: ProductKernel) -> bool:
