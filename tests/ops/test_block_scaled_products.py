@@ -208,3 +208,30 @@ def test_scales_of_other_sizes_and_types_are_left_to_eager(bad: str) -> None:
     given[2] = given[2][:256] if bad == "size" else given[2].view(torch.uint8)
     with pytest.raises(Exception, match=r"scale|Scale"):
         compile_with(fn)(*given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [("sm_100", (48, 160, 40)), ("sm_100", (128, 32, 128)), ("sm_120", (17, 32, 9))],
+    ids=str,
+)
+def test_what_no_instruction_has_keeps_small_scales_and_infinities(
+    target: str, shape: tuple[int, int, int]
+) -> None:
+    m, k, n = shape
+    (x, _, _), (w, _, _) = of_8_bits(m, k, 0), of_8_bits(n, k, 1)
+    x = x.float().to(torch.float8_e5m2)
+    x.view(torch.uint8)[5, 7] = 0x7C
+    least, most = torch.zeros(m, k // 32), torch.full((n, k // 32), 250.0)
+    scales = [s.to(torch.uint8).view(torch.float8_e8m0fnu) for s in (least, most)]
+
+    def product(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        kind = torch.float32
+        return (dequantised(x, sx, kind) @ dequantised(w, sw, kind).t()).bfloat16()
+
+    run = Emulator.of(target, {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    found = torch.compile(product, backend=run.backend)(x, w, *scales)
+    assert len(run.kernels) == 1
+    torch.testing.assert_close(found, product(x, w, *scales), rtol=2**-7, atol=2**-7)
