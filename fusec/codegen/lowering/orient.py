@@ -49,7 +49,7 @@ def orient(program: Program) -> tuple[Program, dict[Axis, int]]:
     Raises:
         InternalError: if a value has more than two lane axes.
     """
-    draft = _Orienter(program, {})
+    draft = _Orienter(program, None)
     draft.block(program.body)
     orienter = _Orienter(program, draft.needs)
     body = orienter.block(program.body)
@@ -61,10 +61,10 @@ class _Orienter:
     """One backward walk. The first, a draft, finds the orders that products and stores require.
 
     Attributes:
-        draft: the orders that the first walk found; empty in the first walk.
+        draft: the orders that the first walk found, maybe none; None in the first walk.
     """
 
-    def __init__(self, program: Program, draft: _Needs) -> None:
+    def __init__(self, program: Program, draft: _Needs | None) -> None:
         self.draft = draft
         self.definitions = {
             s.var: s.value for s in statements(program.body) if isinstance(s, Let | Update)
@@ -72,7 +72,7 @@ class _Orienter:
         self.lanes = frozenset(program.lanes)
         self.twins: dict[tuple[Axis, int], Axis] = {}
         self.dimension: dict[Axis, int] = {}
-        self.needs: _Needs = dict(draft)
+        self.needs: _Needs = dict(draft or {})
         self.made: dict[tuple[Var, tuple[tuple[Axis, int], ...]], Var] = {}
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.others = Names(named)
@@ -180,13 +180,13 @@ class _Orienter:
 
         Earlier statements of a loop may need it; the second walk takes its operands' order.
         """
-        return not self.draft and var not in self.needs and len(var.axes) == 1
+        return self.draft is None and var not in self.needs and len(var.axes) == 1
 
     def names(self, var: Var) -> list[Var]:
         return [self.named(var, order) for order in self.orders(var)]
 
     def let(self, let: Let) -> list[Statement]:
-        if not self.draft and let.var not in self.needs:
+        if self.draft is None and let.var not in self.needs:
             return []  # only a store of one axis uses it
         orders = self.orders(let.var)
         computed = isinstance(let.value, Dot | Reduce) or len(orders[0]) == 2
@@ -202,7 +202,7 @@ class _Orienter:
     def put(self, put: Put) -> Put:
         order = self.free_order(put.offset.axes | put.value.axes, put.offset)
         if len(order) == 1:
-            if not self.draft:
+            if self.draft is None:
                 return put
             order = self.followed(put.value, order)
         for value in reads(put):
