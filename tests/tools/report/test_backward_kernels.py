@@ -149,10 +149,12 @@ def test_a_backward_along_rows_is_one_kernel_at_the_floor(name: str, target: str
 @pytest.mark.parametrize("width", (64, 1000, 4097, 65536, 262144))
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
 def test_softmaxes_of_any_width_are_at_the_floor(name: str, width: int) -> None:
+    """Or read again what a second sweep over a row needs, where no program holds it."""
     fn, others = ROWS[name]
+    again = {"softmax": 2 / 3, "log_softmax": 1 / 3}.get(name, 0) if width > 32768 else 0
     rows = max(8, ELEMENTS // width)
     report = backward(fn, *tensors(rows, width), *others(rows, width))
-    assert len(report.kernels) == 1 and over(report) == 0
+    assert len(report.kernels) == 1 and over(report) == pytest.approx(again)
 
 
 @pytest.mark.sampled(2)
