@@ -90,11 +90,12 @@ def plan(kernel: Kernel, machine: Machine) -> Plan:
     row = fast if fast is not None else [kernel.inside[-1], *able][-1]
     nest = loop_nest(kernel, row, machine)
     width, tuning = power_of_two(row.extent.hint()), machine.rows
-    parts = _parts(kernel, nest, row, tuning)
+    fits = _row_fits(kernel, row, tuning)
+    parts = _parts(kernel, nest, row, tuning) if fits else ()
     outer = [a for a in nest if a is not row and a not in parts]
     sums = column_sums(kernel, row)
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
-    if not _row_fits(kernel, row, tuning):
+    if not fits:
         grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
         tile, fold, warps = _looped(kernel, row, machine)
         looped = Binding(row, LoopKind.LOOP, tile, fold=fold)
