@@ -194,7 +194,7 @@ HOPPER_MACHINE = Machine(
     part_share=0.01,
     fusion=GPU_CHUNKS,
     tiles=TileTuning(small_programs=3),
-    code=CodeTuning(converts_float8=True, waits_for_sums=True),
+    code=CodeTuning(converts_float8=True, asynchronous_rows=64),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,

@@ -364,8 +364,8 @@ class CodeTuning:
 
     converts_float8: bool = False
     """Does the GPU have instructions that convert float8_e4m3fn and float8_e5m2 (from sm_89 on)?"""
-    waits_for_sums: bool = False
-    """Do loops use the sum of a product whose left operand is computed (``unread_sums``)?"""
+    asynchronous_rows: int = 0
+    """Fewest rows of a product that runs on beside its loop (wgmma, ``unread_sums``); 0: none."""
     chain: int = 4
     """Least operations on tiles beside products that Triton evaluates element by element."""
     store_cost: int = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Dot, Expr, Load, Var
-from fusec.ir.index import Axis
+from fusec.ir.index import Axis, product
 from fusec.ir.program import For, Let, Program, Statement, Update, is_product, reads, statements
 
 
@@ -36,18 +36,21 @@ def shares_operands(loop: For) -> bool:
     return not loaded.isdisjoint(products & others)
 
 
-def unread_sums(loop: For) -> set[Var]:
+def unread_sums(loop: For, least_rows: int) -> set[Var]:
     """Return the sums of products that a loop only adds to, of left operands computed from loads.
 
     Triton keeps such operands in registers, which wgmma reads while the loop goes on. 3.6 and 3.7
     let the next iteration write them before a wait covers that (triton-lang/triton#9433): wrong on
     an H200 (2026-11-27). If anything in the loop uses the sum, each iteration waits for it. An
-    operand that is computed from a product, as an attention's weights are, waits for that one, and
-    so for all before it.
+    operand that is computed from a wgmma, as an attention's weights are, waits for that one, and
+    so for all before it; products of fewer rows than a wgmma's are there at once.
+
+    Args:
+        least_rows: of a wgmma.
     """
     waited, computed = set[Expr](), set[Expr]()
     for let in (s for s in loop.body if isinstance(s, Let)):
-        if isinstance(let.value, Dot) or not waited.isdisjoint(reads(let)):
+        if _is_wgmma(let.value, least_rows) or not waited.isdisjoint(reads(let)):
             waited.add(let.var)
         elif not isinstance(let.value, Load | Var):
             computed.add(let.var)
@@ -58,6 +61,14 @@ def unread_sums(loop: For) -> set[Var]:
             if one.var.dtype is F32 and not any(one.var in reads(other) for other in others):
                 found.add(one.var)
     return found
+
+
+def _is_wgmma(value: Expr, least_rows: int) -> bool:
+    """Return True for a product that is a wgmma if any product of its kernel is."""
+    if not isinstance(value, Dot) or (value.left.dtype is F32 and not value.tf32):
+        return False
+    rows = product(axis.extent for axis in value.left.axes - set(value.over))
+    return rows.is_constant and rows.const >= least_rows
 
 
 def _turns(statement: Statement) -> bool:

@@ -333,8 +333,8 @@ class TritonPrinter:
             call = f"tl.range({bounds}, num_stages={self.program.stages})"
         elif self.program.stages > 1 and shares_operands(loop):
             call = f"tl.range({bounds}, num_stages=1)"
-        if self.program.code.waits_for_sums:
-            self.unread |= unread_sums(loop)
+        if least_rows := self.program.code.asynchronous_rows:
+            self.unread |= unread_sums(loop, least_rows)
         self.lines.append(f"{'    ' * depth}for {name} in {call}:")
         self._block(loop.body, depth + 1)
 

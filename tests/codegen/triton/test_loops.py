@@ -15,7 +15,9 @@ from fusec.driver.pipeline import compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.options import Options
+from fusec.tools.report.emulation import emulate
 from fusec.tools.report.observe import observe
+from tests.support import values
 
 USED = ".to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)"
 BF16 = torch.bfloat16
@@ -24,13 +26,21 @@ BF16 = torch.bfloat16
 def times_used(fn: Callable[..., Any], *shapes: tuple[int, ...], target: str = "sm_90") -> int:
     """Return how many sums the loops of a function, and of its gradient, use to wait for them."""
     inputs = [torch.ones(shape, dtype=BF16, requires_grad=True) for shape in shapes]
+    made = sources(fn, inputs, train=True, target=target)
+    return sum(text.count(USED) for text in made)
+
+
+def sources(
+    fn: Callable[..., Any], inputs: list[Tensor], *, train: bool = False, target: str = "sm_90"
+) -> list[str]:
+    """Return the kernels of a function."""
     chosen = Options(strict=True, verify=True, race="fused", autotune=False, cache=False)
     found = find_target(target)
     made = [
         compile_to_source(one.graph, CompileContext(found, chosen, Trace(one.name)))
-        for one in observe(fn, inputs, train=True, target=found)
+        for one in observe(fn, inputs, train=train, target=found)
     ]
-    return sum(text.count(USED) for one in made for text in one.sources.values())
+    return [text for one in made for text in one.sources.values()]
 
 
 def of_gelu(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
@@ -46,6 +56,25 @@ SHAPES = ((64, 128), (96, 128), (64, 96))
 def test_a_left_operand_computed_from_loads_is_waited_for(target: str, waits: bool) -> None:
     """Where products read it from registers while the loop goes on: wgmma alone does."""
     assert bool(times_used(of_gelu, *SHAPES, target=target)) is waits
+
+
+def of_few_rows(x: Tensor, w: Tensor, y: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply by what is made of products of 24 rows each, which are no wgmma."""
+    h = x @ w + y @ v
+    h = h - h.sum(-1, keepdim=True)
+    return h, h.flatten(0, 1).t() @ z
+
+
+FEW = ((2, 24, 192), (192, 64), (2, 24, 192), (192, 64), (48, 64))
+
+
+def test_a_left_operand_computed_from_products_of_few_rows_is_waited_for() -> None:
+    """These are done at once, so nothing has waited for the products before them."""
+    inputs = [values(*shape, seed=n).to(BF16) for n, shape in enumerate(FEW)]
+    found = emulate(of_few_rows, inputs, options={"race": "fused"})
+    assert found.faults == (), str(found)
+    assert len(found.kernels) == 1
+    assert sum(text.count(USED) for text in sources(of_few_rows, inputs)) == 1
 
 
 def test_operands_that_are_loaded_or_computed_from_products_are_not() -> None:
