@@ -20,6 +20,7 @@ _FLOATS = {
     name: CODES[name.upper()] for name in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 }
 _TYPES = {**_INTEGERS, **_FLOATS, "pred": CODES["PRED"]}
+_PACKED = {name: CODES[name.upper()] for name in ("u16x2", "s16x2")}
 _ROUNDINGS = {"rn": "RN", "rz": "RZ", "rm": "RM", "rp": "RP", "rna": "RNA"}
 _ROUNDINGS |= {"rni": "RN", "rzi": "RZ", "rmi": "RM", "rpi": "RP"}
 _SINK = Register("_")
@@ -132,7 +133,8 @@ def _carrying(operation: str, takes: bool) -> Rule:
 
 
 def _integer_sum(operation: str) -> Rule:
-    return _carrying(operation, takes=False)
+    packed, single = _plain(operation, "", _PACKED), _carrying(operation, takes=False)
+    return lambda one, kind: packed(one, kind) or single(one, kind)
 
 
 def _product(one: Instruction, kind: Kind) -> Row | None:
@@ -296,6 +298,8 @@ def _atom(one: Instruction, _: Kind) -> Row | None:
 def _matrix(operation: str) -> Rule:
     def rule(one: Instruction, _: Kind) -> Row | None:
         n = next((int(w[1:]) for w in one.opcode if w in ("x1", "x2", "x4")), 0)
+        if operation == "ldmatrix" and {"m16n16", "trans", "b8"} <= set(one.opcode) and n < 4:
+            return Row("ldmatrix_b8", one.operands, count=2 * n)
         if not n or "m8n8" not in one.opcode or one.opcode[-1] != "b16":
             return None
         flags = FLAG["TRANSPOSED"] if "trans" in one.opcode else 0
@@ -413,8 +417,8 @@ RULES: dict[str, Rule] = {
     "fma": _floats("ffma"),
     "div": _either(_plain("idiv"), _floats("fdiv")),
     "rem": _plain("irem"),
-    "min": _either(_plain("imin"), _floats("fmin", "ftz NaN")),
-    "max": _either(_plain("imax"), _floats("fmax", "ftz NaN")),
+    "min": _either(_plain("imin", "", _INTEGERS | _PACKED), _floats("fmin", "ftz NaN")),
+    "max": _either(_plain("imax", "", _INTEGERS | _PACKED), _floats("fmax", "ftz NaN")),
     "neg": _either(_plain("ineg"), _floats("fneg", "ftz")),
     "abs": _either(_plain("iabs"), _floats("fabs", "ftz")),
     "copysign": _floats("copysign", ""),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 TYPES = (
     "U8", "S8", "U16", "S16", "U32", "S32", "U64", "S64", "F16", "BF16", "F32", "F64",
-    "F16X2", "BF16X2", "F32X2", "E4M3X2", "E5M2X2", "E4M3", "E5M2", "E2M1", "UE8M0", "UE4M3",
-    "TF32", "PRED",
+    "F16X2", "BF16X2", "F32X2", "U16X2", "S16X2", "E4M3X2", "E5M2X2", "E4M3", "E5M2", "E2M1",
+    "UE8M0", "UE4M3", "TF32", "PRED",
 )  # fmt: skip
 """Types of elements; integers come first."""
 COMPARISONS = (
@@ -40,7 +40,7 @@ OPERATIONS = (
     "mov", "pack", "unpack", "selp", "setp", "testp", "cvt", "cvt_pair", "cvt_from_fp8", "cvt_tf32",
     "fadd", "fsub", "fmul", "ffma", "fdiv", "fmin", "fmax", "fneg", "fabs", "copysign",
     "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh",
-    "ld", "st", "atom", "ldmatrix", "stmatrix",
+    "ld", "st", "atom", "ldmatrix", "ldmatrix_b8", "stmatrix",
     "shfl", "vote", "activemask", "redux", "elect", "bar_warp", "nothing", "trap",
     "bar", "fence_proxy", "mbarrier_init", "mbarrier_inval", "mbarrier_arrive", "mbarrier_wait",
     "cp_async", "cp_async_arrive", "bulk_load", "bulk_store", "commit", "wait_group",
@@ -63,8 +63,8 @@ _PIPES = {
     "specials": "fdiv sqrt rsqrt rcp ex2 lg2 sin cos tanh",
     "moves": "mov pack unpack selp setp testp cvt cvt_pair cvt_from_fp8 cvt_tf32 shfl vote "
     "activemask elect",
-    "accesses": "ld st atom ldmatrix stmatrix cp_async bulk_load bulk_store tensor_load "
-    "tensor_store",
+    "accesses": "ld st atom ldmatrix ldmatrix_b8 stmatrix cp_async bulk_load bulk_store "
+    "tensor_load tensor_store",
     "products": "mma mma_f64 mma_scaled wgmma tensor_mma",
 }
 _PIPE_OF = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}

@@ -434,6 +434,28 @@ def test_ldmatrix_and_stmatrix_agree_with_a_transposition(transposed: bool) -> N
     np.testing.assert_array_equal(out, source.transpose(0, 2, 1) if transposed else source)
 
 
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_ldmatrix_of_bytes_turns_tiles(tiles: int) -> None:
+    """Lane l gets rows 4(l%4) to 4(l%4) + 3 of columns l//4 and l//4 + 8."""
+    source = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(32, 16)
+    source[16:] ^= 85
+    out = np.zeros((2 * tiles, 32, 4), np.uint8)
+    registers = [f"%r{30 + n}" for n in range(2 * tiles)]
+    body = BASE + lines(
+        "shl.b32 %r2, %r0, 4;",
+        "add.s32 %r3, %r9, %r2;",
+        "mad.wide.u32 %d5, %r0, 16, %d1;",
+        "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d5];",
+        "st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};",
+        f"ldmatrix.sync.aligned.m16n16.x{tiles}.trans.shared.b8 {{{', '.join(registers)}}}, [%r3];",
+        "mad.wide.u32 %d5, %r0, 4, %d0;",
+        *(f"st.global.b32 [%d5+{128 * n}], {name};" for n, name in enumerate(registers)),
+    )
+    run(body, out, source, shared=512)
+    expected = source.reshape(2, 16, 16)[:tiles].transpose(0, 2, 1).reshape(2 * tiles, 8, 4, 4)
+    np.testing.assert_array_equal(out, expected.reshape(2 * tiles, 32, 4))
+
+
 def place_tile(matrix: torch.Tensor, span: int, transposed: bool) -> tuple[np.ndarray, int, int]:
     """Return a tile (rows, depth) as wgmma reads it, and its leading and stride offsets."""
     rows, depth = matrix.shape

@@ -48,12 +48,27 @@ def single(values: np.ndarray) -> np.ndarray:
     return torch.from_numpy(values).view(torch.bfloat16).float().numpy()
 
 
+def in_halves(half: Any, f: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Return an operation on both halves of registers."""
+    return lambda a, b: f(a.view(half), b.view(half)).view(U32)
+
+
 Row = tuple[str, Any, tuple[Any, ...], Callable[..., np.ndarray]]
 
 INTEGERS: list[Row] = [
     ("add.s32 {d}, {0}, {1};", I32, (I32, I32), lambda a, b: a + b),
     ("sub.s64 {d}, {0}, {1};", I64, (I64, I64), lambda a, b: a - b),
     ("add.s16 {d}, {0}, {1};", I16, (I16, I16), lambda a, b: a + b),
+    *(
+        (f"{name}.{kind} {{d}}, {{0}}, {{1}};", U32, (U32, U32), in_halves(half, f))
+        for name, f in (
+            ("add", np.add),
+            ("sub", np.subtract),
+            ("min", np.minimum),
+            ("max", np.maximum),
+        )
+        for kind, half in (("s16x2", I16), ("u16x2", U16))
+    ),
     ("mul.lo.s32 {d}, {0}, {1};", I32, (I32, I32), lambda a, b: a * b),
     ("mul.lo.s64 {d}, {0}, {1};", I64, (I64, I64), lambda a, b: a * b),
     ("mul.hi.u32 {d}, {0}, {1};", U32, (U32, U32), lambda a, b: high(a, b)),

@@ -14,9 +14,23 @@ static void with_integer(int64_t type, F f) {
   }
 }
 
+// d = f(a, b), lane by lane, of both halves of registers.
+template <class T, class F>
+static void packed_pairs(Warp& w, const Instruction& i, F f) {
+  Lanes<uint32_t> a = fetch<uint32_t>(w, i, 1), b = fetch<uint32_t>(w, i, 2), d;
+  for (int l = 0; l < LANES; l++) {
+    uint16_t low = (uint16_t)f((T)a[l], (T)b[l]);
+    uint16_t high = (uint16_t)f((T)(a[l] >> 16), (T)(b[l] >> 16));
+    d[l] = low | (uint32_t)high << 16;
+  }
+  put(w, i, 0, d);
+}
+
 // d = f(a, b), lane by lane.
 template <class F>
 static void integer_pairs(Warp& w, const Instruction& i, F f) {
+  if (i.type == U16X2) return packed_pairs<uint16_t>(w, i, f);
+  if (i.type == S16X2) return packed_pairs<int16_t>(w, i, f);
   with_integer(i.type, [&](auto tag) {
     using T = decltype(tag);
     Lanes<T> a = fetch<T>(w, i, 1), b = fetch<T>(w, i, 2), d;

@@ -183,6 +183,15 @@ static void run_atom(Warp& w, const Instruction& i) {
 
 // -- tiles -------------------------------------------------------------------------------------------
 
+// Return the row of a tile, 16 bytes, whose address a lane has; arguments as of `shared_bytes`.
+static uint8_t* row_of_tile(Warp& w, const Instruction& i, const Lanes<uint64_t>& at, int lane,
+                            const uint8_t* fresh) {
+  uint64_t address = at[lane] & 0xffffffffu;
+  if (address % 16 == 0) return shared_bytes(w, i, lane, address, 16, fresh);
+  raise(w, i, MISALIGNED, lane, (int64_t)address, 16);
+  return nullptr;
+}
+
 // Lane 8j + r has the address of row r of tile j; lane l holds elements 2(l%4), 2(l%4)+1 of row l/4.
 static void run_ldmatrix(Warp& w, const Instruction& i) {
   if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
@@ -191,10 +200,7 @@ static void run_ldmatrix(Warp& w, const Instruction& i) {
   for (int64_t j = 0; j < i.count; j++) {
     uint16_t tile[8][8];
     for (int r = 0; r < 8; r++) {
-      int lane = (int)(8 * j + r);
-      uint64_t address = at[lane] & 0xffffffffu;
-      if (address % 16) return raise(w, i, MISALIGNED, lane, (int64_t)address, 16);
-      const uint8_t* row = shared_bytes(w, i, lane, address, 16, nullptr);
+      const uint8_t* row = row_of_tile(w, i, at, (int)(8 * j + r), nullptr);
       if (!row) return;
       memcpy(tile[r], row, 16);
     }
@@ -206,6 +212,31 @@ static void run_ldmatrix(Warp& w, const Instruction& i) {
       d[l] = low | high << 16;
     }
     put(w, i, j, d);
+  }
+}
+
+// Tiles of 16 x 16 bytes, turned: lane 8j + r has the address of row r of the tile of registers j and
+// j + 1, of which lane l holds rows 4(l%4) to 4(l%4) + 3 of columns l/4 and l/4 + 8.
+static void run_ldmatrix_b8(Warp& w, const Instruction& i) {
+  if (w.running != ALL_LANES) return raise(w, i, DIVERGED);
+  Lanes<uint64_t> at = addresses(w, i, i.count);
+  w.block->machine->counts->shared_loaded += 128 * i.count;
+  for (int64_t j = 0; j < i.count; j += 2) {
+    uint8_t tile[16][16];
+    for (int r = 0; r < 16; r++) {
+      const uint8_t* row = row_of_tile(w, i, at, (int)(8 * j + r), nullptr);
+      if (!row) return;
+      memcpy(tile[r], row, 16);
+    }
+    for (int64_t half = 0; half < 2; half++) {
+      Lanes<uint32_t> d{};
+      for (int l = 0; l < LANES; l++) {
+        for (int b = 0; b < 4; b++) {
+          d[l] |= (uint32_t)tile[4 * (l % 4) + b][l / 4 + 8 * half] << (8 * b);
+        }
+      }
+      put(w, i, j + half, d);
+    }
   }
 }
 
@@ -222,12 +253,10 @@ static void run_stmatrix(Warp& w, const Instruction& i) {
       (i.flags & TRANSPOSED ? tile[c + 1][r] : tile[r][c + 1]) = (uint16_t)(a[l] >> 16);
     }
     for (int r = 0; r < 8; r++) {
-      int lane = (int)(8 * j + r);
-      uint64_t address = at[lane] & 0xffffffffu;
-      if (address % 16) return raise(w, i, MISALIGNED, lane, (int64_t)address, 16);
-      uint8_t* row = shared_bytes(w, i, lane, address, 16, (const uint8_t*)tile[r]);
+      const uint8_t* fresh = (const uint8_t*)tile[r];
+      uint8_t* row = row_of_tile(w, i, at, (int)(8 * j + r), fresh);
       if (!row) return;
-      memcpy(row, tile[r], 16);
+      memcpy(row, fresh, 16);
     }
   }
 }
