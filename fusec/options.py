@@ -164,7 +164,7 @@ class Options:
     )
     precision: str = _option(
         "best",
-        "16-bit values between fused operations: best keeps f32, eager rounds as eager does",
+        "16-bit values between operations: best keeps f32, eager rounds (and chooses) as eager",
         changes_code=True,
         choices=("best", "eager"),
     )

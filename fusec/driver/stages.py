@@ -138,12 +138,12 @@ class CompileContext:
             for one in several.values():
                 stage.check(one)
 
-        made: Mapping[str, Any] = self.apply(replace(stage, run=run, check=check), structures)
-        return made
+        return dict(self.apply(replace(stage, run=run, check=check), structures))
 
     def empty_graph(self) -> GraphBuilder:
-        alone, machine = self.options.alone, self.machine
-        return GraphBuilder(alone, self.target.device, machine.fusion, machine.slow_types)
+        options, machine, device = self.options, self.machine, self.target.device
+        eager = options.precision == "eager" and not options.alone
+        return GraphBuilder(options.alone, device, machine.fusion, machine.slow_types, eager)
 
     def quiet(self) -> CompileContext:
         """Return the context of a trial run, which nobody observes."""

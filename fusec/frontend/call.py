@@ -50,12 +50,14 @@ class GraphBuilder:
         device: the type of device that the code is for.
         fusion: the thresholds of its machine.
         slow: types of which the library multiplies matrices element by element.
+        eager_choices: what torch leaves open is as eager's kernels have it.
     """
 
     alone: bool = False
     device: str = "cpu"
     fusion: FusionTuning = field(default_factory=FusionTuning)
     slow: frozenset[DType] = frozenset()
+    eager_choices: bool = False
     sizes: SizeMap = field(default_factory=SizeMap)
     nodes: list[Line] = field(default_factory=list)
     names: Names = field(default_factory=lambda: Names(separator="_v"))

@@ -225,6 +225,8 @@ class _Capture:
             reason = may_refuse(node.target, node.args, node.kwargs)
             if reason is None and any(index(0) in k.shape for k in results):
                 reason = "an empty tensor"
+            if reason is None and lowering.choice and self.lines.eager_choices:
+                reason = "a choice that torch leaves open: eager's"
         if reason is not None or lowering is None or not results:
             return self._extern(node, value, reason)
         parts = tuple(kind.part for kind in results)

@@ -125,6 +125,23 @@ def test_many_of_long_lines_and_the_least_floats_are_eager_s(
 
 
 @fusec_alone
+@pytest.mark.parametrize("k", [2, 8])
+def test_which_of_equal_elements_is_eager_s_under_eager_precision(k: int) -> None:
+    x = torch.randint(0, 4, (200, 64)).bfloat16()
+    assert not torch.equal(chosen(x, k)[1], torch.topk(x, k)[1])
+
+    def choose(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.topk(x + 1, k)
+
+    found = torch.compile(choose, backend="fusec", options={"precision": "eager"})(x)
+    assert all(map(torch.equal, found, choose(x)))
+    (graph,) = fusec.explain(choose, x, options={"precision": "eager"}).graphs
+    assert [extern.reason for extern in graph.externs] == [
+        "a choice that torch leaves open: eager's"
+    ]
+
+
+@fusec_alone
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
 @pytest.mark.parametrize(("columns", "k"), [(8, 2), (64, 8)])
 def test_a_router_is_one_kernel(target: str, columns: int, k: int) -> None:

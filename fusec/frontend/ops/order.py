@@ -31,7 +31,15 @@ from fusec.ir.monoid import MAX, MIN
 aten = torch.ops.aten
 
 
-@lowers(aten.topk.default)
+def first_of_equal(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """Return what ``topk`` computes here, by eager kernels."""
+    found = torch.sort(x, stable=True, dim=dim, descending=largest)
+    return tuple(part.narrow(dim, 0, k) if x.dim() else part for part in found)
+
+
+@lowers(aten.topk.default, choice=first_of_equal)
 def topk(
     call: AtenCall, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:

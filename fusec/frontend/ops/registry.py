@@ -13,7 +13,9 @@ To add an operation, write one such function in the file it belongs to and regis
 A row may prefer the library's call, with a reason. The node then becomes an ``Extern`` whose
 ``decomposition`` is the rule's definitions; where a kernel of fusec's own is the better candidate,
 they replace the call (``passes/fusion/contract.py``). A row with ``alone`` is used only where no
-library may be called.
+library may be called. Where torch leaves open which of several results is right, as of ``topk`` of
+equal elements, the row's ``choice`` says in plain torch which one the rule computes: tools compare
+with that, too (``tools/verify/choices.py``), and ``precision="eager"`` keeps eager's kernel.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
+
 from fusec.errors import InternalError
 
 LoweringFunction: TypeAlias = Callable[..., Any]
 Preference: TypeAlias = Callable[..., str | None]
 """Returns the reason to prefer the library's call, or None to emit definitions; takes the call and
 the types of its tensors."""
+OpenChoice: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
 _Rule = TypeVar("_Rule", bound=LoweringFunction)
 
 
@@ -37,11 +42,13 @@ class Lowering:
 
     Attributes:
         alone: used only where no library may be called; elsewhere the library's call runs.
+        choice: computes the rule's result in torch, if torch leaves open which one is right.
     """
 
     rule: LoweringFunction
     library: Preference | None = None
     alone: bool = False
+    choice: OpenChoice | None = None
 
 
 LOWERINGS: dict[Any, Lowering] = {}
@@ -59,7 +66,10 @@ def find_lowering(target: Any, *, alone: bool) -> Lowering | None:
 
 
 def lowers(
-    *targets: Any, library: Preference | None = None, alone: bool = False
+    *targets: Any,
+    library: Preference | None = None,
+    alone: bool = False,
+    choice: OpenChoice | None = None,
 ) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of ``targets``: overloads, or their names."""
 
@@ -67,7 +77,7 @@ def lowers(
         for target in targets:
             if target in LOWERINGS:
                 raise InternalError(f"two lowerings of {target}", stage="frontend")
-            LOWERINGS[target] = Lowering(rule, library, alone)
+            LOWERINGS[target] = Lowering(rule, library, alone, choice)
         return rule
 
     return register

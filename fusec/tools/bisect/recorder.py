@@ -41,6 +41,7 @@ from fusec.tools.bisect.slices import kernel_slices, library_slices, node_of, sl
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
 from fusec.tools.clock import Clock, clock_running
+from fusec.tools.verify.choices import with_either_choice
 from fusec.tools.verify.kernels import Exact
 from fusec.torch_interior import (
     FakeTensor,
@@ -405,16 +406,21 @@ class Recorder:
             given: a copy of ``args``, which the call changes.
         """
         state = torch.get_rng_state()
-        expected = run_eagerly(gm)([_copy(arg) for arg in given])
-        torch.set_rng_state(state)
         made = call(args)
+        after = torch.get_rng_state()
 
         def exact() -> Sequence[torch.Tensor]:
             torch.set_rng_state(state)
             with torch.no_grad():
                 return _tensors(Exact(gm).run(*map(_copy, given)))
 
-        problem = disagreement(_tensors(made), _tensors(expected), exact)
+        def compared() -> str | None:
+            torch.set_rng_state(state)
+            expected = run_eagerly(gm)([_copy(arg) for arg in given])
+            return disagreement(_tensors(made), _tensors(expected), exact)
+
+        problem = with_either_choice(compared, lambda said: said is not None)
+        torch.set_rng_state(after)
         if problem is not None:
             self.tell(
                 Culprit(

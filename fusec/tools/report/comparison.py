@@ -42,6 +42,7 @@ from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.stages import this_device
 from fusec.tools.report.subclasses import copied, plain
 from fusec.tools.report.terminal import fitted_table, wrapped
+from fusec.tools.verify.choices import with_either_choice
 from fusec.torch_interior import counters, pytree
 
 SCHEMA = 1
@@ -133,30 +134,30 @@ def compare(
         FusecError: for a failure inside fusec.
     """
     given = [Arguments.of(call) for call in calls]
-    theirs, own, double = _copy(fn), _copy(fn), _copy(fn, torch.float64)
+    own = _copy(fn)
     draws = backend is None and draws_numbers(fn, given[0], train)
     made = {"strict": True, **({"fallback_random": True} if draws else {}), **(options or {})}
     if backend is None:
         compiled = torch.compile(own, backend=fusec, dynamic=dynamic, options=made)
     else:
         compiled = torch.compile(own, backend=backend, dynamic=dynamic)
-    results: list[Result] = []
+    called: list[dict[str, Any]] = []
+
+    def compared() -> tuple[Result, ...]:
+        results: list[Result] = []
+        for number, (eager, exact) in enumerate(_references(fn, given, train)):
+            if number == len(called):
+                called.append(_run(own, given[number], train, compiled))
+            ours = called[number]
+            for name in dict.fromkeys((*eager, *ours)):
+                found = _result(name, eager.get(name), ours.get(name), exact.get(name))
+                results.append(replace(found, call=number))
+        return tuple(results)
+
     graphs = counters["stats"]["unique_graphs"]
-    for number, inputs in enumerate(given):
-        try:
-            eager = _run(theirs, inputs, train)
-        except Exception as error:
-            raise ModelError.raised(error) from error
-        ours = _run(own, inputs, train, compiled)
-        try:
-            exact = _run(double, inputs, train, dtype=torch.float64)
-        except Exception:  # an operation that has no fp64: results are then compared with eager's
-            exact = {}
-        for name in dict.fromkeys((*eager, *ours)):
-            found = _result(name, eager.get(name), ours.get(name), exact.get(name))
-            results.append(replace(found, call=number))
+    results = with_either_choice(compared, lambda found: any(result.problem for result in found))
     graphs = counters["stats"]["unique_graphs"] - graphs
-    return Comparison(str(this_device()), tuple(results), graphs, draws)
+    return Comparison(str(this_device()), results, graphs, draws)
 
 
 # -- runs ----------------------------------------------------------------------------------------
@@ -176,6 +177,27 @@ def draws_numbers(fn: Callable[..., Any], inputs: Given, train: bool) -> bool:
     except Exception as error:
         raise ModelError.raised(error) from error
     return not all(map(torch.equal, before, _random_state()))
+
+
+def _references(
+    fn: Callable[..., Any], given: Sequence[Arguments], train: bool
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the results of each call by eager kernels, and in fp64.
+
+    Raises:
+        ModelError: if the model itself fails.
+    """
+    theirs, double = _copy(fn), _copy(fn, torch.float64)
+    for inputs in given:
+        try:
+            eager = _run(theirs, inputs, train)
+        except Exception as error:
+            raise ModelError.raised(error) from error
+        try:
+            exact = _run(double, inputs, train, dtype=torch.float64)
+        except Exception:  # an operation that has no fp64: results are then compared with eager's
+            exact = {}
+        yield eager, exact
 
 
 def _random_state() -> list[torch.Tensor]:

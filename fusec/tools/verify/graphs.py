@@ -35,6 +35,7 @@ from fusec.frontend.origin import input_names, op_name, origin_of
 from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.race.agreement import disagreement
+from fusec.tools.verify.choices import with_either_choice
 from fusec.tools.verify.kernels import Exact, Tally, copy_of, kernels_are_off, place_of
 from fusec.torch_interior import FakeTensor, fake_mode
 
@@ -198,37 +199,16 @@ class _Judge:
         Raises:
             WrongGraph: if one is off, where the options are strict.
         """
-        exact: list[Sequence[Any]] = []
-
-        def truth(number: int) -> torch.Tensor:
-            if not exact:
-                exact.append(part.run(call, tangents, exact=True))
-            return exact[0][number]  # type: ignore[no-any-return]
-
+        compared = partial(_problems, part, made, call, tangents)
         try:
-            wanted = part.run(call, tangents)
+            found = with_either_choice(compared, lambda said: any(said.values()))
         except Exception as reason:  # whatever eager raises is not the program's failure
             self.leave_out(f"{type(reason).__name__}: {reason}")
             return
-        most = max(map(_largest, (*tangents.values(), *wanted)), default=0.0)
-        for k, (name, got, eager) in enumerate(zip(part.names, made, wanted, strict=True)):
-            if isinstance(got, torch.Tensor) and isinstance(eager, torch.Tensor):
-                self._judge(name, part.made[k], got, eager, most, partial(truth, k))
+        for k, said in found.items():
+            self._judge(part.names[k], part.made[k], said)
 
-    def _judge(
-        self,
-        name: str,
-        node: fx.Node,
-        got: torch.Tensor,
-        eager: torch.Tensor,
-        most: float,
-        exact: Callable[[], torch.Tensor],
-    ) -> None:
-        problem = disagreement([got], [eager], lambda: [exact()])
-        said = ""
-        if problem and not _is_noise(got, eager, most):
-            said = problem.partition(": ")[2] + place_of(got, eager, exact)
-        said = said or _other_strides(got, eager)
+    def _judge(self, name: str, node: fx.Node, said: str) -> None:
         if not said:
             self.tally.agreed += 1
             logger.debug("%s of graph %s agrees", name, self.graph)
@@ -243,6 +223,36 @@ class _Judge:
         if self.strict:
             raise wrong
         warnings.warn(f"fusec: {wrong}", stacklevel=5)
+
+
+def _problems(
+    part: _PureSlice, made: Sequence[Any], call: _Call, tangents: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return how each result that is a tensor differs from eager's, or ""."""
+    exact: list[Sequence[Any]] = []
+
+    def truth(number: int) -> torch.Tensor:
+        if not exact:
+            exact.append(part.run(call, tangents, exact=True))
+        return exact[0][number]  # type: ignore[no-any-return]
+
+    wanted = part.run(call, tangents)
+    most = max(map(_largest, (*tangents.values(), *wanted)), default=0.0)
+    return {
+        k: _problem(got, eager, most, partial(truth, k))
+        for k, (got, eager) in enumerate(zip(made, wanted, strict=True))
+        if isinstance(got, torch.Tensor) and isinstance(eager, torch.Tensor)
+    }
+
+
+def _problem(
+    got: torch.Tensor, eager: torch.Tensor, most: float, exact: Callable[[], torch.Tensor]
+) -> str:
+    """Return how a result differs from eager's, or ""."""
+    problem = disagreement([got], [eager], lambda: [exact()])
+    if problem and not _is_noise(got, eager, most):
+        return problem.partition(": ")[2] + place_of(got, eager, exact)
+    return _other_strides(got, eager)
 
 
 # -- parts of a graph ------------------------------------------------------------------------------
