@@ -356,20 +356,26 @@ def test_a_grouped_product_with_its_activation_is_one_kernel() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_groups_of_any_size_are_right_in_the_emulator(target: str, fast: bool) -> None:
-    x, w = codes(ROWS, TERMS), codes(GROUPS, COLUMNS, TERMS, seed=1)
+@pytest.mark.parametrize(
+    ("target", "rows", "groups"), [("sm_90", 90, 6), ("sm_90", 200, 3), ("sm_100", 90, 6)]
+)
+def test_fifty_random_splits_are_right_in_the_emulator(
+    target: str, rows: int, groups: int, fast: bool
+) -> None:
+    """With 200 rows tiles of sm_90 have 64 rows, for wgmma."""
+    terms, columns = 144, 80
+    x, w = codes(rows, terms), codes(groups, columns, terms, seed=1)
     run = Emulator.of(target, {"race": "fused"}, 0)
     torch._dynamo.reset()
     compiled = torch.compile(experts, backend=run.backend)
-    for seed in range(5):
+    for seed in range(50):
         with seeded(seed):
-            cuts = torch.randint(0, ROWS + 1, (GROUPS,)).sort().values
-            cuts[seed % GROUPS] = cuts[max(seed % GROUPS - 1, 0)]  # an empty group
-            sx, sw = torch.rand(ROWS), torch.rand(GROUPS, COLUMNS) / 8
+            cuts = torch.randint(0, rows + 1, (groups,)).sort().values
+            cuts[seed % groups] = cuts[max(seed % groups - 1, 0)]  # an empty group
+            sx, sw = torch.rand(rows), torch.rand(groups, columns) / 8
         ends = cuts.to(torch.int32)
         found = compiled(x, w, sx, sw, ends, fast)
-        wanted, begin = torch.zeros(ROWS, COLUMNS, dtype=torch.float64), 0
+        wanted, begin = torch.zeros(rows, columns, dtype=torch.float64), 0
         for e, end in enumerate(ends.tolist()):
             product = x[begin:end].double() @ w[e].double().t()
             wanted[begin:end] = product * sx[begin:end, None].double() * sw[e].double()
