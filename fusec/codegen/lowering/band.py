@@ -15,17 +15,14 @@ only for ``n <= (m*128 + 127) // 64``: the loop stops after that. It holds in a 
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from fusec.ir.combine import identities
-from fusec.ir.edges import all_edges_when, edges_when
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, postorder
-from fusec.ir.groups import RowGroups, groups_of, member_edges
+from fusec.ir.edges import all_edges_when, edges_of_terms
+from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.groups import RowGroups, groups_of
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
-from fusec.ir.monoid import MAX, SUM
 from fusec.ir.serial import needed_conditions
 
 
@@ -36,12 +33,8 @@ def loop_bounds(
 
     The first may be negative, as for a window in the first rows.
     """
-    shared: frozenset[Index] | None = None
-    for node in reductions:
-        edges = frozenset(_edges_of(node))
-        shared = edges if shared is None else shared & edges
     start, stop = index(0), None
-    for edge in sorted(shared or (), key=repr):
+    for edge in edges_of_terms(reductions):
         step = edge.coefficient(loop)
         if step is None or not step.is_constant or step.const == 0 or _divides(edge, lanes):
             continue
@@ -184,43 +177,3 @@ def needed_before(reductions: Iterable[Reduce], varying: frozenset[Axis]) -> tup
             shared = own if shared is None else {c: None for c in shared if c in own}
     outer = (c for c in shared or () if c.axes.isdisjoint(varying))
     return tuple(c for c in outer if any(isinstance(n, Load) for n in postorder((c,))))
-
-
-# -- conditions under which a term is the identity -------------------------------------------------
-
-
-def _edges_of(node: Reduce) -> tuple[Index, ...]:
-    known = node.monoid in (MAX, SUM) and node.dtype.is_float
-    return _unless(node.body, node.monoid.start) if known else ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _unless(node: Expr, identity: float) -> tuple[Index, ...]:
-    """Return conditions such that ``node`` is 0 or minus infinity where any of them is false."""
-    match node, identity:
-        case Select(condition=c, then=a, other=Const(value=value)), _ if value == identity:
-            return (*edges_when(c, True), *member_edges(c), *_unless(a, identity))
-        case Load(guard=Op() as guard), 0:
-            return member_edges(guard)
-        case Select(condition=c, then=Const(value=value), other=b), _ if value == identity:
-            return (*edges_when(c, False), *_unless(b, identity))
-        case Cast(arg=a), _ if a.dtype.is_float:
-            return _unless(a, identity)
-        case Op(name="round_f16" | "round_bf16", args=(a,)), _:
-            return _unless(a, identity)
-        case Op(name="mul", args=(a, b)), 0:
-            return (*_unless(a, 0), *_unless(b, 0))
-        case Op(name="add" | "sub", args=(a, b)), 0:
-            return tuple(edge for edge in _unless(a, 0) if edge in _unless(b, 0))
-        case Op(name="div", args=(a, _)) | Op(name="neg", args=(a,)), 0:
-            return _unless(a, 0)
-        case Op(name="exp", args=(a,)), 0:
-            return _unless(a, -math.inf)
-        case Op(name="add", args=(a, b)), _:
-            return (*_unless(a, identity), *_unless(b, identity))
-        case Op(name="sub", args=(a, _)), _:
-            return _unless(a, identity)
-        case Op(name="mul", args=(a, Const(value=factor))), _ if factor > 0:
-            return _unless(a, identity)
-        case _:
-            return ()
