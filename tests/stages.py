@@ -231,6 +231,7 @@ EXAMPLES = {
     ),
     "parts": Example(parts, ((64, 32), (64, 32)), dtype=torch.float64),
     "pairs": Example(turned, ((8, 32, 2), (32, 2))),
+    "pairs of a GPU": Example(turned, ((8, 32, 2), (32, 2)), "sm_90"),
     "cache": Example(cache, ((4, 64, 16), (4, 1, 16))),
     "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
     "loss": Example(

@@ -26,7 +26,7 @@ from fusec.ir.graph import Def, Extern, ForeachKernel, Graph, Kernel, RowLoop, S
 from fusec.ir.host import Allocation, FreeBuffers, HostProgram, HostStatement, NativeRun
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Update
+from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Unzip, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
 from fusec.tools.bisect.steps import copied
@@ -562,6 +562,10 @@ FAULTS = (
     ),
     Fault("orient", "statistics", "a number lost", in_expressions(doubled)),
     Fault("copy_tiles", "product", "a copy that belongs to no access", in_form(copy_of_another)),
+    Fault("join_pairs", "pairs of a GPU", "elements the other way round", in_each(
+        Unzip, lambda pair: replace(pair, halves=pair.halves[::-1])
+    )),
+    Fault("join_pairs", "pairs of a GPU", "a store forgotten", lost(Put)),
     Fault("approximate", "product", "a value of another kernel", in_form(another_is_cheap)),
 )  # fmt: skip
 

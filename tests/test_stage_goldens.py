@@ -74,6 +74,7 @@ EXAMPLES = {
     "sink": "attention",
     "orient": "products",
     "copy_tiles": "product",
+    "join_pairs": "pairs of a GPU",
     "specialize_warps": "roles",
     "approximate": "statistics",
 }

@@ -220,9 +220,26 @@ class Halve:
     whole: Var
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Unzip:
+    """Name the even and the odd elements of a tile's columns."""
+
+    halves: tuple[Var, Var]
+    whole: Var
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Zip:
+    """Name a tile whose columns are those of two others in turn."""
+
+    whole: Var
+    halves: tuple[Var, Var]
+
+
 Statement: TypeAlias = (
     Let | Carry | Update | Put | Scratch | For | Multiply | Fill | Take | Await | Free | Halve
-)
+    | Unzip | Zip
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -317,8 +334,10 @@ def reads(statement: Statement) -> tuple[Expr, ...]:
             return (statement.value, *index_exprs(statement.offset), *guard)
         case For():
             return tuple(e for b in (statement.start, *statement.stops) for e in index_exprs(b))
-        case Halve():
+        case Halve() | Unzip():
             return (statement.whole,)
+        case Zip():
+            return statement.halves
         case _:
             return ()
 
@@ -408,6 +427,10 @@ def print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> No
                 lines.append(f"{pad}free {statement.ring.name}{before}{after}")
             case Halve():
                 lines.append(f"{pad}halve {_var(statement.whole)}: {_named(statement.halves)}")
+            case Unzip():
+                lines.append(f"{pad}unzip {_var(statement.whole)}: {_named(statement.halves)}")
+            case Zip():
+                lines.append(f"{pad}{_var(statement.whole)} = zip {_named(statement.halves)}")
 
 
 def _least(bounds: tuple[Index, ...]) -> str:

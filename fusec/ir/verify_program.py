@@ -49,7 +49,9 @@ from fusec.ir.program import (
     Put,
     Scratch,
     Statement,
+    Unzip,
     Update,
+    Zip,
 )
 from fusec.ir.verify import check, verify_node_types
 
@@ -143,6 +145,18 @@ def _verify_block(body: tuple[Statement, ...], scope: _Scope) -> None:
                 _verify_loop(statement, scope)
             case Multiply():
                 _verify_product(statement, scope)
+            case Unzip(halves=halves, whole=whole):
+                line = f"unzip {whole.name}"
+                _verify_name(whole, scope, line)
+                for half in halves:
+                    _define(half, scope, line)
+                _verify_pairs(whole, halves, line)
+            case Zip(whole=whole, halves=halves):
+                line = f"{whole.name} = zip ..."
+                for half in halves:
+                    _verify_name(half, scope, line)
+                _define(whole, scope, line)
+                _verify_pairs(whole, halves, line)
             case _:
                 raise InternalError(statement, stage="ir.verify")
 
@@ -151,6 +165,17 @@ def _define(var: Var, scope: _Scope, line: str) -> None:
     check(all(var.name != other.name for other in scope.variables), line, "defined twice")
     check(var.axes <= scope.lanes, line, "it has axes that are no lanes")
     scope.variables.add(var)
+
+
+def _verify_pairs(whole: Var, halves: tuple[Var, Var], line: str) -> None:
+    """Check that a tile has twice the lanes of its halves along one axis, and theirs beside it."""
+    one, two = halves
+    check(one.axes == two.axes, line, "halves have different lanes")
+    check(whole.dtype is one.dtype is two.dtype, line, "types differ")
+    both, each = whole.axes - one.axes, one.axes - whole.axes
+    pairs = len(both) == len(each) == 1
+    twice = pairs and next(iter(both)).extent == next(iter(each)).extent * 2
+    check(twice, line, "no axis has twice the lanes of its halves")
 
 
 def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, reach
 from fusec.ir.monoid import MAX, MIN, SUM
-from fusec.ir.program import For, Let, Program, Put, Statement, Update, reads, statements
+from fusec.ir.program import For, Let, Program, Put, Statement, Update, Zip, reads, statements
 
 _Values = Mapping[Expr, Expr]
 _Uses = Mapping[Expr, list[Statement]]
@@ -56,7 +56,7 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
                     feeds.setdefault(statement.var, []).extend(below)
                 elif not _rounds(value):
                     exact.update(below)
-            case Put():
+            case Put() | Zip():
                 below = reads(statement)
                 exact.update(below)
             case _:

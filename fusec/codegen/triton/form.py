@@ -18,6 +18,7 @@ from fusec.codegen.lowering.precision import rounded_to_16_bits
 from fusec.codegen.triton.base_two import base_two
 from fusec.codegen.triton.descriptors import Copies, Descriptor, find_copies
 from fusec.codegen.triton.nested_specialization import split_nested
+from fusec.codegen.triton.pairs import join_pairs
 from fusec.codegen.triton.sink import sink
 from fusec.codegen.triton.warp_specialization import RoleStatements, print_split, split
 from fusec.ir.expr import Load, Var
@@ -68,6 +69,14 @@ def _copy_tiles(form: Form, context: Any) -> Form:
     return replace(form, program=program, copies=copies)
 
 
+def _join_pairs(form: Form, context: Any) -> Form:
+    program = join_pairs(form.program)
+    if program is form.program:
+        return form
+    *_, lane, both = program.lanes
+    return replace(form, program=program, dimension={**form.dimension, both: form.dimension[lane]})
+
+
 def _specialize_warps(form: Form, context: Any) -> Form:
     if not form.program.roles:
         return form
@@ -103,6 +112,14 @@ FORM = (
         "copy_tiles",
         "load and store whole tiles by TMA descriptors, where the plan says so",
         _copy_tiles,
+        "Form",
+        "Form",
+        needs=("orient",),
+    ),
+    Stage(
+        "join_pairs",
+        "load and store neighbours in memory together, where lanes are two elements apart",
+        _join_pairs,
         "Form",
         "Form",
         needs=("orient",),

@@ -37,10 +37,10 @@ from fusec.codegen.lowering.orient import ROWS
 from fusec.codegen.triton.descriptors import Descriptor, DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain
 from fusec.codegen.triton.form import Form
-from fusec.codegen.triton.index import IndexText
+from fusec.codegen.triton.index import IndexText, lane_extent
 from fusec.codegen.triton.joint_sums import JointSum
 from fusec.codegen.triton.operations import text_of
-from fusec.codegen.triton.printer import TritonPrinter, lane_extent
+from fusec.codegen.triton.printer import TritonPrinter
 from fusec.codegen.triton.warp_specialization import MOST_COLUMNS, RoleStatements
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Const, Dot, Expr, Reduce, Var, children

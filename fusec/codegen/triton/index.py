@@ -63,6 +63,13 @@ def _atom_bound(atom: Atom) -> int:
             raise InternalError(atom, stage=STAGE)
 
 
+def lane_extent(axis: Axis) -> int:
+    extent = axis.extent.const if axis.extent.is_constant else 0
+    if extent < 1 or extent & (extent - 1):
+        raise InternalError(f"lane axis {axis} has extent {axis.extent}", stage=STAGE)
+    return extent
+
+
 def fits_32_bits(value: Index) -> bool:
     """Return True if the index and each of its partial sums fit a signed 32-bit integer."""
     return magnitude(value) <= INT32_MAX

@@ -20,7 +20,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Cast, Expr, IndexValue, Op, Reduce, Select, Var
 from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
-from fusec.ir.program import Carry, Let, Statement, Update, needed_values, statements
+from fusec.ir.program import Carry, Let, Statement, Unzip, Update, needed_values, statements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +76,7 @@ def _moved(sum_: Let, others: Sequence[Let], between: Sequence[Statement]) -> li
     needed = needed_values([sum_], made)
     moved = [let for var, let in made.items() if var in needed]
     changed = {s.var for s in statements(between) if isinstance(s, Update | Carry)}
+    changed |= {half for s in statements(between) if isinstance(s, Unzip) for half in s.halves}
     is_free = needed.isdisjoint({*changed, *(let.var for let in others)})
     computed = all(isinstance(let.value, Op | Cast | Select | IndexValue) for let in moved)
     return moved if is_free and computed else None

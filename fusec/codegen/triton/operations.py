@@ -16,6 +16,7 @@ Worked example: ``maximum`` of f32 is ``tl.maximum(a, b, propagate_nan=tl.Propag
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fusec.codegen.triton import floats8
@@ -297,6 +298,14 @@ def names_in(text: str) -> tuple[str, ...]:
 def text_of(dtype: DType) -> str:
     """Return a type in a kernel's text: ``tl.float32``."""
     return TYPES[dtype][0]
+
+
+def number_text(value: float | int | bool) -> str:
+    """Return a Python literal (an expression for infinities and NaN)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        sign = "-" if value < 0 else ""
+        return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
+    return repr(value)
 
 
 def template(name: str, dtype: DType, *, approximate: bool) -> str:

@@ -29,7 +29,6 @@ Worked example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from fusec.codegen.triton import floats8
@@ -42,11 +41,25 @@ from fusec.codegen.triton.arguments import (
 from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
-from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, narrow_values
+from fusec.codegen.triton.index import (
+    IndexText,
+    fits_32_bits,
+    is_plain,
+    lane_extent,
+    narrow_values,
+)
 from fusec.codegen.triton.joint_sums import JointSum, find_joint_sums
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, unread_sums
 from fusec.codegen.triton.mask_widths import mask_lanes
-from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, STAGE, names_in, template, text_of
+from fusec.codegen.triton.operations import (
+    FUNCTIONS,
+    LIBDEVICE,
+    STAGE,
+    names_in,
+    number_text,
+    template,
+    text_of,
+)
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F8, F32, I32, DType, compute_type
 from fusec.ir.expr import (
@@ -71,9 +84,10 @@ from fusec.ir.program import (
     For,
     Let,
     Put,
-    Scratch,
     Statement,
+    Unzip,
     Update,
+    Zip,
     is_product,
 )
 
@@ -280,8 +294,13 @@ class TritonPrinter:
                 return [f"{self.names(var)} = {self._full(statement.initial, lanes)}"]
             case Put():
                 return [self._put(statement)]
-            case Scratch():
-                raise InternalError("Triton has no scratch arrays", stage=STAGE)
+            case Unzip(halves=halves, whole=whole):
+                shape = self._shape(halves[0].axes)[:-1].rstrip(",")
+                names = ", ".join(map(self.names, halves))
+                return [f"{names} = tl.split(tl.reshape({self.names(whole)}, {shape}, 2)))"]
+            case Zip(whole=whole, halves=halves):
+                pair = f"tl.join({', '.join(map(self.names, halves))})"
+                return [f"{self.names(whole)} = tl.reshape({pair}, {self._shape(whole.axes)})"]
             case _:
                 raise InternalError(statement, stage=STAGE)
 
@@ -440,7 +459,7 @@ class TritonPrinter:
         if load.guard is None:
             return f"tl.load({pointer})"
         is_float = load.dtype.is_float and (multiplied or load.dtype not in F8)
-        other = _number(False if load.dtype is BOOL else 0.0 if is_float else 0)
+        other = number_text(False if load.dtype is BOOL else 0.0 if is_float else 0)
         return f"tl.load({pointer}, mask={self._given(load.guard)}, other={other})"
 
     def _load_tile(self, copy: DescriptorCopy) -> str:
@@ -512,7 +531,7 @@ class TritonPrinter:
         return self._literal(value)
 
     def _literal(self, value: Const) -> str:
-        return _number(value.value)
+        return number_text(value.value)
 
     def _full(self, value: Const, lanes: Iterable[Axis]) -> str:
         if value.dtype in F8:
@@ -579,21 +598,3 @@ class TritonPrinter:
             name = {"max": "any", "min": "all"}.get(name, name)
         self.needs.add(f"_{name}")
         return f"tl.reduce({text}, {where.format(f'_{name}')})"
-
-
-# -- facts ---------------------------------------------------------------------------------------
-
-
-def lane_extent(axis: Axis) -> int:
-    extent = axis.extent.const if axis.extent.is_constant else 0
-    if extent < 1 or extent & (extent - 1):
-        raise InternalError(f"lane axis {axis} has extent {axis.extent}", stage=STAGE)
-    return extent
-
-
-def _number(value: float | int | bool) -> str:
-    """Return a Python literal (an expression for infinities and NaN)."""
-    if isinstance(value, float) and not math.isfinite(value):
-        sign = "-" if value < 0 else ""
-        return f'{sign}float("{"nan" if math.isnan(value) else "inf"}")'
-    return repr(value)

@@ -36,7 +36,7 @@ _TWO = index(2)
 def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with an axis of pairs unrolled into stores, or into terms of its sums."""
     kernel = _unroll_terms(kernel, machine)
-    axis = next((axis for axis in kernel.axes if _is_of_pairs(kernel, axis)), None)
+    axis = next((axis for axis in kernel.axes if _is_apart(kernel, axis)), None)
     if axis is None:
         return kernel
     simplify = simplifier()
@@ -91,16 +91,17 @@ def _walks_pairs(node: Reduce, axis: Axis) -> bool:
     )
 
 
-def _is_of_pairs(kernel: FlatKernel, axis: Axis) -> bool:
-    """Return True for an axis of two along which stores are contiguous, and two apart along others.
+def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:
+    """Return True for an axis of pairs over which there is no reduction."""
+    reduced = any(isinstance(n, Reduce) and axis in n.over for n in kernel_nodes(kernel))
+    return is_of_pairs(kernel, axis) and not reduced
 
-    No reduction is over it.
-    """
+
+def is_of_pairs(kernel: FlatKernel, axis: Axis) -> bool:
+    """Return True for an axis of two, along which stores are contiguous, and others two apart."""
     if axis.extent is not _TWO or axis.limit is not None:
         return False
     offsets = [s.indices[0] for s in kernel.stores if axis in s.indices[0].axes]
     if not offsets or not all(offset.steps_by_one(axis) for offset in offsets):
-        return False
-    if any(isinstance(n, Reduce) and axis in n.over for n in kernel_nodes(kernel)):
         return False
     return all(any(o.coefficient(other) is _TWO for other in o.axes) for o in offsets)

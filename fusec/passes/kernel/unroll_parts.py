@@ -6,7 +6,8 @@ computes one place of each part instead,
 
 * on CPUs where parts are many: a stack of the steps of a recurrence would compare each element with
   each step;
-* on GPUs where parts read the same elements, which are then loaded once;
+* on GPUs where parts read the same elements, which are then loaded once, and where parts are the
+  elements of pairs, side by side in memory (``codegen/triton/pairs.py``);
 * on GPUs where a row that is summed in registers is no power of two, so that lanes would be idle,
   or so long that its temporary values would not fit: those of one part do.
 
@@ -22,31 +23,39 @@ Worked examples, a stack of the results of eight steps, and a rotary embedding::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, reach, substitute
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index, mod
 from fusec.ir.machine import Machine, RowTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll_pairs import is_of_pairs
 from fusec.passes.kernel.unroll_windows import added_up
 from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
 from fusec.passes.schedule.rowwise import column_sums, is_resident
 
 Stores: TypeAlias = tuple[tuple[Store, ...], ...]
 """The stores of each part."""
+PartPlaces: TypeAlias = Sequence[Mapping[Axis, Index]]
+"""What stands for the axis at a place of each part."""
 
 
 def unroll_parts(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with a store for each of some equal parts of an axis, else unchanged."""
+    if not machine.is_cpu and (pairs := _pairs(kernel)) is not None:
+        axis, place, places = pairs
+        apart = _joined(kernel, axis, place, _by_parts(kernel, axis, place, places))
+        return _summed_by_pairs(apart)
     if not machine.is_cpu and (row := _cut_row(kernel, machine.rows)) is not None:
         axis, place, starts = row
-        return _joined(kernel, axis, place, _by_parts(kernel, axis, place, starts))
+        places = _parts_of(axis, place, starts)
+        return _joined(kernel, axis, place, _by_parts(kernel, axis, place, places))
     for axis, ends in _ends(kernel).items():
         if axis.limit is not None or axis in limiting_axes(kernel):
             continue
@@ -58,7 +67,7 @@ def unroll_parts(kernel: FlatKernel, machine: Machine) -> FlatKernel:
             unrolls = 1 < len(starts) <= machine.rows.parts and _fills_vectors(kernel, length)
         if not unrolls:
             continue
-        parts = _by_parts(kernel, axis, place, starts)
+        parts = _by_parts(kernel, axis, place, _parts_of(axis, place, starts))
         if machine.is_cpu or _share_loads(parts, place):
             return _joined(kernel, axis, place, parts)
     return kernel
@@ -94,13 +103,84 @@ def _has_many(kernel: FlatKernel, axis: Axis, length: int, machine: Machine) -> 
     return not kernel.inside and whole and wide and many
 
 
+def _pairs(kernel: FlatKernel) -> tuple[Axis, Axis, PartPlaces] | None:
+    """Return an axis of pairs that are stored side by side, a place, and both elements' indices.
+
+    It is an axis of two, or a longer one that is halved: for even and odd elements that differ.
+    """
+    if not (_sums_only(kernel) and all(s.buffer.dtype.is_float for s in kernel.stores)):
+        return None
+    for axis in kernel.axes:
+        if is_of_pairs(kernel, axis):
+            return axis, Axis(axis.name, index(1)), [{axis: index(0)}, {axis: index(1)}]
+    for axis in _halved(kernel):
+        stored = [s.indices[0] for s in kernel.stores if axis in s.indices[0].axes]
+        even = axis.limit is None and mod(axis.extent, index(2)) is index(0)
+        if stored and even and all(offset.steps_by_one(axis) for offset in stored):
+            place = Axis(axis.name, floordiv(axis.extent, index(2)))
+            both = index(place) * 2
+            return axis, place, [{axis: both}, {axis: both + 1}]
+    return None
+
+
+def _halved(kernel: FlatKernel) -> Iterator[Axis]:
+    """Yield the axes of quotients and remainders by two."""
+    nodes = kernel_nodes(kernel)
+    values = [n.index for n in nodes if isinstance(n, IndexValue)]
+    values += [i for n in nodes if isinstance(n, Load) for i in n.indices]
+    for atom in dict.fromkeys(atom for value in values for atom in value.atoms()):
+        if isinstance(atom, FloorDiv | Mod) and atom.divisor is index(2):
+            (*others, axis) = sorted(atom.dividend.axes, key=lambda a: a.serial) or (None,)
+            if not others and axis in kernel.axes and atom.dividend.steps_by_one(axis):
+                yield axis
+
+
+def _summed_by_pairs(kernel: FlatKernel) -> FlatKernel:
+    """Return the kernel with sums over whole rows of pairs as sums over pairs: they share loads.
+
+    sum(r: x[r]) beside y[2*j] = ..., y[2*j + 1] = ...   is   sum(j: x[2*j] + x[2*j + 1])
+    """
+    offsets = [store.indices[0] for store in kernel.stores]
+    stored = frozenset(axis for offset in offsets for axis in offset.axes)
+    rows = {
+        row: along
+        for along in kernel.inside
+        for row in kernel.inside
+        if any(offset.coefficient(along) is index(2) for offset in offsets)
+        if row not in stored and row.extent is along.extent * 2 and row.limit is None
+    }
+
+    def paired(node: Expr) -> Expr:
+        row = next((a for a in getattr(node, "over", ()) if a in rows), None)
+        if row is None or not isinstance(node, Reduce):
+            return node
+        both = index(rows[row]) * 2
+        return added_up(node, row, [{row: both}, {row: both + 1}], (rows[row],))
+
+    if not rows:
+        return kernel
+    inside = tuple(axis for axis in kernel.inside if axis not in rows)
+    summed = kernel.map(lambda roots: rewrite(roots, paired))
+    return FlatKernel(replace(summed, inside=inside))
+
+
+def _parts_of(axis: Axis, place: Axis, starts: Sequence[int]) -> PartPlaces:
+    """Return the indices of a place in each part."""
+    only = place.extent is index(1)
+    return [{axis: index(start) if only else index(place) + start} for start in starts]
+
+
 def _fills_vectors(kernel: FlatKernel, length: int) -> bool:
     """Return True if parts are whole vectors in each tensor, in a kernel without products."""
-    nodes = kernel_nodes(kernel)
-    sums = [n for n in nodes if isinstance(n, Reduce)]
-    if any(n.monoid is not SUM or factors(n) is not None for n in sums):
-        return False
-    return all(length * n.dtype.itemsize % VECTOR_BYTES == 0 for n in nodes if isinstance(n, Load))
+    loads = (n for n in kernel_nodes(kernel) if isinstance(n, Load))
+    wide = all(length * n.dtype.itemsize % VECTOR_BYTES == 0 for n in loads)
+    return wide and _sums_only(kernel)
+
+
+def _sums_only(kernel: FlatKernel) -> bool:
+    """Return True for a kernel without products, and without other reductions than sums."""
+    sums = (n for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+    return all(n.monoid is SUM and factors(n) is None for n in sums)
 
 
 def _ends(kernel: FlatKernel) -> dict[Axis, set[int]]:
@@ -134,25 +214,24 @@ def _taken(node: Expr, axis: Axis, start: int) -> Expr:
     return node
 
 
-def _by_parts(kernel: FlatKernel, axis: Axis, place: Axis, starts: Sequence[int]) -> Stores:
+def _by_parts(kernel: FlatKernel, axis: Axis, place: Axis, places: PartPlaces) -> Stores:
     """Return the stores of each part, at a place in it; those without the axis are the first's."""
-    simplify, only = simplifier(), place.extent is index(1)
-    places = [{axis: index(start) if only else index(place) + start} for start in starts]
+    simplify = simplifier()
 
     def whole(node: Expr) -> Expr:
-        return (
-            added_up(node, axis, places, (place,))
-            if isinstance(node, Reduce) and axis in node.over
-            else node
-        )
+        if isinstance(node, Reduce) and axis in node.over:
+            return added_up(node, axis, places, (place,))
+        return node
 
     roots = rewrite(tuple(store.expr for store in kernel.stores), whole)
     parts: list[tuple[Store, ...]] = []
-    for start, at in zip(starts, places, strict=True):
+    for at in places:
         stores = []
+        start = at[axis] - (index(0) if at[axis].is_constant else index(place))
         for store, root in zip(kernel.stores, roots, strict=True):
             if at is places[0] or axis in store.indices[0].axes:
-                (expr,) = simplify((_taken(root, axis, start).substitute(at),))
+                taken = _taken(root, axis, start.const) if start.is_constant else root
+                (expr,) = simplify((taken.substitute(at),))
                 stores.append(Store(store.buffer, (substitute(store.indices[0], at),), expr))
         parts.append(tuple(stores))
     return tuple(parts)

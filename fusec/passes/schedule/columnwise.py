@@ -11,22 +11,23 @@ from __future__ import annotations
 import math
 
 from fusec.errors import InternalError
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
-from fusec.passes.schedule.access import fastest_axis
+from fusec.passes.schedule.access import fastest_axis, offsets_with_neighbour
 from fusec.passes.schedule.nest import loop_nest
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
 
-def accepts(kernel: Kernel) -> bool:
+def accepts(kernel: FlatKernel) -> bool:
     """Return True if the contiguous axis is on the grid while others are inside."""
-    return bool(kernel.inside) and fastest_axis(kernel, kernel.axes) in kernel.grid
+    column = fastest_axis(kernel, kernel.axes, offsets_with_neighbour(kernel))
+    return bool(kernel.inside) and column in kernel.grid
 
 
-def plan(kernel: Kernel, machine: Machine) -> Plan:
+def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     """Return the plan of a column reduction."""
-    column = fastest_axis(kernel, kernel.axes)
+    column = fastest_axis(kernel, kernel.axes, offsets_with_neighbour(kernel))
     if column is None:
         raise InternalError("a column reduction without a fast axis", stage="passes.schedule")
     *outer, last = loop_nest(kernel, column, machine)

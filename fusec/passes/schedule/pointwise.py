@@ -9,10 +9,17 @@ three tiles. Accesses that are contiguous along different axes (a transpose) get
 from __future__ import annotations
 
 from fusec.ir.expr import Op, postorder
-from fusec.ir.graph import Kernel
+from fusec.ir.graph import FlatKernel, Kernel
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
-from fusec.passes.schedule.access import LINE_BYTES, VECTOR_BYTES, accesses, fastest_axis, step
+from fusec.passes.schedule.access import (
+    LINE_BYTES,
+    VECTOR_BYTES,
+    accesses,
+    fastest_axis,
+    offsets_with_neighbour,
+    step,
+)
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
 
@@ -21,9 +28,9 @@ def accepts(kernel: Kernel) -> bool:
     return not kernel.inside
 
 
-def plan(kernel: Kernel, machine: Machine) -> Plan:
+def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     """Return the plan of a pointwise kernel."""
-    fast = fastest_axis(kernel, kernel.grid)
+    fast = fastest_axis(kernel, kernel.grid, offsets_with_neighbour(kernel))
     if fast is None:
         return Plan(tuple(Binding(a, LoopKind.GRID) for a in kernel.grid), warps=1)
     other = _other_fast_axis(kernel, fast)

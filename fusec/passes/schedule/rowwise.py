@@ -19,22 +19,27 @@ from collections import Counter
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Load, Reduce, loads
-from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
-from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
+from fusec.passes.schedule.access import (
+    VECTOR_BYTES,
+    fastest_axis,
+    limiting_axes,
+    offsets_with_neighbour,
+)
 from fusec.passes.schedule.nest import loop_nest
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
 
-def accepts(kernel: Kernel) -> bool:
+def accepts(kernel: FlatKernel) -> bool:
     """Return True if the contiguous axis is inside."""
-    fast = fastest_axis(kernel, kernel.axes)
+    fast = fastest_axis(kernel, kernel.axes, offsets_with_neighbour(kernel))
     return bool(kernel.inside) and (fast is None or fast in kernel.inside)
 
 
-def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
+def plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a row kernel, the one chosen by rule first.
 
     Several rows a program, one after the other, need no barrier, and as many instructions a row as
@@ -82,9 +87,9 @@ def _turns(kernel: Kernel, one: Plan, machine: Machine) -> int:
     return turns
 
 
-def plan(kernel: Kernel, machine: Machine) -> Plan:
+def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     """Return the plan of a row kernel with one tile of rows a program."""
-    fast = fastest_axis(kernel, kernel.axes)
+    fast = fastest_axis(kernel, kernel.axes, offsets_with_neighbour(kernel))
     # Without contiguous accesses: the innermost axis that may be lanes.
     able = [a for a in kernel.inside if a not in limiting_axes(kernel)]
     row = fast if fast is not None else [kernel.inside[-1], *able][-1]

@@ -20,7 +20,7 @@ import numpy as np
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Buffer, Expr, Load, Var
-from fusec.ir.index import Index, Size
+from fusec.ir.index import Axis, Index, Size
 from fusec.ir.program import (
     Carry,
     For,
@@ -31,7 +31,9 @@ from fusec.ir.program import (
     Put,
     Scratch,
     Statement,
+    Unzip,
     Update,
+    Zip,
 )
 from fusec.tools.interpreter.expression import (
     STAGE,
@@ -107,10 +109,38 @@ def _run_block(body: tuple[Statement, ...], run: _ProgramRun) -> None:
                 _run_loop(statement, run)
             case Multiply():
                 _multiply(statement, run)
+            case Unzip(halves=halves, whole=whole):
+                env.variables.update(zip(halves, _apart(whole, halves[0], env), strict=True))
+            case Zip(whole=whole, halves=halves):
+                env.variables[whole] = _in_turn(halves, whole, env)
             case _:
                 raise InternalError(statement, stage=STAGE)
     for var in set(env.variables) - outside:
         del env.variables[var]
+
+
+def _apart(whole: Var, half: Var, env: Env) -> tuple[Tile, Tile]:
+    """Return the even and the odd elements of a tile along its axis of pairs."""
+    (both,), (lane,) = whole.axes - half.axes, half.axes - whole.axes
+    tile = env.variables[whole]
+    axes = tuple(lane if axis is both else axis for axis in tile.axes)
+    array = np.moveaxis(tile.array, tile.axes.index(both), 0)
+    even, odd = (np.moveaxis(array[n::2], 0, axes.index(lane)) for n in range(2))
+    return _sorted(axes, even), _sorted(axes, odd)
+
+
+def _in_turn(halves: tuple[Var, Var], whole: Var, env: Env) -> Tile:
+    """Return the tile whose elements along its axis of pairs are those of two others in turn."""
+    (both,), (lane,) = whole.axes - halves[0].axes, halves[0].axes - whole.axes
+    axes = (*(axis for axis in halves[0].axes if axis is not lane), lane)
+    even, odd = (expand(env.variables[half], axes, env) for half in halves)
+    array = np.stack((even, odd), -1).reshape(*even.shape[:-1], -1)
+    return _sorted((*axes[:-1], both), array)
+
+
+def _sorted(axes: tuple[Axis, ...], array: Array) -> Tile:
+    order = sorted(range(len(axes)), key=lambda n: axes[n].serial)
+    return Tile(tuple(axes[n] for n in order), array.transpose(order))
 
 
 def _run_loop(loop: For, run: _ProgramRun) -> None:

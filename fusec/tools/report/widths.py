@@ -4,9 +4,9 @@ A thread loads at most 16 bytes at once. It can where the lanes walk memory in s
 the tile has 16 bytes for each thread, and neither a row's address nor a mask's end falls between
 two multiples of 16 bytes. Where one of these fails, the access is left out, with the reason.
 
-The printer writes the accesses of ``sink(program)`` in order, one ``tl.load`` or ``tl.store`` a
-line, or that of a tensor descriptor, and the compiled code has the line of each access. A copy by
-descriptor is no access of any thread.
+The printer writes the accesses of ``join_pairs(sink(program))`` in order, one ``tl.load`` or
+``tl.store`` a line, or that of a tensor descriptor, and the compiled code has the line of each
+access. A copy by descriptor is no access of any thread.
 
 Worked example: ``x[m*1024 + c]`` of bf16 with 1024 lanes c in 4 warps can be 16 bytes wide. With
 ``m*1023`` the rows begin between multiples of 16 bytes, with 512 lanes a thread has 8 bytes.
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.codegen.triton.mask_widths import mask_lanes
+from fusec.codegen.triton.pairs import join_pairs
 from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
 from fusec.ir.index import Axis, Index, Size, product
@@ -82,11 +83,12 @@ class Access:
 
 def demands(program: Program) -> tuple[Demand, ...]:
     """Return the loads and stores of a program, in the order in which they are printed."""
-    body = tuple(statements(sink(program).body))
+    program = join_pairs(sink(program))
+    body = tuple(statements(program.body))
     values = {s.var: s.value for s in body if isinstance(s, Let)}
     lanes = frozenset(program.lanes)
     threads = program.warps * 32
-    masks = {} if program.multiplies else mask_lanes(sink(program))
+    masks = {} if program.multiplies else mask_lanes(program)
     found = []
     for statement in body:
         match statement:

@@ -133,3 +133,38 @@ def test_a_row_of_no_power_of_two_has_parts_without_idle_lanes(width: int, parts
     found = unroll_parts(kernel, GPU)
     assert len(found.stores) == parts
     np.testing.assert_allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5)
+
+
+def turned(*, normed: bool = False, whole: bool = False) -> FlatKernel:
+    """y = pairs of x times those of c, as complex numbers, with an axis of two or of one that is
+    halved; behind a norm."""
+    x, c, y, r = buffer("x", 24, 64), buffer("c", 64), buffer("y", 24, 64), buffer("r", 24)
+    i, j, p, k, d = axes("i j p k d", 24, 32, 2, 64, 64)
+    pair = index(d) // 2 if whole else index(j)
+    which = index(d) % 2 if whole else index(p)
+    a, b = (load(x, i, pair * 2 + n) for n in range(2))
+    e, f = (load(c, pair * 2 + n) for n in range(2))
+    even = Op("sub", (Op("mul", (a, e)), Op("mul", (b, f))))
+    odd = Op("add", (Op("mul", (a, f)), Op("mul", (b, e))))
+    value: Expr = Select(Op("lt", (IndexValue(which), IndexValue(index(1)))), even, odd)
+    lines = []
+    if normed:
+        row, k = axes("i k", 24, 64)
+        squares = Op("mul", (load(x, row, k), load(x, row, k)))
+        lines.append(Def(r, (row,), Op("rsqrt", (Reduce(SUM, (k,), squares),))))
+        value = Op("mul", (value, load(r, i)))
+    place = (d,) if whole else (j, p)
+    lines.append(Def(y if whole else buffer("y", 24, 32, 2), (i, *place), value))
+    return coalesce(kernel_of(graph((x, c), tuple(lines), *(line.buffer for line in lines))))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_pairs_are_stored_side_by_side_on_a_gpu(normed: bool, whole: bool) -> None:
+    kernel = turned(normed=normed, whole=whole)
+    found = unroll_parts(kernel, GPU)
+    loads = {n.indices for n in kernel_nodes(found) if isinstance(n, Load) and n.buffer.name == "x"}
+    assert len(loads) == 2 and not [n for n in kernel_nodes(found) if isinstance(n, Select)]
+    assert [s.buffer.name for s in found.stores] == (["r", "y", "y"] if normed else ["y", "y"])
+    for name, numbers in run(kernel).items():
+        np.testing.assert_allclose(run(found)[name], numbers, rtol=1e-4)

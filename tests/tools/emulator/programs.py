@@ -115,6 +115,24 @@ def normed_and_rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     return rotated(F.rms_norm(x, x.shape[-1:], w), cos.detach(), sin.detach())
 
 
+def rotated_in_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbours, each pair by an angle."""
+    first, second = x[..., ::2], x[..., 1::2]
+    cos, sin = cos.detach(), sin.detach()
+    pairs = first * cos - second * sin, first * sin + second * cos
+    return torch.stack(pairs, -1).flatten(-2)
+
+
+def rotated_as_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    turned = pairs * torch.complex(cos.float(), sin.float()).detach()
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def normed_and_rotated_in_pairs(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotated_in_pairs(F.rms_norm(x, x.shape[-1:], w), cos, sin)
+
+
 MEMORY = {
     "gelu and bias": Program(lambda x, b: F.gelu(x + b), [row(0, 11, 300), row(1, 300)],
         "pointwise", train=True),
@@ -150,6 +168,15 @@ MEMORY = {
     "rms norm and rotary embedding": Program(normed_and_rotated,
         [row(0, 2, 3, 10, 64), row(1, 64), row(2, 10, 64), row(3, 10, 64)],
         r"rowwise.*lanes\(32\)", train=True),
+    "rotary embedding in pairs": Program(rotated_in_pairs,
+        [row(0, 2, 3, 10, 64), row(1, 10, 32), row(2, 10, 32)], r"pointwise.*grid\*32", train=True),
+    "rotary embedding of complex numbers": Program(rotated_as_complex,
+        [row(0, 2, 3, 10, 64), row(1, 10, 32), row(2, 10, 32)], r"pointwise.*grid\*32", train=True),
+    "rms norm and rotary embedding in pairs": Program(normed_and_rotated_in_pairs,
+        [row(0, 2, 3, 10, 64), row(1, 64), row(2, 10, 32), row(3, 10, 32)],
+        r"rowwise.*lanes\(32\)", train=True),
+    "upsampling": Program(lambda x: F.interpolate(x, scale_factor=2.0), [row(0, 1, 2, 10, 24)],
+        "pointwise", train=True),
     "softmax": Program(lambda x: x.softmax(-1), [row(0, 5, 1000)], "rowwise", train=True),
     "cross-entropy": Program(F.cross_entropy, [row(0, 9, 5257), torch.arange(9) * 500],
         "rowwise", train=True),
