@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
-from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -35,11 +34,6 @@ def loop(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x + 1, i
 
 
-def recurrence(carry: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    last, each = scan(lambda c, row: (c * 0.5 + row.sin(), c + row), carry, rows)
-    return last.exp(), each
-
-
 def cumulated(x: torch.Tensor) -> torch.Tensor:
     return associative_scan(lambda a, b: a + b, x.sin(), 0, combine_mode="generic") * 2
 
@@ -61,7 +55,6 @@ X, Y, W = values(4, 4), values(4, 4, seed=1), values(4, 4, seed=2)
 CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
     "cond": (branches, (X, Y), True, "cond"),
     "while_loop": (loop, (torch.tensor(0), X), False, "while_loop"),
-    "scan": (recurrence, (X[0], X), True, "scan"),
     "map": (mapped, (X, Y[0]), True, "map_impl"),
     "nested_compile_region": (regions, (X, W), True, "invoke_subgraph"),
 }
@@ -71,7 +64,7 @@ CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in ("map", "scan") else ()) for n in CONTROL],
+    [pytest.param(n, marks=pytest.mark.slow if n == "map" else ()) for n in CONTROL],
 )
 def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
     fn, inputs, train, operation = CONTROL[name]
@@ -91,16 +84,6 @@ def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
 def test_control_flow_matches_eager_with_symbolic_sizes(name):
     fn, inputs, train, _ = CONTROL[name]
     check(fn, *inputs, train=train, dynamic=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reduced", (False, True), ids=("expanded", "dense"))
-def test_a_scan_takes_a_gradient_that_is_expanded(reduced):
-    def fn(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        last, each = scan(lambda c, row: (c * 0.9 + row, (c * 2).sin()), start, x)
-        return (each * each).sum() + last.sum() if reduced else each.sum() + last.sum()
-
-    check(fn, values(6, 5), values(5, seed=1), train=True)
 
 
 def test_an_associative_scan_is_ordinary_operations():

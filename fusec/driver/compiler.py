@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -293,7 +293,8 @@ def _binding(
 ) -> Callable[[Mapping[str, Callable[..., None]]], BoxedCall]:
     """Return what makes a callable of a graph's wrapper and its kernels."""
     device = main_device(gm)
-    outside = of_graph(gm, _compile_parts(gm, name, options))
+    called = json.loads(trace.manifest)["taken"]["calls"]
+    outside = of_graph(gm, _compile_parts(gm, name, options, called))
     titles = partial(launch_titles, gm, name, trace.manifest)
     ranges = Ranges(f"fusec {graph_id(name)}", trace.blobs["statements.json"].decode(), titles)
     observers = observers_of(options)
@@ -356,9 +357,13 @@ _LAST_COMPILER = "compiler"
 
 
 def _compile_parts(
-    gm: fx.GraphModule, name: str, options: Options
+    gm: fx.GraphModule, name: str, options: Options, called: Collection[str]
 ) -> Mapping[str, Callable[..., Any]]:
-    """Return what runs in the place of a graph's parts, by attribute: their compiled form."""
+    """Return what runs in the place of a graph's parts, by attribute: their compiled form.
+
+    Args:
+        called: the nodes that the wrapper calls.
+    """
 
     def callable_of(attribute: str, part: fx.GraphModule) -> Callable[..., Any]:
         call = compile_graph(part, f"{name}.{attribute}", options)
@@ -379,7 +384,7 @@ def _compile_parts(
 
     return {
         attribute: callable_of(attribute, part)
-        for attribute, (part, loops) in find_parts(gm).items()
+        for attribute, (part, loops) in find_parts(gm, called).items()
         if traced_strides(part) is not None or not loops
     }
 

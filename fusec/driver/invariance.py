@@ -83,7 +83,8 @@ def check_invariance(
         InternalError: naming a kernel whose loops have the size of something else in their bounds.
     """
     nodes = {node.name: node for node in gm.graph.nodes}
-    adding = [call for call in launched_externs(schedule) if not is_exact(nodes[call.node])]
+    calls = launched_externs(schedule)
+    adding = [call for call in calls if call.node not in nodes or not is_exact(nodes[call.node])]
     if adding:
         refuse("; ".join(dict.fromkeys(f"{call.title} ({call.reason})" for call in adding)))
     for launch in all_launches(schedule):

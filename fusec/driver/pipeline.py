@@ -220,7 +220,7 @@ def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
             "name": run.name,
             "function": run.name,
             "buffers": len(run.buffers),
-            "sizes": len(run.sizes),
+            "sizes": run.numbers,
             "blocks": None,
             "parts": [_part(compiled.programs[name]) for name in run.kernels],
         }

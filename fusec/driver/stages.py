@@ -49,7 +49,7 @@ from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
-from fusec.passes.fusion.contract import cut_with_products
+from fusec.passes.fusion.contract import cut_with_products, without_calls
 from fusec.passes.fusion.fuse import EstimateMemo, fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import choose_libraries
@@ -420,8 +420,7 @@ FUSE = (
 )
 """From a graph to kernels; run for each graph that ``contract`` and ``loops`` consider."""
 
-_BEFORE_CHUNK = ("simplify", "dead_code", "share", "inline", "unread")
-CLEAN = tuple(stage for stage in FUSE if stage.name in _BEFORE_CHUNK)
+CLEAN = tuple(s for s in FUSE if s.name in ["simplify", "dead_code", "share", "inline", "unread"])
 """Run by ``chunk`` first: without it views, casts and biases hide the consumers of a row."""
 
 
@@ -430,14 +429,15 @@ def _chunk(graph: Graph, context: CompileContext) -> Graph:
     return chunk(graph, context.options.chunk_bytes, clean, context.machine.fusion)
 
 
-def _contract(graph: Graph, context: CompileContext) -> Schedule:
-    cut: Callable[[Graph], Schedule] = partial(fold, FUSE, context=context)
+def _contract(graph: Graph, context: CompileContext, looped: bool = False) -> Schedule:
+    tried = partial(fold, FUSE, context=context.quiet())
+    cut: Callable[[Graph], Schedule] = tried if looped else partial(fold, FUSE, context=context)
     if not _fuses_products(context):
         return cut(graph)
     options, machine = context.options, context.machine
     judge = None if options.alone or options.race == "fused" else context.judge
-    tried = partial(fold, FUSE, context=context.quiet())
-    return cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.alone)
+    schedule = cut_with_products(graph, cut, judge, machine, tried=tried, alone=options.alone)
+    return without_calls(schedule, cut, machine) if looped else schedule
 
 
 PASSES = (
@@ -466,7 +466,7 @@ PASSES = (
     _on_schedule(
         "loops",
         "cut the bodies of loops over rows into kernels",
-        lambda schedule, context: cut_loops(schedule, partial(fold, FUSE, context=context.quiet())),
+        lambda found, context: cut_loops(found, partial(_contract, context=context, looped=True)),
         needs=("chunk", "contract"),
         inner=FUSE,
     ),

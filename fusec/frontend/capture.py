@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,8 +30,9 @@ from fusec.frontend.aliasing.results import results_of
 from fusec.frontend.aliasing.written_parts import parts_of_inputs
 from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
+from fusec.frontend.carried_loops import is_scan, lower_scan
 from fusec.frontend.effects import effect_of
-from fusec.frontend.fallbacks import is_impure, reason_for, written_arguments
+from fusec.frontend.fallbacks import computes_with, is_impure, reason_for, written_arguments
 from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
@@ -46,7 +47,7 @@ from fusec.frontend.ops.registry import Lowering, find_lowering
 from fusec.frontend.origin import extern_name, op_name, origin_of
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Number, TensorValue, Value, is_whole, whole
-from fusec.ir.dtype import F4X2, F8, DType, NumberForm
+from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer, Expr, Load, reach, reductions
 from fusec.ir.extern import NodeOfBuffer
 from fusec.ir.graph import (
@@ -64,7 +65,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
-from fusec.torch_interior import OpOverload, pytree
+from fusec.torch_interior import pytree
 
 aten = torch.ops.aten
 
@@ -75,18 +76,6 @@ _RULE_MODULES = (
 )  # fmt: skip
 for _module in _RULE_MODULES:  # importing one registers its lowerings
     importlib.import_module(f"fusec.frontend.ops.{_module}")
-
-_MOVES = {
-    *(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default),
-    *(aten.clone.default, aten.copy.default, aten.copy_.default, aten.cat.default),
-    *(aten.where.self, aten.constant_pad_nd.default, aten.flip.default, aten.roll.default),
-    *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.repeat.default),
-    *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
-}
-"""Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
-_SCALED = tuple(f"aten.{name}.default" for name in ("_scaled_mm", "_scaled_mm_v2"))
-_SCALED += ("aten._scaled_grouped_mm.default",)
-"""Those that multiply them."""
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it recognises an output that is a view of an input by that offset.
@@ -128,24 +117,40 @@ class _Capture:
         self.operands = Operands(self.lines, self.env, self.device, self._run_eagerly)
 
     def run(self, name: str) -> Graph:
-        for node in self.gm.graph.nodes:
-            match node.op:
-                case "placeholder":
-                    self.inputs.append(self._placeholder(node))
-                case "get_attr":
-                    self.env[node] = self._attribute(node)
-                case "call_function":
-                    self.env[node] = self._call(node)
-                case "output":
-                    self.outputs = results_of(self.operands, node)
-                case _:
-                    raise Unsupported(f"an FX node of kind {node.op}")
+        self._lower_nodes()
+        self.outputs = results_of(self.operands, self.gm.graph.output_node())
         lines = self._with_minima()
         if missing := sorted(self.lines.sizes.needed() - self.given):
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
         nodes, keys = self.gm.graph.nodes, (WIDENED, DECISION, FILTERED, LAID_OUT)
         decisions = tuple(node.meta[key] for node in nodes for key in keys if key in node.meta)
         return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions)
+
+    def _lower_nodes(self) -> None:
+        for node in self.gm.graph.nodes:
+            match node.op:
+                case "placeholder":  # a loop gives its body values
+                    if node not in self.env:
+                        self.inputs.append(self._placeholder(node))
+                case "get_attr":
+                    self.env[node] = self._attribute(node)
+                case "call_function":
+                    self.env[node] = self._call(node)
+                case "output":
+                    pass
+                case _:
+                    raise Unsupported(f"an FX node of kind {node.op}")
+
+    def _lower_body(
+        self, part: fx.GraphModule, lines: GraphBuilder, given: Iterable[Any]
+    ) -> tuple[Any, ...]:
+        """Return what a loop's body returns, given some values; its lines go into ``lines``."""
+        body = _Capture(part, lines)
+        body.given, body.extents = self.given, self.extents
+        body.env.update(zip(part.graph.find_nodes(op="placeholder"), given, strict=True))
+        body._lower_nodes()
+        (returned,) = part.graph.output_node().args
+        return tuple(map(body.operands.for_lowering, returned))  # type: ignore[arg-type]
 
     # -- leaves -----------------------------------------------------------------------------------
 
@@ -220,6 +225,8 @@ class _Capture:
         lowering = find_lowering(node.target, alone=self.lines.alone)
         if self._is_complex(node, results):
             lowering = complex_lowering(node.target, lowering, results)
+        if is_scan(node):
+            return self._loop(node, value)
         reason = self._obstacle(node, results)
         if reason is None and lowering is not None:
             reason = may_refuse(node.target, node.args, node.kwargs)
@@ -240,6 +247,16 @@ class _Capture:
         except Unsupported as problem:
             del self.lines.nodes[mark:]
             return self._extern(node, value, problem.reason)
+
+    def _loop(self, node: fx.Node, value: Any) -> Any:
+        """Lower a loop that carries state; what cannot be lowered stays torch's operation."""
+        try:
+            part: Any = self._held_by(node.args[0])  # type: ignore[arg-type]
+            made = lower_scan(node, part, self.operands, self._lower_body)
+        except Unsupported as problem:
+            return self._extern(node, value, f"{reason_for(node)}: {problem.reason}")
+        self._own(made, value, (node.name, None))
+        return made
 
     def _is_new(self, number: torch.SymInt) -> bool:
         """Return True for a symbol that is not bound yet: the start of a slice (torch 2.11)."""
@@ -313,7 +330,7 @@ class _Capture:
             value = self.env.get(source)
             if isinstance(value, TensorValue) and value.reads_memory:
                 kinds.extend(self._types_of(source))
-        if any(k.is_opaque or not _computes_with(node.target, k.dtype) for k in kinds):
+        if any(k.is_opaque or not computes_with(node.target, k.dtype) for k in kinds):
             return "a type that only eager kernels compute with"
         if node.target in LIFTS and len(kinds) == len(results):
             return None  # a lifted literal belongs to no device
@@ -559,18 +576,6 @@ class NodeDefinitions(_Capture):
         if not made.reads_memory:
             self.env[node] = made
         return (*found, Def(own.buffer, made.axes, made.expr))
-
-
-def _computes_with(target: Any, dtype: DType) -> bool:
-    """Return False for an operation that has no floats of 8 bits, or no pairs of 4 bits.
-
-    Both have views and scaled products; those of 8 bits are made, converted and moved as well.
-    """
-    if dtype not in (*F8, F4X2):
-        return True
-    is_view = isinstance(target, OpOverload) and target.is_view
-    moves = dtype is not F4X2 and (target in _MOVES or target in LIFTS)
-    return is_view or moves or str(target) in _SCALED
 
 
 def _given(line: Line) -> set[Size]:

@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.ops.literals import LIFTS
 from fusec.frontend.origin import op_name
+from fusec.ir.dtype import F4X2, F8, DType
 from fusec.torch_interior import HigherOrderOperator, OpOverload
+
+aten = torch.ops.aten
 
 CONTRACTION = "contraction: runs in the library"
 ATTENTION = "attention: runs in the library"
@@ -68,6 +72,18 @@ _IMPURE_HIGHER_ORDER = frozenset(
         "call_torchbind",
     )
 )
+
+_MOVES = {
+    *(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default),
+    *(aten.clone.default, aten.copy.default, aten.copy_.default, aten.cat.default),
+    *(aten.where.self, aten.constant_pad_nd.default, aten.flip.default, aten.roll.default),
+    *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.repeat.default),
+    *(aten.slice_scatter.default, aten.select_scatter.default, aten.full.default),
+}
+"""Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
+_SCALED = tuple(f"aten.{name}.default" for name in ("_scaled_mm", "_scaled_mm_v2"))
+_SCALED += ("aten._scaled_grouped_mm.default",)
+"""Those that multiply them."""
 
 
 def reason_for(node: fx.Node) -> str:
@@ -149,3 +165,15 @@ def is_impure(node: fx.Node) -> bool:
     if isinstance(target, HigherOrderOperator):
         return target.name() in _IMPURE_HIGHER_ORDER
     return node.is_impure()
+
+
+def computes_with(target: Any, dtype: DType) -> bool:
+    """Return False for an operation that has no floats of 8 bits, or no pairs of 4 bits.
+
+    Both have views and scaled products; those of 8 bits are made, converted and moved as well.
+    """
+    if dtype not in (*F8, F4X2):
+        return True
+    is_view = isinstance(target, OpOverload) and target.is_view
+    moves = dtype is not F4X2 and (target in _MOVES or target in LIFTS)
+    return is_view or moves or str(target) in _SCALED

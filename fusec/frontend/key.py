@@ -9,6 +9,7 @@ out, so identical blocks share one entry. The operations from which nodes were d
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +30,14 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
         text.append(f"{node.op} {node.name} {node.target} {node.args!r} {node.kwargs!r}")
         text.append(str(node.meta.get("original_aten")))
         text.append(_value(node.meta.get("val")))
-        text.append(str(numbers_of(node, gm)) if node.op == "get_attr" else "")
+        text.append(_attribute(node, gm) if node.op == "get_attr" else "")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _attribute(node: fx.Node, gm: fx.GraphModule) -> str:
+    """Return what code depends on in an attribute: a subgraph, which may be a loop's body."""
+    held = operator.attrgetter(str(node.target))(gm)
+    return graph_key(held) if isinstance(held, fx.GraphModule) else str(numbers_of(node, gm))
 
 
 def _facts(gm: fx.GraphModule) -> str:

@@ -9,7 +9,7 @@ callable that takes tensors can replace them. Others, such as the ``score_mod`` 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -23,15 +23,21 @@ CALLS_PARTS = _ONCE | _AGAIN
 """Operations whose subgraphs are compiled: they compute nothing themselves."""
 
 
-def find_parts(gm: fx.GraphModule) -> Mapping[str, tuple[fx.GraphModule, bool]]:
+def find_parts(
+    gm: fx.GraphModule, called: Collection[str] | None = None
+) -> Mapping[str, tuple[fx.GraphModule, bool]]:
     """Return attribute -> subgraph, for the subgraphs that operations of a graph call.
 
     And whether a loop calls it: then tensors may have other strides than traced.
+
+    Args:
+        called: the nodes that are called; None: all. Others were lowered, with their subgraphs.
     """
     found: dict[str, tuple[fx.GraphModule, bool]] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
         part = operator.attrgetter(node.target)(gm)
-        targets = (u.target for u in node.users if isinstance(u.target, HigherOrderOperator))
+        users = [user for user in node.users if called is None or user.name in called]
+        targets = (u.target for u in users if isinstance(u.target, HigherOrderOperator))
         callers = {target.name() for target in targets} & CALLS_PARTS
         if callers and isinstance(part, fx.GraphModule):  # else a tensor: a constant
             _, loops = found.get(node.target, (part, False))

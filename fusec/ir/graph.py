@@ -60,12 +60,13 @@ from fusec.ir.expr import (
     substitute_all,
 )
 from fusec.ir.extern import BoundSize, CallStep, Constant, Extern, SizeMinimum
-from fusec.ir.index import Axis, Index, Size
+from fusec.ir.index import Axis, Index, Size, index
 
 __all__ = [
     "Argument",
     "BoundSize",
     "CallStep",
+    "Carried",
     "Comparison",
     "Condition",
     "Constant",
@@ -333,13 +334,36 @@ class Schedule:
         return self if same else replace(self, steps=tuple(steps))
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value that each iteration of a loop reads, and replaces for the next one.
+
+    Iterations write ``final`` and ``other`` in turn, so that the last one writes ``final``; the
+    first reads ``initial``, each later one what the iteration before it wrote.
+
+    Attributes:
+        initial: a window with the layout of the others.
+    """
+
+    initial: View
+    final: Buffer
+    other: Buffer
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLoop:
-    """A loop over the rows of some tensors, a chunk of rows at a time.
+    """A loop over the rows of some tensors, a chunk of rows at a time, in order.
 
     The body's inputs are, in this order: sizes (``count``, if it is one, and any of the enclosing
-    graph's); a buffer for each of ``sliced`` and of ``whole``; ``added``; a buffer for each of
-    ``placed``. It returns the rows of ``results``, then the terms to be added to ``sums``.
+    graph's); a buffer for each of ``sliced`` and of ``whole``, and for each value of ``carried``;
+    ``added``; a buffer for each of ``placed``; for each of ``carried`` its next value, if kernels
+    store it. It returns the rows of ``results``, then the terms to be added to ``sums``, then the
+    next values of ``carried`` while it is a graph, of which no kernel stores anything yet.
+
+    Worked example, ``h = tanh(x[t] + h)`` for each t, and all values of h::
+
+        rows scan -> ys, last, last_other    1 of 512 at a time, carries last
+          x[0, i], h[i] -> y[0, i] = tanh(x[0, i] + h[i]),  next[i] = tanh(x[0, i] + h[i])
 
     Attributes:
         rows: the number of all rows.
@@ -351,6 +375,7 @@ class RowLoop:
         placed: the same, but the body's kernels store the rows there.
         sums: buffers that start at 0, to which the loop adds.
         added: buffers that start at 0, to which the body itself adds.
+        carried: values that each iteration replaces.
     """
 
     name: str
@@ -364,6 +389,7 @@ class RowLoop:
     sums: tuple[Buffer, ...]
     added: tuple[Buffer, ...]
     placed: tuple[Buffer, ...] = ()
+    carried: tuple[Carried, ...] = ()
 
     impure: ClassVar[bool] = False
     is_launch: ClassVar[bool] = True
@@ -388,25 +414,64 @@ class RowLoop:
     @property
     def views(self) -> tuple[View, ...]:
         """The views that the loop reads."""
-        return (*self.sliced, *self.whole)
+        return (*self.sliced, *self.whole, *(one.initial for one in self.carried))
 
     @property
     def chunks(self) -> dict[Buffer, Buffer]:
         """The buffers that it computes by rows -> the body's buffers for a chunk of their rows."""
-        inner = [item for item in self.graph.inputs if isinstance(item, Buffer)]
         made = [view.buffer for view in argument_views(self.graph.outputs)][: len(self.results)]
-        made += inner[len(inner) - len(self.placed) :]
+        made += self._inner(len(self.views) + len(self.added), len(self.placed))
         return dict(zip((*self.results, *self.placed), made, strict=True))
+
+    @property
+    def moving(self) -> tuple[Buffer, ...]:
+        """The body's buffers of which each iteration has other rows."""
+        return (*self._inner(0, len(self.sliced)), *self.chunks.values())
+
+    @property
+    def outside(self) -> dict[Buffer, View]:
+        """The body's inputs and results -> what they are, or are a chunk of, outside."""
+        terms = argument_views(self.graph.outputs)[len(self.results) :]
+        inner = self._inner(0, len(self.views) + len(self.added))
+        found = dict(zip(inner, (*self.views, *map(whole_view, self.added)), strict=True))
+        for buffer, part in self.chunks.items():
+            shape = (self.rows, *part.shape[1:])
+            found[part] = View(buffer, shape, part.strides, index(0))
+        found |= {v.buffer: whole_view(b) for v, b in zip(terms, self.sums, strict=False)}
+        states = zip(self.states, self.carried, strict=True)
+        return found | {made: whole_view(one.final) for (_, made), one in states}
+
+    @property
+    def states(self) -> tuple[tuple[Buffer, Buffer], ...]:
+        """The body's buffers of each carried value: the one that it reads, and the next one."""
+        count = len(self.carried)
+        read = self._inner(len(self.views) - count, count)
+        if isinstance(self.body, Graph):
+            views = argument_views(self.graph.outputs)
+            made = tuple(view.buffer for view in views[len(views) - count :])
+        else:
+            made = self._inner(len(self.views) + len(self.added) + len(self.placed), count)
+        return tuple(zip(read, made, strict=True))
+
+    def _inner(self, first: int, count: int) -> tuple[Buffer, ...]:
+        """Return some of the buffers that the body takes."""
+        inner = [item for item in self.graph.inputs if isinstance(item, Buffer)]
+        return tuple(inner[first : first + count])
 
     def reading(self, instead: Mapping[Buffer, Buffer]) -> RowLoop:
         """Return the loop with the buffers that it reads replaced as ``instead`` maps them."""
         if not any(view.buffer in instead for view in self.views):
             return self
-        sliced, whole = (
-            tuple(replace(v, buffer=instead.get(v.buffer, v.buffer)) for v in views)
-            for views in (self.sliced, self.whole)
+
+        def renamed(view: View) -> View:
+            return replace(view, buffer=instead.get(view.buffer, view.buffer))
+
+        return replace(
+            self,
+            sliced=tuple(map(renamed, self.sliced)),
+            whole=tuple(map(renamed, self.whole)),
+            carried=tuple(replace(c, initial=renamed(c.initial)) for c in self.carried),
         )
-        return replace(self, sliced=sliced, whole=whole)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
@@ -416,14 +481,16 @@ class RowLoop:
     @property
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers that the loop defines."""
-        return (*self.results, *self.placed, *self.sums, *self.added)
+        carried = (buffer for one in self.carried for buffer in (one.final, one.other))
+        return (*self.results, *self.placed, *self.sums, *self.added, *carried)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
         """The symbolic sizes that it needs, by name."""
         indices = [i for view in self.views for i in (*view.shape, *view.strides, view.offset)]
         layouts = [i for buffer in self.writes for i in (*buffer.shape, *buffer.strides)]
-        return by_name(sizes_in((self.rows, *indices, *layouts)))
+        given = {i for i in self.graph.inputs if isinstance(i, Size)} - sizes_in((self.count,))
+        return by_name(given | sizes_in((self.rows, *indices, *layouts)))
 
     @property
     def rounds(self) -> int:

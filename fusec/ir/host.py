@@ -7,7 +7,7 @@ Grammar of the printed form::
     allocation ::= 'new' buffer | 'zero' buffer | buffer 'over' buffer
     step       ::= name ':' buffer, ... '->' buffer, ...     a launch, a call, a constant, a size
     run        ::= 'run' kernel, ... ':' ...                 kernels that one native call launches
-    loop       ::= step, and the program of its body, indented
+    loop       ::= ['run'] step, and the program of its body, indented
 
 The printers of Python and of C walk these statements, and so do the interpreter, the verifier, and
 what counts or draws memory.
@@ -82,12 +82,17 @@ class NativeRun:
     kernels: tuple[Kernel, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HostLoop:
-    """Run the body of a row loop for each chunk of rows."""
+    """Run the body of a row loop for each chunk of rows.
+
+    Attributes:
+        native: one native call runs all iterations. What the body allocates is allocated once.
+    """
 
     loop: RowLoop
     body: HostProgram
+    native: bool = False
 
 
 HostStatement: TypeAlias = (
@@ -106,6 +111,11 @@ class HostProgram:
     def steps(self) -> tuple[Step, ...]:
         """The schedule's steps, in order."""
         return tuple(step for statement in self.statements for step in steps_of(statement))
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels, without those of foreach kernels and inside loops over rows."""
+        return tuple(step for step in self.steps if isinstance(step, Kernel))
 
     @property
     def externs(self) -> tuple[Extern, ...]:
@@ -179,8 +189,8 @@ def _lines(program: HostProgram) -> Iterator[str]:
             case NativeRun(kernels):
                 names = ", ".join(kernel.name for kernel in kernels)
                 yield f"run {names}: {_effects(kernels)}"
-            case HostLoop(loop, body):
-                yield f"{loop.name}: {_effects((loop,))}"
+            case HostLoop(loop, body, native):
+                yield f"{'run ' * native}{loop.name}: {_effects((loop,))}"
                 yield from (f"  {line}" for line in _lines(body))
             case _:
                 yield f"{name_of(statement)}: {_effects((statement,))}"

@@ -289,6 +289,9 @@ def print_row_loop(loop: RowLoop) -> str:
     if loop.sums or loop.added:
         names = ", ".join(b.name for b in (*loop.sums, *loop.added))
         lines.append(f"  added up {names}")
+    for one, (read, made) in zip(loop.carried, loop.states, strict=True):
+        into = f"{read}: {print_type(read)} from {print_argument(one.initial)}"
+        lines.append(f"  carried {into}, then {made} into {one.final} and {one.other} in turn")
     if loop.placed:
         lines.append(f"  stored by the body {', '.join(b.name for b in loop.placed)}")
     match loop.body:

@@ -344,18 +344,23 @@ def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
             verify_schedule(loop.body)
     for view in loop.views:
         check(view.buffer.base in defined, line, f"{view.buffer} is not defined yet")
+    fused = 0 if isinstance(loop.body, Graph) else len(loop.carried)
     inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
-    given = len(loop.views) + len(loop.added) + len(loop.placed)
+    given = len(loop.views) + len(loop.added) + len(loop.placed) + fused
     check(len(inner) == given, line, f"its body takes {len(inner)} buffers of {given}")
     for view, buffer in zip(loop.sliced, inner, strict=False):
         check(view.shape[0] is loop.rows, line, f"{view.buffer} has {view.shape[0]} rows")
         same = buffer.shape == (loop.count, *view.shape[1:]) and buffer.strides == view.strides
         check(same, line, f"{buffer} is no slice of {view.buffer}")
     outputs = argument_views(loop.graph.outputs)
-    made = len(loop.results) + len(loop.sums)
+    made = len(loop.results) + len(loop.sums) + len(loop.carried) - fused
     check(len(outputs) == made, line, f"its body returns {len(outputs)} of {made} buffers")
+    for one, states in zip(loop.carried, loop.states, strict=True):
+        for held in (one.initial, one.other, *states):
+            same = (held.shape, held.strides) == (one.final.shape, one.final.strides)
+            check(same, line, f"{one.final} is carried in several layouts")
     for buffer, part in loop.chunks.items():
-        row = product(buffer.shape)
-        check(row is loop.rows * part.shape[1], line, f"{part} has not {buffer}'s rows")
+        row = loop.rows * product(part.shape[1:])
+        check(product(buffer.shape) is row, line, f"{part} has not {buffer}'s rows")
     for buffer in loop.writes:
         _define(buffer, defined, line)

@@ -65,6 +65,7 @@ from fusec.ir.host import (
     FreeBuffers,
     HostLoop,
     HostProgram,
+    HostStatement,
     NativeRun,
     steps_of,
 )
@@ -78,7 +79,7 @@ _BOUND = {
     "unconjugated", "conjugated", "negated", "negative",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
-_LOOP = {"start", "rows", "part", "range"}
+_LOOP = {"start", "rows", "part", "range", "turn"}
 
 
 class PrintedStatement(NamedTuple):
@@ -103,7 +104,7 @@ class _Wrapper:
         program: HostProgram,
         programs: dict[str, Program],
         code: dict[str, str],
-        runs: Mapping[NativeRun, RunCode],
+        runs: Mapping[HostStatement, RunCode],
         watched: NodeOfBuffer,
     ) -> None:
         self.program, self.programs, self.code = program, programs, code
@@ -147,6 +148,8 @@ class _Wrapper:
                 case NativeRun() if statement in self.runs:
                     run = self.runs[statement]
                     self._launch(run.name, run.buffers, run.sizes)
+                case HostLoop() if statement in self.runs:
+                    self._native_loop(statement, self.runs[statement])
                 case HostLoop(loop, body):
                     self._row_loop(loop)
                     self._end(loop)
@@ -270,8 +273,28 @@ class _Wrapper:
             if buffer is not None:
                 self.lines.append(f"{name} = {self._restride(buffer, name)}")
 
+    def _native_loop(self, statement: HostLoop, run: RunCode) -> None:
+        """Print the launch of all iterations of a loop, with what its body allocates around it."""
+        loop = statement.loop
+        new = [s for s in statement.body.statements if isinstance(s, Allocation)]
+        for allocation in new:
+            self._allocate(allocation)
+        place = {inner: self._view(view, "strided") for inner, view in loop.outside.items()}
+        buffers = [place.get(b) or self.names(b) for b in run.buffers]
+        numbers = [self.names(size) for size in run.sizes]
+        rounds = print_size(loop.rows, self.names)
+        numbers.append(f"-(-({rounds}) // {loop.chunk})")
+        for moving in loop.moving:
+            step = loop.outside[moving].strides[0] * (loop.chunk * moving.dtype.itemsize)
+            numbers += [print_size(step, self.names)] * (moving in run.buffers)
+        self.lines.append(f"{run.name}({', '.join([*buffers, *numbers])})")
+        self.lines += [f"del {self.names(allocation.buffer)}" for allocation in new]
+
     def _row_loop(self, loop: RowLoop) -> None:
-        """Print a loop over chunks of rows: pass windows, copy results to their rows, add sums."""
+        """Print a loop over chunks of rows: pass windows, copy results to their rows, add sums.
+
+        ``turn`` is 0 for the iterations that write the final buffers of what is carried, else 1.
+        """
         rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
         count = "rows" if ragged else str(loop.chunk)
         self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
@@ -281,12 +304,16 @@ class _Wrapper:
         args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
         args += [self._rows_of(view, count) for view in loop.sliced]
         args += [self._view(view) for view in loop.whole]
+        if loop.carried:
+            self.lines.append(f"    turn = ({rows} - 1 - start) // {loop.chunk} % 2")
+        pairs = [f"{self.names(one.final)}, {self.names(one.other)}" for one in loop.carried]
+        for one, pair in zip(loop.carried, pairs, strict=True):
+            args.append(f"({pair})[1 - turn] if start else {self._view(one.initial)}")
         args += [f"{self.names(b)}.data" for b in loop.added]
-        places: dict[Buffer, str] = {}
-        for buffer, part in loop.chunks.items():
-            row = View(buffer, (loop.rows, part.shape[1]), part.strides, index(0))
-            places[buffer] = self._rows_of(row, count)
+        outside = loop.outside
+        places = {b: self._rows_of(outside[part], count) for b, part in loop.chunks.items()}
         args += [places[b] for b in loop.placed]
+        args += [f"({pair})[turn]" for pair in pairs]
         self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
         for position, buffer in enumerate(loop.results):
             self.lines.append(f"    {places[buffer]}.data.copy_(part[{position}])")

@@ -178,6 +178,15 @@ def cut_with_products(
     return replace(schedule, decisions=(*schedule.decisions, *log.values()))
 
 
+def without_calls(schedule: Schedule, cut: FuseGraph, machine: Machine) -> Schedule:
+    """Return a loop's body without library calls, if its kernels are faster in one native call."""
+    if not machine.is_cpu or not schedule.externs:
+        return schedule
+    own = cut_with_products(schedule.graph, cut, None, machine, alone=True)
+    us = modelled_us(own, machine) - len(own.kernels) * machine.launch_us
+    return schedule if own.externs or us > modelled_us(schedule, machine) else own
+
+
 _IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
 _INTEGERS = Decided(f"{FUSED}0", "by rule: its weights are integers")
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)

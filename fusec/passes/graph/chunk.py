@@ -56,7 +56,7 @@ def cut_loops(schedule: Schedule, cut: FuseGraph) -> Schedule:
     cut_into: dict[Step, RowLoop] = {}
     decisions = schedule.decisions
     for loop in schedule.loops:
-        body = cut(loop.graph)
+        body = cut_loops(cut(loop.graph), cut)
         decisions += body.decisions
         body = body.map_kernels(partial(_inside, loop.name))
         cut_into[loop] = _stored_by_body(replace(loop, body=body), body)
@@ -70,19 +70,21 @@ def _inside(loop: str, kernel: Kernel) -> tuple[Kernel]:
 
 
 def _stored_by_body(loop: RowLoop, body: Schedule) -> RowLoop:
-    """Return the loop with rows that its body's kernels compute stored where they belong.
+    """Return the loop with what its body's kernels compute stored where it belongs.
 
-    The body takes a window of the result as a buffer, in the place of returning one to be copied.
+    The body takes a window of the result as a buffer, in the place of returning one to be copied,
+    and a buffer for each next value, all of which kernels store.
     """
     stored = {store.buffer for kernel in all_kernels(body) for store in kernel.stores}
     returned = Counter(view.buffer for view in argument_views(body.graph.outputs))
     placed = {b: part for b, part in loop.chunks.items() if part in stored and returned[part] == 1}
-    if not placed:
+    carried = tuple(made for _, made in replace(loop, body=body.graph).states)
+    if not placed and not carried:
         return loop
-    outputs = zip((*loop.results, *loop.sums), body.graph.outputs, strict=True)
+    outputs = zip((*loop.results, *loop.sums), body.graph.outputs, strict=False)
     graph = replace(
         body.graph,
-        inputs=(*body.graph.inputs, *placed.values()),
+        inputs=(*body.graph.inputs, *placed.values(), *carried),
         outputs=tuple(output for buffer, output in outputs if buffer not in placed),
     )
     results = tuple(b for b in loop.results if b not in placed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeGuard
 
 from fusec.ir.dtype import BOOL, F32, HALF, I32, I64, INT32_MAX
@@ -33,7 +34,7 @@ from fusec.ir.expr import (
     postorder,
     substitute,
 )
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, Line, RowLoop
 from fusec.ir.index import (
     Axis,
     FloorDiv,
@@ -78,7 +79,13 @@ def round_as_eager(graph: Graph) -> Graph:
     It runs once, after capture, for ``precision="eager"``. ``simplify`` keeps ``round_*`` when the
     producer is substituted; in kernels, the roundings of loaded values are dropped again.
     """
-    return graph.map(lambda exprs: rewrite(exprs, EAGER_RULES))
+    graph = graph.map(lambda exprs: rewrite(exprs, EAGER_RULES))
+    bodies: dict[Line, Line] = {}
+    for line in graph.nodes:
+        match line:
+            case RowLoop():
+                bodies[line] = replace(line, body=round_as_eager(line.graph))
+    return replace(graph, nodes=tuple(bodies.get(n, n) for n in graph.nodes)) if bodies else graph
 
 
 def _unrounded(root: Expr) -> Expr:

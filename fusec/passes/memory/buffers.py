@@ -57,19 +57,26 @@ def plan_host(
         new = [allocation for position in positions for allocation in plan.new[position]]
         dead = [a.over for a in new if a.over is not None]
         dead += [b for position in positions for b in plan.dying[position] if b not in plan.taken]
-        launched = _launch([schedule.steps[position] for position in positions], may_overwrite)
+        steps = [schedule.steps[position] for position in positions]
+        launched = _launch(steps, may_overwrite, natively=run_bytes > 0)
         freed = tuple(dict.fromkeys(dead))
         statements += [*new, launched, *[FreeBuffers(freed)] * bool(freed)]
     return HostProgram(schedule.graph, tuple(statements))
 
 
-def _launch(steps: Sequence[Step], may_overwrite: Overwritable) -> HostStatement:
-    """Return the statement that runs some consecutive steps."""
+def _launch(steps: Sequence[Step], may_overwrite: Overwritable, *, natively: bool) -> HostStatement:
+    """Return the statement that runs some consecutive steps.
+
+    Args:
+        natively: whether a native call can run several kernels.
+    """
     if len(steps) > 1:
         return NativeRun(tuple(step for step in steps if isinstance(step, Kernel)))
     match steps[0]:
         case RowLoop() as loop:
-            return HostLoop(loop, plan_host(loop.schedule, may_overwrite))
+            body = plan_host(loop.schedule, may_overwrite)
+            even = loop.count.is_constant and not (loop.sums or loop.results)
+            return HostLoop(loop, body, natively and even and body.kernels == body.steps)
         case step:
             return step
 

@@ -28,6 +28,7 @@ from fusec.tools.cli.output import progress, show, user_code
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
     from fusec.driver.stages import CompileContext
+    from fusec.tools.report.observe import Observed
     from fusec.tools.report.stages import Staged
 
 HELP = "print any stage of a model's compile, from the FX graph down to machine code"
@@ -190,7 +191,7 @@ def _stage_model(
     from fusec.options import Options
     from fusec.tools.cli.model import load_callable, load_with_inputs, observe_call
     from fusec.tools.report.observe import new_fake_mode, observe_run
-    from fusec.tools.report.stages import choose_target, take_through
+    from fusec.tools.report.stages import choose_target, take_each, take_through
 
     given = parse_inputs(arguments.input)
     choose = choose or choose_target
@@ -208,11 +209,12 @@ def _stage_model(
         fn = load_callable(arguments.model, len(given), mode)
         target = choose(arguments.target)  # as above
         seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
-    staged = []
-    for one in seen:
+
+    def take(one: Observed) -> Staged:
         progress(f"compiling graph {one.name} for {target.name}")
-        staged.append(take_through(one, target, options, adapt))
-    return staged
+        return take_through(one, target, options, adapt)
+
+    return take_each(seen, take)
 
 
 def _has(staged: Staged, stage: str) -> bool:

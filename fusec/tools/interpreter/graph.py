@@ -291,34 +291,45 @@ def _free(buffer: Buffer, env: Env) -> None:
 def _run_row_loop(
     loop: RowLoop, body: Interpreted, env: Env, extern: ExternCall | None, kernel: KernelCall
 ) -> None:
-    """Run the body for each chunk of rows: results go into their rows, sums are added up."""
+    """Run the body for each chunk of rows: results go into their rows, sums are added up.
+
+    What an iteration carries is stored in the two buffers of the value in turn, the last in the
+    final one.
+    """
     _check_memory(loop, env)
-    rows = eval_scalar(loop.rows, env)
+    rows, fused = eval_scalar(loop.rows, env), not isinstance(loop.body, Graph)
 
     def rows_of(buffer: Buffer) -> np.ndarray:
-        return from_storage(buffer, env).reshape(rows, -1)
+        shape = (eval_scalar(extent, env) for extent in loop.chunks[buffer].shape[1:])
+        return from_storage(buffer, env).reshape(rows, *shape)
 
     for buffer in (*loop.sums, *loop.added):
         from_storage(buffer, env)[...] = 0
+    state = [_window(one.initial, env) for one in loop.carried]
     for start in range(0, rows, loop.chunk):
-        count = min(loop.chunk, rows - start)
+        count, is_other = min(loop.chunk, rows - start), (rows - 1 - start) // loop.chunk % 2
+        following = [from_storage((one.final, one.other)[is_other], env) for one in loop.carried]
         sizes = [env.sizes.get(i, count) for i in loop.graph.inputs if isinstance(i, Size)]
         sliced = [_window(view, env)[start : start + count] for view in loop.sliced]
         whole = [_window(view, env) for view in loop.whole]
         added = [from_storage(buffer, env) for buffer in loop.added]
         parts = [rows_of(buffer)[start : start + count] for buffer in loop.placed]
-        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *added, *parts))
+        stored = (*added, *parts, *following[: len(following) * fused])
+        inner = _bind_inputs(loop.graph, (*sizes, *sliced, *whole, *state, *stored))
         given = replace(inner, storage=dict(inner.storage))
         _run_body(body, inner, extern, kernel)
-        values = _collect_outputs(loop.graph, inner)
-        for buffer, value in zip(loop.results, values, strict=False):
-            rows_of(buffer)[start : start + count] = value
-        for buffer, value in zip(loop.sums, values[len(loop.results) :], strict=True):
-            from_storage(buffer, env)[...] += value
+        values = iter(_collect_outputs(loop.graph, inner))
+        for buffer in loop.results:
+            rows_of(buffer)[start : start + count] = next(values)
+        for buffer in loop.sums:
+            from_storage(buffer, env)[...] += next(values)
         for buffer in loop.added:
             from_storage(buffer, env)[...] = from_storage(buffer, given)
         for part, buffer in zip(parts, loop.placed, strict=True):
             part[...] = from_storage(loop.chunks[buffer], given)
+        for place, (_, made) in zip(following, loop.states, strict=True):
+            place[...] = from_storage(made, given) if fused else next(values)
+        state = following
 
 
 def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:

@@ -21,7 +21,14 @@ from fusec.tools.report.explanation import Explanation, report_graph
 from fusec.tools.report.notebook import kernels_html
 from fusec.tools.report.observe import observe
 from fusec.tools.report.seen import Seen
-from fusec.tools.report.stages import Staged, assemble, check_stage, choose_target, take_through
+from fusec.tools.report.stages import (
+    Staged,
+    assemble,
+    check_stage,
+    choose_target,
+    take_each,
+    take_through,
+)
 from fusec.tools.report.watching import watch
 
 __all__ = ["Explanation", "KernelText", "explain", "kernels"]
@@ -157,7 +164,7 @@ def stage_call(
     chosen = Options.from_compile(None, {**(options or {}), **forced})
     given = fitting(fn, inputs, named, tuple(own)) if named else inputs
     seen = observe(fn, given, train=train, dynamic=dynamic, options=chosen, target=row)
-    staged = [take_through(one, row, chosen) for one in seen]
+    staged = take_each(seen, lambda one: take_through(one, row, chosen))
     for one in staged:
         one.check()
     return staged

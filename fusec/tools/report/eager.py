@@ -112,6 +112,8 @@ class _Counter(TorchDispatchMode):
             with self:
                 return decomposed_flex_attention(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.higher_order.scan:
+            self.count_steps(*args)
         if isinstance(func, HigherOrderOperator):
             return result
         _check_types(func, args)
@@ -120,6 +122,13 @@ class _Counter(TorchDispatchMode):
             kept = {} if function is None else function.metadata
             self.calls.append(EagerCall(op_name(func), traffic, *kept.get(_PLACE, self.place)))
         return result
+
+    def count_steps(self, step: Callable[..., Any], init: Any, xs: Any, captured: Any) -> None:
+        """Count the operations of a scan's step as often as eager runs it."""
+        known = len(self.calls)
+        with self:
+            step(*init, *(x.select(0, 0) for x in xs), *captured)
+        self.calls += self.calls[known:] * (_seen(xs[0].shape[0]) - 1)
 
     @property
     def cost(self) -> EagerCost:

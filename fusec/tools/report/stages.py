@@ -6,11 +6,12 @@ The IR has no device, so that a graph traced on the CPU compiles for any row of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from fusec.codegen.host.wrapper import taken
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import context_for, device_target, features_of
@@ -19,6 +20,7 @@ from fusec.driver.stages import CompileContext, all_stages
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import chosen_passes
 from fusec.errors import Unsupported, UsageError
+from fusec.frontend.parts import find_parts
 from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.runtime.heap import settled_heap
@@ -81,6 +83,11 @@ class Staged:
         """Return a stage's record; None if this compile has no such stage, or never reached it."""
         return (self.observed.rewrites if stage in BEFORE_CAPTURE else self.records).get(stage)
 
+    @property
+    def called(self) -> Collection[str] | None:
+        """The nodes of the FX graph that the wrapper calls; None without one."""
+        return None if self.compiled is None else taken(self.compiled.host)["calls"]
+
     def check(self) -> None:
         """Raise the error that stopped the compile, if there is one."""
         if self.failure is not None:
@@ -140,6 +147,18 @@ def take_through(
     else:
         made = Staged(observed, target, trace, compiled, by_rule=options.by_rule)
     return replace(made, records=records.kept, passes=options.pass_names)
+
+
+def take_each(seen: Iterable[Observed], take: Callable[[Observed], Staged]) -> list[Staged]:
+    """Take graphs through, without the subgraphs that are part of others: bodies of loops."""
+    staged: list[Staged] = []
+    lowered: set[str] = set()
+    for one in seen:
+        if not any(f"{one.name}.".startswith(f"{part}.") for part in lowered):
+            staged.append(take(one))
+            left = find_parts(one.graph, staged[-1].called)
+            lowered.update(f"{one.name}.{p}" for p in find_parts(one.graph).keys() - left.keys())
+    return staged
 
 
 def check_stage(stage: str, target: Target) -> None:

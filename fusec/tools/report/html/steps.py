@@ -18,7 +18,6 @@ from fusec.ir.graph import (
     Kernel,
     RowLoop,
     Schedule,
-    argument_views,
 )
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
@@ -133,11 +132,8 @@ class _Walk:
 
     def enter(self, loop: RowLoop) -> None:
         """Map the buffers of a loop's body to the buffers that they are slices of."""
-        inner = [item for item in loop.graph.inputs if isinstance(item, Buffer)]
-        outer = [*(view.buffer.base for view in loop.views), *loop.added, *loop.placed]
-        self.outside.update(zip(inner, map(self.whole, outer), strict=False))
-        made = [view.buffer for view in argument_views(loop.graph.outputs)]
-        self.outside.update(zip(made, (*loop.results, *loop.sums), strict=False))
+        for buffer, view in loop.outside.items():
+            self.outside[buffer] = self.whole(view.buffer)
 
     def whole(self, buffer: Buffer) -> Buffer:
         return self.outside.get(buffer.base, buffer.base)

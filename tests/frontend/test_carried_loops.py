@@ -1,0 +1,214 @@
+"""``torch.scan`` is a loop that carries state: values, gradients and strides are eager's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch._higher_order_ops.scan import scan
+
+import fusec
+from fusec.driver.compiler import RECENT
+from tests.support import check, externs, values
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Function: TypeAlias = Callable[..., Any]
+
+
+def wrapper_of(fn: Function, *inputs: torch.Tensor, **options: Any) -> str:
+    """Return the one wrapper of a function, which is compiled and compared with eager."""
+    check(fn, *inputs, **options)
+    assert [trace.problem for trace in RECENT] == [None] * len(RECENT)
+    return "\n".join(trace.wrapper for trace in RECENT)
+
+
+def rnn(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+    return scan(lambda h, r: ((r + h @ w).tanh(), (h * 2).sin()), h, x)
+
+
+H, X, W = values(4, 8), values(6, 4, 8, seed=1), values(8, 8, seed=2)
+
+
+def test_a_scan_is_one_native_call_without_copies():
+    wrapper = wrapper_of(rnn, H, X, W)
+    assert wrapper.count("scan(") == 1 and "copy" not in wrapper and "for " not in wrapper
+    assert externs(rnn, H, X, W) == []
+
+
+def test_values_that_are_carried_take_turns_in_two_buffers():
+    def fibonacci(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> Any:
+        return scan(lambda c, x: ((c[1] + 0, c[0] + c[1] + x), c[0] - x), (a, b), x)
+
+    one, x = torch.ones(3, dtype=torch.int64), torch.zeros(9, 3, dtype=torch.int64)
+    for steps in (1, 2, 3, 8, 9):
+        check(fibonacci, one, one.clone(), x[:steps])
+
+
+def sum_of_squares(h: torch.Tensor, x: torch.Tensor) -> Any:
+    return scan(lambda h, r: (h + r * r, h.clone()), h, x)
+
+
+LAYOUTS: dict[str, Tensors] = {
+    "plain": (values(3, 4), values(5, 3, 4)),
+    "rows apart": (values(3, 4), values(5, 4, 3).transpose(1, 2)),
+    "rows along the last axis": (values(3, 4), values(3, 4, 5).movedim(2, 0)),
+    "equal rows": (values(3, 4), values(3, 4).expand(5, 3, 4)),
+    "every other row": (values(3, 4), values(10, 3, 4)[::2]),
+    "one row": (values(3, 4), values(1, 3, 4)),
+    "numbers": (values(1)[0], values(7)),
+    "halves": (values(3, 4).bfloat16(), values(5, 3, 4).bfloat16()),
+    "doubles": (values(3, 4).double(), values(5, 3, 4).double()),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_loop_takes_tensors_of_any_layout(name):
+    assert "scan" not in dict(externs(sum_of_squares, *LAYOUTS[name]))
+    check(sum_of_squares, *LAYOUTS[name], train=name != "numbers")
+
+
+@pytest.mark.parametrize("dim, reverse", ((0, True), (1, False), (2, True)))
+def test_a_loop_runs_backwards_and_along_other_axes(dim, reverse):
+    def fn(h: torch.Tensor, x: torch.Tensor) -> Any:
+        return scan(lambda h, r: (h * 0.5 + r, h + r), h, x, dim=dim, reverse=reverse)
+
+    check(fn, values(4, 4, seed=1), values(4, 4, 4), train=True)
+
+
+def test_a_loop_of_symbolic_length_has_symbolic_steps():
+    def fn(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        return scan(lambda h, r: ((r * x.shape[0] + h @ w).tanh(), h.exp() + x.shape[1]), h, x)
+
+    check(fn, H, X, W, dynamic=True)
+
+
+def test_a_loop_inside_a_loop_is_lowered():
+    def fn(h: torch.Tensor, x: torch.Tensor) -> Any:
+        def outer(h: torch.Tensor, rows: torch.Tensor) -> Any:
+            return scan(lambda h, r: ((h + r).cos(), h.sin()), h, rows)
+
+        return scan(outer, h, x)
+
+    check(fn, values(3), values(4, 5, 3))
+    assert externs(fn, values(3), values(4, 5, 3)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduced", (False, True), ids=("expanded", "dense"))
+def test_a_scan_takes_a_gradient_that_is_expanded(reduced):
+    def fn(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        last, each = scan(lambda c, row: (c * 0.9 + row, (c * 2).sin()), start, x)
+        return (each * each).sum() + last.sum() if reduced else each.sum() + last.sum()
+
+    check(fn, values(6, 5), values(5, seed=1), train=True)
+
+
+def draws(h: torch.Tensor, x: torch.Tensor) -> Any:
+    return scan(lambda h, r: (h + torch.nn.functional.dropout(r, 0.5), h * 2), h, x)
+
+
+def complex_numbers(h: torch.Tensor, x: torch.Tensor) -> Any:
+    return scan(lambda h, r: (h * r, h + r), h.to(torch.complex64), x.to(torch.complex64))
+
+
+@pytest.mark.parametrize("fn", (draws, complex_numbers), ids=lambda fn: fn.__name__)
+def test_what_cannot_be_lowered_stays_torchs_loop_with_the_reason(fn):
+    reasons = [reason for target, reason in externs(fn, H, X) if target == "scan"]
+    assert len(reasons) == 1 and reasons[0].startswith("the higher-order operation scan: ")
+    if fn is not draws:
+        check(fn, H, X)
+
+
+def test_a_body_with_a_librarys_call_is_a_loop_of_python():
+    def fn(h: torch.Tensor, x: torch.Tensor) -> Any:
+        return scan(lambda h, r: (h + r.sort(-1).values, h * 2), h, x)
+
+    wrapper = wrapper_of(fn, H, X)
+    assert "for start in range(0, 6, 1)" in wrapper and "aten.sort" in wrapper
+
+
+def test_a_body_that_differs_is_another_entry_of_the_cache():
+    for factor in (2.0, 3.0):
+        check(lambda h, x, k=factor: scan(lambda h, r: (h * k + r, h - r), h, x), H, X)
+
+
+def test_a_loop_is_explained_by_its_kernels():
+    explained = fusec.explain(rnn, H, X, W)
+    (graph,) = explained.graphs
+    (loop,) = graph.loops
+    assert loop.rounds == 6 and loop.kernels and not loop.externs
+    assert graph.launches == 6 * len(loop.kernels) and graph.launches_eager == 6 * 5
+
+
+# -- random bodies ---------------------------------------------------------------------------------
+
+SHAPE = (3, 4)
+OPERATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda a, b: (a + b).tanh(),
+    lambda a, b: a * b.sigmoid(),
+    lambda a, b: a - b.mean(-1, keepdim=True),
+    lambda a, b: torch.softmax(a, -1) @ (b.mT @ b),
+    lambda a, b: torch.where(a > b, a, b * 0.5),
+    lambda a, b: torch.cat([a[:, 2:], b[:, :2]], 1).sin(),
+    lambda a, b: (a.t() + b.t()).t().cos(),
+)
+RESULTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda y: y.clone(),
+    lambda y: y.sum(-1),
+    lambda y: (y * 2).t() + 0,
+)
+
+
+class Body:
+    """A random body of a scan over some carries, rows and captured tensors, all of one shape."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.carries, self.rows = self.random.randint(1, 3), self.random.randint(1, 2)
+        self.captured, self.results = self.random.randint(0, 2), self.random.randint(0, 3)
+        self.length, self.reverse = self.random.choice((1, 2, 3, 6, 7)), self.random.random() < 0.4
+        self.plan = [self.random.random() for _ in range(400)]
+
+    def inputs(self) -> Tensors:
+        def one(*shape: int, seed: int) -> torch.Tensor:
+            made = values(*shape, seed=seed)
+            kind = (seed + self.length) % 4
+            if kind == 1 and seed >= self.carries:  # torch compares the carries' strides
+                made = values(*shape[:-2], *shape[:-3:-1], seed=seed).mT
+            return made
+
+        shapes = [SHAPE] * self.carries + [(self.length, *SHAPE)] * self.rows
+        shapes += [SHAPE] * self.captured
+        return tuple(one(*shape, seed=k) for k, shape in enumerate(shapes))
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        carries, rows = tensors[: self.carries], tensors[self.carries :][: self.rows]
+        captured = tensors[self.carries + self.rows :]
+
+        def step(state: Tensors, xs: Tensors) -> Any:
+            choices = iter(self.plan)
+            known = [*state, *xs, *captured]
+
+            def pick() -> torch.Tensor:
+                return known[int(next(choices) * len(known))]
+
+            for _ in range(4):
+                a, b = pick(), pick()
+                known.append(OPERATIONS[int(next(choices) * len(OPERATIONS))](a, b))
+            following = tuple(pick() * 0.5 + pick() * 0.25 for _ in range(self.carries))
+            rows = (RESULTS[int(next(choices) * len(RESULTS))] for _ in range(self.results))
+            return following, tuple(row(pick()) for row in rows)
+
+        return scan(step, carries, rows, reverse=self.reverse)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(k, marks=() if k < 6 else pytest.mark.slow) for k in range(60)]
+)
+def test_random_bodies_match_eager(seed):
+    body = Body(seed)
+    check(lambda *tensors: body(*tensors), *body.inputs())
+    assert not [trace.problem for trace in RECENT if trace.problem]
