@@ -44,14 +44,14 @@ class About:
 
     Attributes:
         help: one line for `fusec --help`.
-        changes_code: part of `Options.key()`, because generated code depends on it.
+        keeps_code: not part of `Options.key()`: generated code does not depend on it.
         also_read: further environment variables, read when fusec's own is unset.
         choices: the values that a text may have; empty: any.
         most: the largest value of a float.
     """
 
     help: str
-    changes_code: bool = False
+    keeps_code: bool = False
     also_read: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     most: float = math.inf
@@ -77,118 +77,99 @@ class Options:
     """Everything a user can choose about a compile. Plain `Options()` is all defaults."""
 
     strict: bool = _option(
-        False, "raise errors inside fusec instead of falling back to eager kernels"
+        False, "raise errors inside fusec instead of falling back to eager kernels", keeps_code=True
     )
-    cache: bool = _option(True, "keep compiled kernels on disk")
+    cache: bool = _option(True, "keep compiled kernels on disk", keeps_code=True)
     cache_dir: str | None = _option(
-        None, "directory of the cache; default: the user's cache directory"
+        None, "directory of the cache; default: the user's cache directory", keeps_code=True
     )
     cache_size_mb: int = _option(
-        2048, "size limit of the cache in MiB; the least recently used entries go first"
+        2048,
+        "size limit of the cache in MiB; the least recently used entries go first",
+        keeps_code=True,
     )
-    threads: int = _option(0, "number of kernels compiled in parallel; 0: one per core")
-    cudagraphs: bool = _option(
-        False, "record each graph's launches as one CUDA graph", changes_code=True
+    threads: int = _option(
+        0, "number of kernels compiled in parallel; 0: one per core", keeps_code=True
     )
+    cudagraphs: bool = _option(False, "record each graph's launches as one CUDA graph")
     autotune: bool = _option(
-        True,
-        "time candidates on the device and keep the fastest; off: the cost model decides",
-        changes_code=True,
+        True, "time candidates on the device and keep the fastest; off: the cost model decides"
     )
     race: str = _option(
         "auto",
         "products by fused kernels, by the library, or auto: whichever is faster",
-        changes_code=True,
         choices=("auto", "fused", "library"),
     )
     native: bool = _option(
-        False,
-        "compile every operation to a kernel, so that C can call the graph without torch",
-        changes_code=True,
+        False, "compile every operation to a kernel, so that C can call the graph without torch"
     )
     deterministic: bool = _option(
-        False,
-        "choose by rule, time nothing: each compile of a program makes the same code",
-        changes_code=True,
+        False, "choose by rule, time nothing: each compile of a program makes the same code"
     )
     batch_invariant: bool = _option(
-        False,
-        "the same bits for all values of a size that fusec.name_size names, a batch's (CPU)",
-        changes_code=True,
+        False, "the same bits for all values of a size that fusec.name_size names, a batch's (CPU)"
     )
     # A larger budget may find another winner, which an entry of a smaller one would hide.
     race_budget_s: float | None = _option(
-        None,
-        "seconds for timing the candidates of one graph; default: 20 on a GPU, 10 on a CPU",
-        changes_code=True,
+        None, "seconds for timing the candidates of one graph; default: 20 on a GPU, 10 on a CPU"
     )
     descriptors: str = _option(
         "auto",
         "copy tiles by TMA descriptors: always, never, or auto, where a rule or a race prefers it",
-        changes_code=True,
         choices=("auto", "always", "never"),
     )
     roles: str = _option(
         "auto",
         "warp specialization (sm_90): cooperative, pingpong, never, or auto, by a rule or a race",
-        changes_code=True,
         choices=("auto", "cooperative", "pingpong", "never"),
     )
     fusion: bool = _option(
-        True, "fuse definitions; off: each is a kernel of its own, for debugging", changes_code=True
+        True, "fuse definitions; off: each is a kernel of its own, for debugging"
     )
     channels_last: bool = _option(
-        True,
-        "run convolutions channels-last where that is faster (CPU); off: in the given format",
-        changes_code=True,
+        True, "run convolutions channels-last where that is faster (CPU); off: in the given format"
     )
     merge_limit: int = _option(
-        1 << 30,
-        "stop after this many merges in a graph, to bisect for a wrong one",
-        changes_code=True,
+        1 << 30, "stop after this many merges in a graph, to bisect for a wrong one"
     )
     passes: str = _option(
-        "",
-        "passes of yours (fusec.register_pass) to run behind capture, as 'name, another'",
-        changes_code=True,
+        "", "passes of yours (fusec.register_pass) to run behind capture, as 'name, another'"
     )
     fallback_random: bool = _option(
-        False,
-        "draw random numbers by eager kernels, from eager's stream; off: inside kernels",
-        changes_code=True,
+        False, "draw random numbers by eager kernels, from eager's stream; off: inside kernels"
     )
     chunk_bytes: int = _option(
         1 << 27,
         "run products of at least this many bytes that are then reduced in chunks; 0: never",
-        changes_code=True,
     )
     precision: str = _option(
         "best",
         "16-bit values between operations: best keeps f32, eager rounds (and chooses) as eager",
-        changes_code=True,
         choices=("best", "eager"),
     )
     memory_budget: float = _option(
         1.0,
         "share of the default saved activations that training may keep; less recomputes more",
-        changes_code=True,
         most=1.0,
     )
     freeze: bool = _option(
-        False, "at inference, compute what depends on weights alone once, and again if these change"
+        False,
+        "at inference, compute what depends on weights alone once, and again if these change",
+        keeps_code=True,
     )
     verify: bool = _option(
-        False,
-        "check the IR after each pass, and each kernel and graph against eager when it runs",
-        changes_code=True,
+        False, "check the IR after each pass, and each kernel and graph against eager when it runs"
     )
-    dump_dir: str | None = _option(None, "write every stage of every compile to this directory")
+    dump_dir: str | None = _option(
+        None, "write every stage of every compile to this directory", keeps_code=True
+    )
     cxx: str | None = _option(
-        None, "C++ compiler; default: CXX, else g++, else clang++", also_read=("CXX",)
+        None,
+        "C++ compiler; default: CXX, else g++, else clang++",
+        also_read=("CXX",),
+        keeps_code=True,
     )
-    target: str | None = _option(
-        None, "compile for this target, not the inputs' device", changes_code=True
-    )
+    target: str | None = _option(None, "compile for this target, not the inputs' device")
 
     def __post_init__(self) -> None:
         for declared in fields(self):
@@ -282,7 +263,7 @@ class Options:
 
         `cxx` is not among them: the build adds the compiler's identity, which a path is not.
         """
-        parts = [o.name for o in fields(self) if _declared(o).changes_code]
+        parts = [o.name for o in fields(self) if not _declared(o).keeps_code]
         return ",".join(f"{name}={getattr(self, name)!r}" for name in sorted(parts))
 
 
