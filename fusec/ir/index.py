@@ -38,31 +38,6 @@ from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
 from fusec.ir.polynomial import shifted
 
-__all__ = [
-    "Atom",
-    "Axis",
-    "FloorDiv",
-    "Index",
-    "IntoIndex",
-    "Mod",
-    "Monomial",
-    "Quotient",
-    "Runtime",
-    "Size",
-    "floordiv",
-    "greatest",
-    "index",
-    "is_in_range",
-    "is_nonnegative",
-    "least",
-    "mod",
-    "most",
-    "most_atom",
-    "product",
-    "sum_of_terms",
-]
-
-
 _NO_AXES: frozenset[Axis] = frozenset()
 
 

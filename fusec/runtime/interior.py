@@ -14,22 +14,6 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-__all__ = [
-    "OpOverload",
-    "current_device_getter",
-    "empty_on_cpu",
-    "is_autocasting",
-    "is_compiling",
-    "is_profiling",
-    "mutate_copies",
-    "profiler_range",
-    "reinterpret",
-    "switch_gradients",
-    "transforms",
-    "untraced",
-    "without_autocast",
-]
-
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 """A window of a tensor by sizes, strides and an offset from its first element, which does not share
 the tensor's version counter: for reads alone. Half the time of ``torch.as_strided``."""

@@ -23,15 +23,6 @@ from fusec.passes.fusion.cost import buffer_bytes, moved_bytes
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.traffic import extern_bytes, view_bytes
 
-__all__ = [
-    "buffer_bytes",
-    "bytes_floor",
-    "bytes_moved",
-    "extern_bytes",
-    "row_loop_bytes",
-    "step_bytes",
-]
-
 
 def bytes_moved(schedule: Schedule, machine: Machine) -> int:
     """Return the bytes that all steps read and write."""
