@@ -76,6 +76,11 @@ fake_mode: Callable[[], object | None] = functools.partial(
 """Return the ``FakeTensorMode`` that is on, or None."""
 
 
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nested value, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def composite_kernel(target: OpOverload) -> Callable[..., Any] | None:
     """Return torch's implementation of an operator by other operators; None if it has none."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd

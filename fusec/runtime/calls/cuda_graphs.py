@@ -33,7 +33,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
 from fusec.runtime.calls.executable import BoxedCall
-from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext, pytree
+from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext, pytree, tensors_in
 
 logger = logging.getLogger("fusec.compile")
 
@@ -331,7 +331,7 @@ def _tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(gm)
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(value)
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:

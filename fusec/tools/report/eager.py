@@ -25,13 +25,14 @@ from fusec.frontend.fx_passes.flex_attention import decomposed_flex_attention, i
 from fusec.frontend.fx_passes.fx_nodes import is_tangent
 from fusec.frontend.origin import module_path, op_name, origin_of
 from fusec.frontend.size_facts import UNSEEN
+from fusec.ir.expr import reach
 from fusec.passes.traffic import GATHERS
 from fusec.torch_interior import (
     HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
     gradient_function,
-    pytree,
+    tensors_in,
 )
 
 _FREE = {
@@ -147,7 +148,7 @@ class _Walk(fx.Interpreter):
         place = module_path(n), next(iter(origin_of(n).source), "")
         self.counter.place = place
         result = super().run_node(n)
-        waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(result)]
+        waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(result)]
         while waiting:
             function = waiting.pop()
             if function is not None and _PLACE not in function.metadata:
@@ -170,7 +171,7 @@ def _check_types(func: Any, args: tuple[Any, ...]) -> None:
     """Raise the error that an eager matrix product raises for tensors of several types."""
     if func._schema.name.removeprefix("aten::") not in _ONE_TYPE:
         return
-    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in _tensors(args)))
+    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in tensors_in(args)))
     if len(dtypes) > 1:
         raise ModelError(f"RuntimeError: {func} of {' and '.join(dtypes)}: give it one type")
 
@@ -185,18 +186,14 @@ def _computes(func: Any) -> bool:
 def _traffic(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
     """Return the bytes that one call reads and writes; 0 if no tensor comes out."""
     name = func._schema.name.partition("::")[2]
-    written = sum(map(tensor_bytes, _tensors(result)))
-    inputs = _tensors((args, kwargs))
+    written = sum(map(tensor_bytes, tensors_in(result)))
+    inputs = tensors_in((args, kwargs))
     if name in _OVERWRITES:
         inputs = inputs[1:]
     sizes = [tensor_bytes(t) for t in inputs]
     if name in GATHERS and sizes:
         sizes[0] = min(sizes[0], written)
     return written + sum(sizes) if written else 0
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -227,8 +224,8 @@ def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCo
     with _Counter() as forward:
         walk = _Walk(run, forward).run if isinstance(run, fx.GraphModule) else run
         result = walk(*inputs)
-    roots = [t for t in _tensors(result) if t.requires_grad and t.grad_fn is not None]
-    leaves = [t for t in _tensors(tuple(inputs)) if t.requires_grad]
+    roots = [t for t in tensors_in(result) if t.requires_grad and t.grad_fn is not None]
+    leaves = [t for t in tensors_in(tuple(inputs)) if t.requires_grad]
     backward = _Counter()
     if roots and leaves:
         gradients = [torch.empty_like(root) for root in roots]
@@ -253,7 +250,7 @@ def graph_cost(graph: fx.GraphModule) -> EagerCost:
     """
     computing = [node for node, _ in node_costs(graph)]
     if any(map(is_tangent, graph.graph.nodes)):
-        gradients = _readers(filter(is_tangent, graph.graph.nodes))
+        gradients = set(reach(filter(is_tangent, graph.graph.nodes), lambda node: node.users))
         computing = [node for node in computing if node in gradients]
     wholes = _wholes(graph)
     members: dict[fx.Node, set[fx.Node]] = {}
@@ -306,19 +303,7 @@ def _whole_call(first: fx.Node, members: set[fx.Node]) -> EagerCall:
 
 
 def _bytes_of(node: fx.Node) -> int:
-    return sum(map(tensor_bytes, _tensors(node.meta.get("val"))))
-
-
-def _readers(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return nodes and all that are computed from them."""
-    found: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.users
-    return found
+    return sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
 
 
 def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:

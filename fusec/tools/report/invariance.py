@@ -31,7 +31,7 @@ from fusec.frontend.named_sizes import name_size
 from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.subclasses import copied
 from fusec.tools.report.terminal import fitted_table, wrapped
-from fusec.torch_interior import counters, pytree
+from fusec.torch_interior import counters, pytree, tensors_in
 
 SCHEMA = 1
 _SEED = 7
@@ -144,8 +144,7 @@ def check_invariance(
 
 
 def _tensors(call: Arguments) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves((call.args, dict(call.named)))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors_in((call.args, dict(call.named)))
 
 
 def _varying(calls: Sequence[Arguments]) -> list[dict[int, str]]:

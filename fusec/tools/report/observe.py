@@ -38,6 +38,7 @@ from fusec.errors import (
 from fusec.frontend.modules import calling, name_in_model
 from fusec.frontend.origin import input_names, user_name
 from fusec.frontend.parts import find_parts
+from fusec.ir.expr import reach
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
 from fusec.tools.records import Record, Records
@@ -54,7 +55,7 @@ from fusec.torch_interior import (
     compile_id,
     dynamo_config,
     forgetting_code,
-    pytree,
+    tensors_in,
     trace_artifact,
     tracing,
     unset_fake_temporarily,
@@ -347,8 +348,7 @@ def _fake_input(value: Any, mode: FakeTensorMode, train: bool) -> Any:
 
 def _backward(result: Any) -> None:
     """Run the backward from the sum of every output that has one."""
-    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    roots = [t for t in tensors if t.requires_grad]
+    roots = [t for t in tensors_in(result) if t.requires_grad]
     if not roots:
         raise RuntimeError("no output requires a gradient, so there is no backward to compile")
     leaves = [root for root in roots if root.is_leaf] + _leaves(roots)
@@ -362,15 +362,9 @@ def _backward(result: Any) -> None:
 
 def _leaves(roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors whose gradients a backward from ``roots`` would accumulate."""
-    waiting = [root.grad_fn for root in roots]
-    seen: set[Any] = set()
-    found: list[torch.Tensor] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting.extend(following for following, _ in node.next_functions)
-    return found
+
+    def following(function: Any) -> list[Any]:
+        return [after for after, _ in function.next_functions if after is not None]
+
+    functions = reach([root.grad_fn for root in roots if root.grad_fn is not None], following)
+    return [function.variable for function in functions if hasattr(function, "variable")]

@@ -40,7 +40,7 @@ from fusec.tools.report.layers import Layers
 from fusec.tools.report.steps import OPTIMIZER, Steps
 from fusec.tools.report.watching import watch
 from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
-from fusec.torch_interior import pytree
+from fusec.torch_interior import tensors_in
 
 SCHEMA = 1
 ELSEWHERE = "Python, guards, autograd, and what is not compiled"
@@ -295,7 +295,7 @@ def profile_model(
     """
     compiled = torch.compile(fn, backend="fusec", dynamic=dynamic, options=dict(options))
     args = Arguments.of(inputs).mapped(partial(_input, train=train))
-    held = [v for v in pytree.tree_leaves(list(args)) if isinstance(v, torch.Tensor)]
+    held = tensors_in(list(args))
     held += fn.parameters() if isinstance(fn, torch.nn.Module) else []
     device = held[0].device if held else torch.device("cpu")
     with watch(what) as watched, torch.set_grad_enabled(train):
@@ -323,7 +323,6 @@ def _input(value: Any, train: bool) -> Any:
 
 
 def _backward(output: Any) -> None:
-    tensors = [v for v in pytree.tree_leaves(output) if isinstance(v, torch.Tensor)]
-    wanted = [v for v in tensors if v.requires_grad]
+    wanted = [v for v in tensors_in(output) if v.requires_grad]
     wanted = [v for v in wanted if v.dim() == 0] or wanted
     torch.autograd.backward(wanted, [torch.ones_like(v) for v in wanted])
