@@ -173,7 +173,7 @@ ELSEWHERE = {
     "tools/report/html/machine_code": "tools/report/html/test_document",
     "tools/report/html/roofline": "tools/report/html/test_plots",
     "tools/report/html/steps": "tools/report/html/test_document",
-    "tools/report/html/usage": "tools/report/html/test_document",
+    "tools/report/usage": "tools/report/html/test_document",
     "tools/report/comparison": "tools/test_cli_check",
     "tools/report/observe": "tools/test_report",
     "tools/report/lock_changes": "tools/report/test_lock",

@@ -24,9 +24,9 @@ from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.parts import Part, Program, title, without_layer
-from fusec.tools.report.peak import peak_bytes
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import extern_bytes, step_bytes
+from fusec.tools.report.usage import peak_bytes
 
 _Entry = TypeVar("_Entry", "LockedKernel", "LockedCall")
 

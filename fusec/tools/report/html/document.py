@@ -31,12 +31,12 @@ from fusec.tools.report.html.layout import Layout, lay_out
 from fusec.tools.report.html.machine_code import Judged
 from fusec.tools.report.html.roofline import Roof, cost_of, roof_of
 from fusec.tools.report.html.steps import DrawnStep, drawn_steps
-from fusec.tools.report.html.usage import Usage, usage_of
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.seen import Seen
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.static_rules import CheckedKernel, Finding
 from fusec.tools.report.traffic import buffer_bytes
+from fusec.tools.report.usage import Usage, usage_of
 
 SHOWN_OPS = 8
 SHOWN_DECISIONS = 24

@@ -12,7 +12,7 @@ from fusec.tools.report.html.document import Document
 from fusec.tools.report.html.plots import BOTTOM, HEIGHT, LEFT, memory_plot, roofline_plot
 from fusec.tools.report.html.roofline import cost_of, roof_of
 from fusec.tools.report.html.steps import drawn_steps
-from fusec.tools.report.html.usage import Moment, Usage
+from fusec.tools.report.usage import Moment, Usage
 from tests.tools.report.html.conftest import stage
 
 

@@ -71,6 +71,14 @@ def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     return Usage(moments, _ranked(sizes, layers))
 
 
+def peak_bytes(program: HostProgram) -> int:
+    """Return the peak bytes of the buffers that a program computes, at the hints of sizes.
+
+    The workspace of eager kernels is unknown, and not counted.
+    """
+    return max((moment.made for moment in _usage(program)[0]), default=0)
+
+
 def _usage(program: HostProgram) -> tuple[tuple[Moment, ...], Mapping[Buffer, int]]:
     """Return the bytes held at each step, and the buffers at the peak, with their bytes."""
     given = {item for item in program.graph.inputs if isinstance(item, Buffer)}
@@ -81,7 +89,9 @@ def _usage(program: HostProgram) -> tuple[tuple[Moment, ...], Mapping[Buffer, in
     for statement in program.statements:
         _hold(statement, held)
         theirs = sum(size for buffer, size in held.items() if buffer in given)
-        made = sum(held.values()) - theirs + _inside(statement)
+        made = sum(held.values()) - theirs
+        if isinstance(statement, HostLoop):
+            made += peak_bytes(statement.body)
         steps = steps_of(statement)
         moments += [Moment(name_of(step), theirs, made) for step in steps]
         if steps and theirs + made > most:
@@ -113,13 +123,3 @@ def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str
         for name, rows in alike.items()
     ]
     return tuple(sorted(found, key=lambda row: -row[1])[:LARGEST])
-
-
-def _inside(statement: HostStatement) -> int:
-    """Return the most bytes that the body of a loop holds."""
-    match statement:
-        case HostLoop(body=body):
-            moments, _ = _usage(body)
-            return max((moment.made for moment in moments), default=0)
-        case _:
-            return 0
