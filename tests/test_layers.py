@@ -78,7 +78,9 @@ LAYERS: dict[str, set[str]] = {
     "tools": set(),
     "tools.interpreter": {"errors", "ir"},
     "tools.verify": FOUNDATION | {"frontend", "runtime", "torch_interior", "driver.observers"},
-    "tools.clock": FOUNDATION | {"frontend", "runtime", "driver.launches", "driver.observers"},
+    "tools.clock": FOUNDATION
+    | {"frontend", "runtime", "torch_interior", "driver.launches", "driver.observers"},
+    "tools.terminal": set(),
     "tools.multiplied": {"frontend", "torch_interior"},
     "tools.records": WHOLE | {"driver.partition"},
     "tools.dumps": WHOLE | {"tools.records"},
@@ -90,13 +92,13 @@ LAYERS: dict[str, set[str]] = {
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.backend"}
     | {"tools.clock", "tools.dumps", "tools.emulator", "tools.static_checks", "tools.summary"}
-    | {"tools.assembly", "tools.records", "tools.verify"},
+    | {"tools.assembly", "tools.records", "tools.terminal", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
-    | {"tools.clock", "tools.interpreter", "tools.records", "tools.verify", ""},
+    | {"tools.clock", "tools.interpreter", "tools.records", "tools.terminal", "tools.verify", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "export", "tools.report", "tools.bisect"}
-    | {"tools.dumps", "tools.emulator", "archive", ""},
+    | {"tools.dumps", "tools.emulator", "tools.terminal", "archive", ""},
     "backend": {"driver.backend", "export", "torch_interior"}
     | {"tools.dumps", "tools.summary", "tools.verify"},
     "": {"driver.backend", "driver.user_passes", "frontend", "tools.report", "archive"},

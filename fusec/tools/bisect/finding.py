@@ -116,13 +116,6 @@ class Finding:
         return "\n".join([f"fusec {_VERB[self.kind]}", *table])
 
 
-def duration(us: float) -> str:
-    """Format microseconds with a fitting unit: "66.2 ms"."""
-    units = {"us": 1.0, "ms": 1e3}
-    found = (f"{us / size:.3g} {name}" for name, size in units.items() if us / size < 999.5)
-    return next(found, f"{us / 1e6:.3g} s")
-
-
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
 

@@ -16,7 +16,7 @@ import torch
 from fusec.errors import FusecError, ModelError
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, TensorType
-from fusec.tools.bisect.finding import WITHOUT_PASSES, Finding, duration
+from fusec.tools.bisect.finding import WITHOUT_PASSES, Finding
 from fusec.tools.bisect.paces import Paces
 from fusec.tools.bisect.recorder import (
     Begun,
@@ -34,6 +34,7 @@ from fusec.tools.bisect.shrink import shrink
 from fusec.tools.bisect.smaller import simpler
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, Apart, Died, Outcome, run_apart, try_file
+from fusec.tools.terminal import format_us
 
 SECONDS = 100.0
 """Seconds that reducing a program may take."""
@@ -146,7 +147,7 @@ class Hunt:
         kernels = [row for row in rows if row.kernel and row.lost_us > least][:_SUSPECTS]
         for row in (*kernels, *graphs):
             what = f"{row.library or 'kernel'} {row.kernel}" if row.kernel else "the graph"
-            said = f"{what} takes {duration(row.fusec_us)}, eager {duration(row.eager_us)}"
+            said = f"{what} takes {format_us(row.fusec_us)}, eager {format_us(row.eager_us)}"
             self.say(f"{said}: timing it by itself")
             calls, lost, ratio = _calls(row), row.lost_us, row.fusec_us / max(row.eager_us, 1e-3)
             fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost, ratio=ratio)
@@ -215,7 +216,7 @@ class Hunt:
         if not culprit.excerpts:
             return known
         ours, theirs = paces.both()
-        said = f"a step of the program takes {duration(ours)}, {duration(theirs)} eagerly"
+        said = f"a step of the program takes {format_us(ours)}, {format_us(theirs)} eagerly"
         return replace(known, said=f"{known.said}; {said}")
 
     def _shown(self, culprit: Culprit, fault: Fault, known: Finding) -> Finding | None:
@@ -268,7 +269,7 @@ def _whole_program(events: list[Event], paces: Paces) -> Culprit:
     """Return a culprit for a program that is slower though none of its graphs is by itself."""
     ours, theirs = paces.both()
     graphs = tuple(e.excerpt for e in events if isinstance(e, Begun) and e.name == "Dynamo")
-    said = f"a step takes {duration(ours)}, eagerly {duration(theirs)}"
+    said = f"a step takes {format_us(ours)}, eagerly {format_us(theirs)}"
     asked = tuple(graph for graph in graphs if graph is not None)
     return Culprit(
         "the program", Outcome(SLOWER), (), said=said, lost_us=ours - theirs, asked=asked

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from fusec.tools.report.terminal import format_seconds
+from fusec.tools.terminal import format_us
 
 if TYPE_CHECKING:
     from fusec.tools.report.seen import Seen, SeenGraph
@@ -167,7 +167,7 @@ def _losing(seen: Seen) -> Iterator[Advice]:
         graph = graphs.get(one.compile)
         if graph is not None and one.loses:
             lost_us, what = one.fusec_us - one.eager_us, f"graph {graph.summary.id}"
-            ours, theirs = format_seconds(one.fusec_us / 1e6), format_seconds(one.eager_us / 1e6)
+            ours, theirs = format_us(one.fusec_us), format_us(one.eager_us)
             said = f"{what} takes {ours} a call, eagerly {theirs}"
             share = graph.calls * lost_us / 1e6 / _running(seen)
             if share > _LOST_SHARE:

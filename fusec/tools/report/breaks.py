@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.frontend.origin import NO_TEXT, printable, unresumed
-from fusec.tools.report.terminal import wrapped
+from fusec.tools.terminal import wrapped
 
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)

@@ -47,7 +47,7 @@ from fusec.tools.emulator.faults import EmulationError
 from fusec.tools.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.tools.report.arguments import Given
 from fusec.tools.report.comparison import Comparison, compare, draws_numbers
-from fusec.tools.report.terminal import fitted_table, wrapped
+from fusec.tools.terminal import fitted_table, wrapped
 from fusec.tools.verify.kernels import Verification
 
 SCHEMA = 1

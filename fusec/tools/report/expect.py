@@ -21,8 +21,8 @@ from fusec.tools.report import Explanation, explanation, stage_call
 from fusec.tools.report.lock import LockedCall, LockedGraph, LockedKernel, lock_graph
 from fusec.tools.report.lock_changes import decision_between, reason_of
 from fusec.tools.report.stages import choose_target
-from fusec.tools.report.terminal import format_bytes
 from fusec.tools.report.watching import watch
+from fusec.tools.terminal import format_bytes
 
 Limit: TypeAlias = float | tuple[float | None, float | None]
 SHOWN = 12

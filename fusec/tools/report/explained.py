@@ -23,7 +23,7 @@ from fusec.tools.report.explanation import (
     SumReport,
 )
 from fusec.tools.report.layers import Layers
-from fusec.tools.report.terminal import (
+from fusec.tools.terminal import (
     columns,
     fitted_table,
     format_bytes,

@@ -30,7 +30,7 @@ from fusec.errors import ModelError, UsageError
 from fusec.frontend.named_sizes import name_size
 from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.subclasses import copied
-from fusec.tools.report.terminal import fitted_table, wrapped
+from fusec.tools.terminal import fitted_table, wrapped
 from fusec.torch_interior import counters, pytree, tensors_in
 
 SCHEMA = 1

@@ -53,11 +53,11 @@ from fusec.tools.report.expectation import (
 from fusec.tools.report.explanation import Explanation, report_graph
 from fusec.tools.report.stages import Staged, assemble
 from fusec.tools.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
-from fusec.tools.report.terminal import format_bytes, format_table
 from fusec.tools.report.traffic import step_bytes
 from fusec.tools.report.warp_times import expect_roles, multiplied_by_tiles
 from fusec.tools.report.widths import Access, match_accesses
 from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
+from fusec.tools.terminal import format_bytes, format_table
 
 SCHEMA = 1
 _FACTS = (

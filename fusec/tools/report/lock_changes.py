@@ -23,7 +23,7 @@ from fusec.passes.fusion.fuse import DETOUR
 from fusec.tools.report.breaks import Break
 from fusec.tools.report.lock import Lock, LockedCall, LockedGraph, LockedKernel
 from fusec.tools.report.parts import Part, title
-from fusec.tools.report.terminal import format_bytes
+from fusec.tools.terminal import format_bytes
 
 Entry: TypeAlias = LockedKernel | LockedCall
 _Kind = TypeVar("_Kind", LockedKernel, LockedCall)

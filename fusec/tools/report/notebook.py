@@ -47,7 +47,7 @@ def kernels_html(kernels: Sequence[KernelText]) -> str:
 
 def _graph(graph: GraphReport) -> str:
     # Local: it imports this module.
-    from fusec.tools.report.terminal import format_bytes
+    from fusec.tools.terminal import format_bytes
 
     sizes = map(format_bytes, (graph.bytes_eager, graph.bytes_moved, graph.bytes_floor))
     parts = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fusec.tools.report.breaks import paragraph
 from fusec.tools.report.seen import Launch, Seen, SeenGraph
-from fusec.tools.report.terminal import (
+from fusec.tools.terminal import (
     columns,
     fitted_table,
     format_bytes,

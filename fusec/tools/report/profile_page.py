@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.tools.report.profile import VIEWS, Entry, Profile
-from fusec.tools.report.terminal import fitted_table, format_bytes, format_seconds
+from fusec.tools.terminal import fitted_table, format_bytes, format_seconds
 
 _ROWS = 24
 """Rows of the table; the JSON form has all."""

@@ -23,7 +23,6 @@ from fusec.errors import FusecError, ModelError, UsageError
 from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, from_graph
-from fusec.tools.bisect.finding import duration
 from fusec.tools.bisect.hunt import Hunt, died, waiting
 from fusec.tools.bisect.paces import Paces
 from fusec.tools.bisect.recorder import Begun, Called, Ended, Stepped, Timing, pace, read_events
@@ -443,13 +442,6 @@ def test_steps_are_timed_optimizer_and_all(tmp_path: Path) -> None:
         pace(run, file, more)
         (stepped,) = [event for event in read_events(file) if isinstance(event, Stepped)]
         assert stepped.us > 20_000
-
-
-@pytest.mark.parametrize(
-    ("us", "said"), [(4.2, "4.2 us"), (999.4, "999 us"), (66234.7, "66.2 ms"), (2.5e6, "2.5 s")]
-)
-def test_times_are_said_as_people_do(us: float, said: str) -> None:
-    assert duration(us) == said
 
 
 @pytest.mark.slow

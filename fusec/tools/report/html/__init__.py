@@ -19,7 +19,7 @@ from fusec.tools.report.html.details import details_of
 from fusec.tools.report.html.document import Document
 from fusec.tools.report.html.leads import leads_of
 from fusec.tools.report.html.plots import memory_plot, roofline_plot
-from fusec.tools.report.terminal import format_bytes, format_seconds
+from fusec.tools.terminal import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment

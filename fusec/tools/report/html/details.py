@@ -18,7 +18,7 @@ from typing import Any
 
 from fusec.ir.decision import Decision
 from fusec.tools.report.html.document import Box, Document, Tensor
-from fusec.tools.report.terminal import format_bytes, format_seconds, in_units
+from fusec.tools.terminal import format_bytes, format_us, in_units
 
 SHOWN_NAMES = 12
 KINDS = {
@@ -75,8 +75,8 @@ def _facts(box: Box) -> list[list[str]]:
         ["kind", KINDS[box.kind]],
         ["launches", f"{box.count}"],
         [f"bytes{each}", f"{format_bytes(box.bytes)}, {together}{box.share:.1%} of the graph's"],
-        ["time", f"{format_seconds(box.timing.us / 1e6)}, {box.timing.word}"],
-        ["memory's floor", format_seconds(box.floor_us / 1e6)],
+        ["time", f"{format_us(box.timing.us)}, {box.timing.word}"],
+        ["memory's floor", format_us(box.floor_us)],
     ]
     if box.operations:
         rate = f", {_count(box.operations / box.bytes)} a byte" if box.bytes else ""
@@ -94,7 +94,5 @@ def _tensor(tensor: Tensor) -> list[str]:
 
 def _decision(decision: Decision) -> list[Any]:
     saved = decision.saved_us
-    saving = (
-        "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_seconds(abs(saved) / 1e6)}"
-    )
+    saving = "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_us(abs(saved))}"
     return [decision.taken, decision.a, decision.b, saving, decision.reason, decision.against]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusec.tools.report.html.document import Drawing
 from fusec.tools.report.html.roofline import Roof
 from fusec.tools.report.usage import Usage
-from fusec.tools.report.terminal import format_bytes, in_units
+from fusec.tools.terminal import format_bytes, in_units
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40

@@ -74,7 +74,12 @@ def format_bytes(size: int) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Return a time as ``4.2 us``, ``4.2 ms`` or ``4.2 s``."""
-    return in_units(seconds * 1e6, ("us", "ms", "s"))
+    return format_us(seconds * 1e6)
+
+
+def format_us(us: float) -> str:
+    """Return microseconds as ``format_seconds`` does."""
+    return in_units(us, ("us", "ms", "s"))
 
 
 def in_units(value: float, units: Sequence[str]) -> str:

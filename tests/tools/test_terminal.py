@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusec.tools.report.terminal import (
+from fusec.tools.terminal import (
     columns,
     fitted_table,
     format_bytes,
