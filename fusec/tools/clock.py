@@ -14,8 +14,9 @@ part of it.
 from __future__ import annotations
 
 import gc
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from fusec.runtime.interior import is_compiling
+from fusec.torch_interior import tensors_in
 
 _COSTED = 200
 """Empty launches that ``cost_us`` times."""
@@ -206,3 +208,32 @@ def _on_gpu(call: Callable[..., Any], spent: Spent, collected: Spent) -> Callabl
             spent.events.append((start, end))
 
     return timed
+
+
+# -- a call timed beside another one ---------------------------------------------------------------
+
+
+def time_in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """Return the median microseconds of each call, in turn, so that noise is the same for all."""
+    spent: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 2):  # two to warm up
+        for call, own in zip(calls, spent, strict=True):
+            start = time.perf_counter()
+            call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            own.append((time.perf_counter() - start) * 1e6)
+    return [statistics.median(own[2:]) for own in spent]
+
+
+def differentiated(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], None]:
+    """Return a call of ``fn`` with its backward, where an argument requires a gradient."""
+    leaves = [tensor for tensor in tensors_in(args) if tensor.requires_grad]
+
+    def call() -> None:
+        roots = [tensor for tensor in tensors_in(fn(*args)) if tensor.requires_grad]
+        if roots and leaves:
+            ones = [torch.ones_like(root) for root in roots]
+            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+
+    return call

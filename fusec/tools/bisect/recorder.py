@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -40,13 +40,13 @@ from fusec.tools.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, fro
 from fusec.tools.bisect.slices import kernel_slices, library_slices, node_of, slice_of
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
-from fusec.tools.clock import Clock, clock_running
+from fusec.tools.clock import Clock, clock_running, differentiated, time_in_turn
 from fusec.tools.verify.choices import with_either_choice
-from fusec.tools.verify.kernels import Exact
+from fusec.tools.verify.kernels import Exact, copy_of
 from fusec.torch_interior import (
     FakeTensor,
     TorchDynamoException,
-    pytree,
+    tensors_in,
     unset_fake_temporarily,
 )
 
@@ -317,7 +317,7 @@ class Recorder:
 
         def run(args: list[Any]) -> Any:
             self.tell(Called(graph.number, _most(args)))
-            given = [_copy(arg) for arg in args] if self._kind == WRONG else []
+            given = [copy_of(arg) for arg in args] if self._kind == WRONG else []
             kept = self._keep(gm, args) if self._kind == CRASH else {}
             try:
                 wrong = self._kind == WRONG
@@ -335,7 +335,7 @@ class Recorder:
 
     def _keep(self, gm: fx.GraphModule, args: Sequence[Any]) -> Mapping[str, torch.Tensor]:
         """Save the values of a call before it runs, as a signal leaves no time, and return them."""
-        values = {name: _copy(value) for name, value in _values(gm, args).items()}
+        values = {name: copy_of(value) for name, value in _values(gm, args).items()}
         file = _values_file(self._file)
         torch.save(values, file.with_suffix(".new"))
         file.with_suffix(".new").replace(file)
@@ -356,7 +356,7 @@ class Recorder:
         found, outcome = blame(error), outcome_of(error)
         excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
         with unset_fake_temporarily():  # fake mode is on while a graph is compiled
-            copies = {name: _copy(value) for name, value in values.items()}
+            copies = {name: copy_of(value) for name, value in values.items()}
         self.tell(
             Culprit(
                 graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
@@ -411,13 +411,13 @@ class Recorder:
 
         def exact() -> Sequence[torch.Tensor]:
             torch.set_rng_state(state)
-            with torch.no_grad():
-                return _tensors(Exact(gm).run(*map(_copy, given)))
+            return tensors_in(Exact(gm).run(*map(copy_of, given)))
 
         def compared() -> str | None:
             torch.set_rng_state(state)
-            expected = run_eagerly(gm)([_copy(arg) for arg in given])
-            return disagreement(_tensors(made), _tensors(expected), exact)
+            expected = run_eagerly(gm)([copy_of(arg) for arg in given])
+            with torch.no_grad():
+                return disagreement(tensors_in(made), tensors_in(expected), exact)
 
         problem = with_either_choice(compared, lambda said: said is not None)
         torch.set_rng_state(after)
@@ -443,10 +443,10 @@ class Recorder:
             made = compiled(*args)
             if first:
                 first = False
-                calls = [_call_of(compiled, args), _call_of(eager, args)]
-                _in_turn(calls, rounds=1)  # the backward is compiled, caches are warm
+                calls = [differentiated(fn, [*map(_leaf, args)]) for fn in (compiled, eager)]
+                time_in_turn(calls, 1)  # the backward is compiled, caches are warm
                 self._forget_times()
-                ours, theirs = _in_turn(calls)
+                ours, theirs = time_in_turn(calls, _ROUNDS)
                 excerpts = _all(graph.excerpt)
                 self.tell(Timing("Dynamo", "", theirs, ours, excerpts, graph.options))
             return made
@@ -486,50 +486,17 @@ class Recorder:
             for launch, library, excerpt in found[:_MOST_KERNELS]:
                 made = functions(excerpt)
                 args = made["inputs"]()
-                theirs, _ = _in_turn([lambda m=made, a=args: m["f"](*a)] * 2)  # type: ignore[misc]
+                (theirs,) = time_in_turn([partial(made["f"], *args)], _ROUNDS)
                 ours = spent.get(launch, 0.0)
                 row = (graph.name, launch, theirs, ours, (excerpt,), graph.options, library)
                 self.tell(Timing(*row))
 
 
-def _in_turn(calls: Sequence[Callable[[], Any]], rounds: int = _ROUNDS) -> list[float]:
-    """Return the median microseconds of each call, measured in turn."""
-    spent: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds + 2):
-        for call, own in zip(calls, spent, strict=True):
-            start = time.perf_counter()
-            call()
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            own.append((time.perf_counter() - start) * 1e6)
-    return [statistics.median(own[2:]) for own in spent]
-
-
-def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
-    """Return a call on copies of the arguments, with its backward where one requires a gradient."""
-    own = [_leaf(arg) for arg in args]
-    leaves = [arg for arg in own if isinstance(arg, torch.Tensor) and arg.requires_grad]
-
-    def call() -> Any:
-        results = pytree.tree_leaves(fn(*own))
-        roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-        if roots and leaves:
-            ones = [torch.ones_like(root) for root in roots]
-            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
-
-    return call
-
-
 def _leaf(arg: Any) -> Any:
-    return _copy(arg).requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg
+    return copy_of(arg).requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg
 
 
 # -- graphs as excerpts ----------------------------------------------------------------------------
-
-
-def _tensors(results: Any) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(results)
-    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _all(*excerpts: Excerpt | None) -> tuple[Excerpt, ...]:
@@ -579,10 +546,3 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 def _below(given: Input, most: int) -> Input:
     whole = isinstance(given.type, TensorType) and given.type.dtype is torch.int64
     return replace(given, most=max(most, 1)) if whole else given
-
-
-def _copy(value: Any) -> Any:
-    """Return a copy of a tensor with its strides; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().clone()

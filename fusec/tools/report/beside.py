@@ -11,7 +11,6 @@ anything but their arguments are not repeated.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +22,8 @@ from torch import fx
 
 from fusec.backend import fusec
 from fusec.frontend.fx_passes.dynamo_graph import copied
-from fusec.tools.clock import Clock
-from fusec.torch_interior import HigherOrderOperator, compile_id, pytree
+from fusec.tools.clock import Clock, differentiated, time_in_turn
+from fusec.torch_interior import HigherOrderOperator, compile_id, tensors_in
 
 SMALL_US = 3000.0
 """In a longer call, the overhead of launches does not decide."""
@@ -85,8 +84,8 @@ class Beside:
         """Time a call compiled and eagerly, on copies; skip a call that fails."""
         start, state = time.perf_counter(), torch.get_rng_state()
         with suppress(Exception), self.clock.apart() as launches:
-            calls = [_call_of(fn, args) for fn in (compiled, eager)]
-            ours, theirs = _in_turn(calls)
+            calls = [differentiated(fn, _copies(args)) for fn in (compiled, eager)]
+            ours, theirs = time_in_turn(calls, _ROUNDS)
             each = launches() / (_ROUNDS + 2) * self.clock.cost_us()
             self.compared.append(Compared(number, max(ours - each, 0.0), theirs))
         torch.set_rng_state(state)
@@ -141,13 +140,9 @@ def _namespace(target: Any) -> str | None:
     return name.partition("::")[0] or None
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _are_few(args: Sequence[Any]) -> bool:
     """Return True for plain tensors on a CPU that are cheap to copy."""
-    tensors = _tensors(args)
+    tensors = tensors_in(args)
     plain = all(type(t) in _TYPES and t.device.type == "cpu" and not t.is_conj() for t in tensors)
     return plain and sum(t.untyped_storage().nbytes() for t in tensors) <= _MOST_BYTES
 
@@ -156,21 +151,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def _trains(made: Any) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(made))
-
-
-def _call_of(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
-    """Return a call on copies of the arguments, with a backward where they require gradients."""
-    own = _copies(args)
-    leaves = [t for t in _tensors(own) if t.requires_grad]
-
-    def call() -> None:
-        roots = [t for t in _tensors(fn(*own)) if t.requires_grad]
-        if roots and leaves:
-            ones = [torch.ones_like(root) for root in roots]
-            torch.autograd.grad(roots, leaves, ones, allow_unused=True)
-
-    return call
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(made))
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
@@ -189,14 +170,3 @@ def _copies(args: Sequence[Any]) -> list[Any]:
             made.requires_grad_(one.requires_grad)
         copies.append(made)
     return copies
-
-
-def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Return the median microseconds of each call, in turn, so that noise is the same for both."""
-    spent: list[list[float]] = [[] for _ in calls]
-    for _ in range(_ROUNDS + 2):
-        for call, own in zip(calls, spent, strict=True):
-            start = time.perf_counter()
-            call()
-            own.append((time.perf_counter() - start) * 1e6)
-    return [statistics.median(own[2:]) for own in spent]
