@@ -36,7 +36,7 @@ from fusec.ir.atoms import (
 )
 from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
-from fusec.ir.polynomial import shifted
+from fusec.ir.polynomial import common_factors, shifted
 
 _NO_AXES: frozenset[Axis] = frozenset()
 
@@ -257,6 +257,8 @@ def floordiv(a: Index, b: Index) -> Index:
         (inner, *others), c = a.terms[0]
         if c == 1 and not others and _is_floor(inner) and _is_positive(b):
             return floordiv(inner.dividend, inner.divisor * b)
+    for factor, multiple, _ in common_factors(a, b, _divide_terms, is_in_range):
+        return floordiv(multiple, index(b.const // factor))
     return index(FloorDiv(a, b))
 
 
@@ -272,6 +274,8 @@ def mod(a: Index, b: Index) -> Index:
         return index(a.const % b.const)
     if is_in_range(a, b):
         return a
+    for factor, multiple, rest in common_factors(a, b, _divide_terms, is_in_range):
+        return mod(multiple, index(b.const // factor)) * factor + rest
     if a.const:  # keep rejoinable: no constant in the dividend of a Mod
         return a - b * floordiv(a, b)
     return index(Mod(a, b))

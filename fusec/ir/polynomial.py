@@ -1,4 +1,4 @@
-"""Signs of polynomials in atoms of which each has a constant lower bound.
+"""Signs of polynomials in atoms of which each has a constant lower bound; their common factors.
 
 Worked example: with n >= 2 and m >= 1, let ``n = 2 + a`` and ``m = 1 + b``. Then ``n*m - 2*m`` is
 ``(2 + a)*(1 + b) - 2*(1 + b) = a*b + a``: no coefficient is negative, so the sum is not, either.
@@ -6,7 +6,8 @@ Worked example: with n >= 2 and m >= 1, let ``n = 2 + a`` and ``m = 1 + b``. The
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fusec.ir.atoms import Atom, Monomial
@@ -34,3 +35,21 @@ def shifted(value: Index, least: Callable[[Atom], int | None]) -> dict[Monomial,
         for m, c in partial.items():
             expanded[m] = expanded.get(m, 0) + c
     return expanded
+
+
+def common_factors(
+    value: Index,
+    divisor: Index,
+    divide: Callable[[Index, Index], tuple[Index | None, Index]],
+    is_in_range: Callable[[Index, Index], bool],
+) -> Iterator[tuple[int, Index, Index]]:
+    """Yield g, q and r where a value is ``g*q + r`` with ``0 <= r < g``, and g > 1 divides n.
+
+    Then ``value // n`` is ``q // (n/g)``, and ``value % n`` is ``g*(q % (n/g)) + r``. The place of
+    a lane in a row of heads is such: ``(8*o + l) // 64`` is ``o // 8``, the same in all 8 lanes.
+    """
+    n = divisor.const if divisor.is_constant else 0
+    for factor in sorted({math.gcd(n, c) for _, c in value.terms}, reverse=True):
+        multiple, rest = divide(value, divisor * 0 + factor)
+        if 1 < factor < n and multiple is not None and is_in_range(rest, divisor * 0 + factor):
+            yield factor, multiple, rest

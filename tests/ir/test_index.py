@@ -207,6 +207,16 @@ def test_division_drops_what_bounds_prove() -> None:
     assert (m // 4) // 2 is index(B)
 
 
+def test_division_of_a_multiple_and_less_is_one_of_the_multiple() -> None:
+    o, lane = Axis("o", index(16)), Axis("l", index(8))
+    m = index(o) * 8 + lane
+    assert m // 64 is index(o) // 8
+    assert m % 64 is (index(o) % 8) * 8 + lane
+    assert (m + 64 * index(B)) // 64 is index(B) + index(o) // 8
+    assert (m // 60).terms[0][0][0] == FloorDiv(m, index(60))  # 8 lanes may be in two of 60
+    assert m // 64 * 64 + m % 64 is m
+
+
 def test_nested_divisions_merge_for_positive_divisors_only() -> None:
     k = index(Axis("k", index(100)))
     assert (k // 3) // 5 is k // 15
