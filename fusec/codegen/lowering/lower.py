@@ -42,6 +42,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Scan,
     Select,
     Var,
     axes_in,
@@ -64,6 +65,7 @@ from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.rewrite import is_checked
 from fusec.ir.scalar import COARSE_TERMS, SCALAR_OPS
 from fusec.ir.serial import Hit, hits_of, serial_axes
 from fusec.ir.transformed import has_transformed
@@ -156,6 +158,8 @@ class _Lowering(LoopBounds):
         for loop in sorted((g for g in groups if g is not None), key=self.nest.index):
             if loop in self.layout.transposed:
                 self._copy_transposed(loop, groups[loop])
+            if self.plan.kept_bytes:
+                self._hoist(loop, groups[loop])
             self._run(loop, groups[loop])
         for outer, inner in cascade:
             self.here.body.append(Update(outer, Op("add", (outer, inner))))
@@ -510,17 +514,32 @@ class _Lowering(LoopBounds):
         if not again:
             return []
         now = set(evaluated(group, self.arrays))
+        return self._keeps([n for n in evaluated(again, self.arrays) if n in now], loop)
+
+    def _hoist(self, loop: Axis, tasks: list[Task]) -> None:
+        """Keep expensive values of inner loops that each iteration of a loop would compute anew."""
+        nodes = postorder(root for task in tasks for root in roots(task))
+        apart: set[Expr] = {n for n in nodes if isinstance(n, Scan) or is_checked(n)}
+        apart |= dependents(nodes, apart)
+        found = [n for n in nodes if loop not in n.axes and n not in apart]
+        for inner in self.nest[self.nest.index(loop) + 1 :] if loop.extent is not index(1) else ():
+            for keep in self._keeps(found, inner):
+                self._run(inner, [keep])
+                self.arrays[keep.value] = (keep.array, keep.slot)
+
+    def _keeps(self, nodes: list[Expr], loop: Axis) -> list[Keep]:
+        """Return ``Keep``s for expensive ones of some values, in post-order, along a loop alone."""
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
         parts = self.layout.whole.get(loop, frozenset((loop,)))
         length = most(product(a.extent for a in parts))
-        for node in reversed(evaluated(again, self.arrays)):
-            if node not in now or node in covered or node.dtype is BOOL or isinstance(node, Load):
+        for node in reversed(nodes):
+            if node in covered or node in self.arrays or node.dtype is BOOL:
                 continue
-            if isinstance(node, Reduce | IndexValue) or unbound & node.axes != parts:
+            if isinstance(node, Load | Reduce | IndexValue) or unbound & node.axes != parts:
                 continue
-            if self._varying_cost(node, loop) < self.plan.kept_cost or node in self.arrays:
+            if self._varying_cost(node, loop) < self.plan.kept_cost:
                 continue
             covered.update(postorder((node,)))
             if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:

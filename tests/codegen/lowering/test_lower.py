@@ -17,7 +17,7 @@ from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduc
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import ARGMAX, ARGMIN, MAX, PROD, SUM, Monoid
-from fusec.ir.program import Carry, For, Statement
+from fusec.ir.program import Carry, For, Let, Program, Statement, statements
 from fusec.ir.verify_program import verify_program
 from fusec.passes.kernel.coalesce import flatten
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
@@ -400,6 +400,32 @@ def test_array_kept_inside_a_loop_is_not_used_after_it() -> None:
     kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
     for tile in (1, 4):
         check_plan(kernel, cpu((Binding(a, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile))))
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_expensive_value_of_an_inner_loop_is_computed_before_the_outer(extent: int) -> None:
+    # exp(w[c]) is in an array when the loop over a begins; -w[c] is computed in each iteration.
+    x, w, y = buffer("x", 3, extent), buffer("w", extent), buffer("y", 3, extent)
+    a, c = axes("a c", 3, extent)
+    dear, cheap = (Op(name, (load(w, c),)) for name in ("exp", "neg"))
+    value = Op("add", (Op("mul", (load(x, a, c), dear)), cheap))
+    kernel = Kernel("k", (), (a, c), (Store(y, (index(a), index(c)), value),))
+    for tile in (1, 4):
+        plan = cpu((Binding(a, LoopKind.LOOP), Binding(c, LoopKind.LOOP, tile)))
+        check_plan(kernel, plan, close=True)
+        before, outer = operations(lower(flatten(kernel), plan), a)
+        assert "exp" in before and "neg" not in before
+        assert "exp" not in outer and "neg" in outer
+
+
+def operations(program: Program, loop: Axis) -> tuple[set[str], set[str]]:
+    """Return the operations of a program outside of the loop over an axis, and in it."""
+    found: tuple[set[str], set[str]] = set(), set()
+    for part in program.body:
+        lets = (s.value for s in statements((part,)) if isinstance(s, Let))
+        inside = isinstance(part, For) and part.axis is loop
+        found[inside].update(value.name for value in lets if isinstance(value, Op))
+    return found
 
 
 def test_a_load_before_a_loop_has_a_guard_of_its_own_though_one_in_the_loop_is_equal() -> None:
