@@ -180,11 +180,14 @@ def cut_with_products(
 
 def without_calls(schedule: Schedule, cut: FuseGraph, machine: Machine) -> Schedule:
     """Return a loop's body without library calls, if its kernels are faster in one native call."""
-    if not machine.is_cpu or not schedule.externs:
+    calls = schedule.externs
+    if not machine.is_cpu or not calls or not all(call.decomposition for call in calls):
         return schedule
     own = cut_with_products(schedule.graph, cut, None, machine, alone=True)
+    if own.externs:
+        return schedule
     us = modelled_us(own, machine) - len(own.kernels) * machine.launch_us
-    return schedule if own.externs or us > modelled_us(schedule, machine) else own
+    return schedule if us > modelled_us(schedule, machine) else own
 
 
 _IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
