@@ -35,6 +35,7 @@ from torch._functorch.autograd_function import autograd_function_apply
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops.flex_attention import _math_attention_inner as flex_scores
+from torch._higher_order_ops.partitioner import HopJointGraph
 from torch._logging import getArtifactLogger, trace_structured
 from torch._logging.structured import INTERN_TABLE
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -59,6 +60,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.singleton_int import SingletonInt
+from torch.utils.checkpoint import CheckpointPolicy
 
 gradient_function: Callable[[], Any] = torch._C._current_autograd_node
 """Return the autograd function that runs in this thread, or None."""
@@ -167,7 +169,7 @@ def run_autograd(gm: fx.GraphModule, inputs: list[Any], **how: Any) -> Callable[
 
     counters["aot_autograd"]["total"] += 1
     try:
-        with _knowing_numbers():
+        with _knowing_numbers(), _saving_no_views():
             made = aot_module_simplified(gm, inputs, **{**how, "bw_compiler": compile_backward})
     except TensorifyScalarRestartAnalysis:
         raise
@@ -204,6 +206,49 @@ def _knowing_numbers() -> Iterator[None]:
         yield
     finally:
         FakeTensor.item_memo = usual
+
+
+@contextmanager
+def _saving_no_views() -> Iterator[None]:
+    """Let loops save, in this block, what views and copies are of, not themselves.
+
+    The gradient of a step reads views, such as a weight transposed. Torch saves a copy of each for
+    every iteration, unless a decomposition replaces the copy by the view, which a step must not
+    return. Nor must it return what it saves of its own results, so that is copied here.
+    """
+    holder: Any = HopJointGraph
+    usual = holder.partition
+
+    def partition(joint: Any, *args: Any, **named: Any) -> Any:
+        for node in joint.joint_gm.graph.nodes:
+            if _moves(node.target):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        made = usual(joint, *args, **named)
+        output = made.fw_gm.graph.output_node()
+        returned: list[fx.Node] = []
+        for node in output.args[0]:
+            if node in returned:
+                with made.fw_gm.graph.inserting_before(output):
+                    clone = made.fw_gm.graph.call_function(torch.ops.aten.clone.default, (node,))
+                clone.meta = dict(node.meta)
+                node = clone
+            returned.append(node)
+        output.args = (tuple(returned),)
+        return made
+
+    holder.partition = partition
+    try:
+        yield
+    finally:
+        holder.partition = usual
+
+
+def _moves(target: Any) -> bool:
+    """Return True for a view, and for a copy."""
+    if not isinstance(target, OpOverload):
+        return False
+    copies = torch.Tag.view_copy in target.tags or target is torch.ops.aten.clone.default
+    return copies or target.is_view
 
 
 def known_number(tensor: object) -> int | None:

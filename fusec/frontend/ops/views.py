@@ -99,6 +99,7 @@ def expand(call: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
 @lowers(
     aten.alias.default,
     aten.detach.default,
+    aten.detach_copy.default,
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
     aten.lift.default,
@@ -110,7 +111,7 @@ def alias(call: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
 # -- windows --------------------------------------------------------------------------------------
 
 
-@lowers(aten.slice.Tensor)
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_tensor(
     call: AtenCall,
     x: Value,
@@ -140,14 +141,14 @@ def replaced(at: Indices, axis: int, position: Index) -> Indices:
     return (*at[:axis], position, *at[axis + 1 :])
 
 
-@lowers(aten.select.int)
+@lowers(aten.select.int, aten.select_copy.int)
 def select(call: AtenCall, x: Value, dim: int, position: IntoSize) -> Value:
     axis = wrap(dim, len(x.shape))
     chosen = from_end(position, x.shape[axis])
     return call.view(x, lambda at: (*at[:axis], chosen, *at[axis:]))
 
 
-@lowers(aten.split_with_sizes.default, aten.split.Tensor)
+@lowers(aten.split_with_sizes.default, aten.split.Tensor, aten.split_copy.Tensor)
 def split(call: AtenCall, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = wrap(dim, len(x.shape))
     starts = itertools.accumulate((kind.shape[axis] for kind in call.results), initial=ZERO)
