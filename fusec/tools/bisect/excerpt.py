@@ -136,7 +136,7 @@ def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
             kind = _type(functools.reduce(getattr, str(node.target).split("."), gm))
         target = _target(node)
         if target is not None and all(n.name in known for n in node.all_input_nodes):
-            args, kwargs = _plain((tuple(node.args), dict(node.kwargs)))
+            args, kwargs = mapped((tuple(node.args), dict(node.kwargs)), _ref)
             where = next(iter(origin_of(node).source), "")
             lines.append(Line(node.name, target, args, kwargs, kind, where))
         elif kind is not None:
@@ -202,40 +202,11 @@ def _found(name: str) -> bool:
         return False
 
 
-def _plain(value: Any) -> Any:
-    """Return a node's argument with nodes replaced by ``Ref``."""
-    match value:
-        case fx.Node():
-            return Ref(value.name)
-        case tuple():
-            return tuple(_plain(one) for one in value)
-        case list():
-            return [_plain(one) for one in value]
-        case dict():
-            return {name: _plain(one) for name, one in value.items()}
-        case slice():
-            return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
-        case _:
-            return value
+def _ref(value: Any) -> Any:
+    return Ref(value.name) if isinstance(value, fx.Node) else value
 
 
 # -- what an excerpt is made of --------------------------------------------------------------------
-
-
-def refs(value: Any) -> Iterable[str]:
-    """Yield the names that an argument refers to."""
-    match value:
-        case Ref():
-            yield value.name
-        case tuple() | list():
-            for one in value:
-                yield from refs(one)
-        case dict():
-            yield from refs(tuple(value.values()))
-        case slice():
-            yield from refs((value.start, value.stop, value.step))
-        case _:
-            pass
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -259,9 +230,11 @@ def rewritten(line: Line, change: Callable[[Any], Any]) -> Line:
     return replace(line, args=mapped(line.args, change), kwargs=mapped(line.kwargs, change))
 
 
-def reads(line: Line) -> set[str]:
-    """Return the names that a line refers to."""
-    return {*refs(line.args), *refs(line.kwargs)}
+def reads(line: Line) -> list[str]:
+    """Return the names that a line refers to, in order."""
+    found: list[str] = []
+    rewritten(line, lambda value: found.append(value.name) if isinstance(value, Ref) else None)
+    return found
 
 
 def alive(excerpt: Excerpt) -> Excerpt:
@@ -275,7 +248,7 @@ def alive(excerpt: Excerpt) -> Excerpt:
     for line in reversed(excerpt.lines):
         if line.name in needed:
             kept.append(line)
-            needed |= reads(line)
+            needed.update(reads(line))
     inputs = tuple(one for one in excerpt.inputs if one.name in needed)
     missing = needed - {one.name for one in inputs} - {line.name for line in kept}
     if missing or not excerpt.results:

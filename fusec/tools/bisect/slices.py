@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from torch import fx
 
+from fusec.driver.launches import described_launches
 from fusec.tools.bisect.excerpt import Excerpt, NotPlain, TensorType, alive, as_inputs, from_graph
 
 
@@ -40,10 +40,9 @@ def node_of(gm: fx.GraphModule, held: tuple[str, int | None]) -> str:
 
 def kernel_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, Excerpt]]:
     """Yield the name and excerpt of each distinct kernel that plain torch can express."""
-    summary = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
-    stored = {name for row in summary["kernels"] for name in row["nodes"]}
-    stored |= {row["node"] for row in summary["externs"]}
-    for row in summary["kernels"]:
+    kernels, externs = described_launches(manifest)
+    stored = {name for row in kernels for name in row["nodes"]} | {row["node"] for row in externs}
+    for row in kernels:
         if row["code"] == row["name"]:
             try:
                 yield row["name"], slice_of(gm, row["nodes"], stored)
@@ -57,9 +56,9 @@ def library_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, s
     Only calls with a tensor result that plain torch can express, and no convolutions: their time
     follows from the memory format of images, which is chosen for the whole graph.
     """
-    summary = json.loads(manifest or "{}").get("summary", {"kernels": [], "externs": []})
+    _, externs = described_launches(manifest)
     names = {node.name for node in gm.graph.nodes}
-    for row in summary["externs"]:
+    for row in externs:
         before = names - {row["node"]}
         if "conv" in row["op"]:
             continue

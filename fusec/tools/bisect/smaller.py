@@ -21,8 +21,7 @@ from fusec.tools.bisect.excerpt import (
     TensorType,
     alive,
     as_inputs,
-    mapped,
-    refs,
+    reads,
     retyped,
     rewritten,
     static,
@@ -67,7 +66,7 @@ def _prefixes(excerpt: Excerpt) -> Iterator[Excerpt]:
     """Drop lines at the end; values that are left without a consumer become the results."""
     for dropped in _halves(len(excerpt.lines)):
         lines = excerpt.lines[:-dropped]
-        read = {name for line in lines for name in refs((line.args, dict(line.kwargs)))}
+        read = {name for line in lines for name in reads(line)}
         ends = tuple(
             line.name
             for line in lines
@@ -113,7 +112,7 @@ def _bypasses(excerpt: Excerpt) -> Iterator[Excerpt]:
     """Replace a line by an operand of the same type."""
     types = excerpt.types
     for line in excerpt.lines:
-        for name in dict.fromkeys(refs((line.args, dict(line.kwargs)))):
+        for name in dict.fromkeys(reads(line)):
             if isinstance(line.type, TensorType) and types[name] == line.type:
                 yield from _attempt(lambda line=line, name=name: _without(excerpt, line, name))  # type: ignore[misc]
 
@@ -145,11 +144,8 @@ def _resized(excerpt: Excerpt, old: int, new: int) -> Excerpt:
             return value
         return value // old * new
 
-    inputs = tuple(replace(_smaller_input(one, old, new)) for one in excerpt.inputs)
-    lines = tuple(
-        replace(line, args=mapped(line.args, number), kwargs=mapped(line.kwargs, number))
-        for line in excerpt.lines
-    )
+    inputs = tuple(_smaller_input(one, old, new) for one in excerpt.inputs)
+    lines = tuple(rewritten(line, number) for line in excerpt.lines)
     return replace(excerpt, inputs=inputs, lines=lines)
 
 
