@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fusec.codegen.cpp import printer as cpp
 from fusec.errors import InvalidIR
-from fusec.tools.interpreter.graph import run_graph, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.codegen.cpp.test_vector_tiles import alibi, causal, compiled, heads, tensor
 from tests.codegen.cross import MISSING, Elsewhere
 from tests.fuzz.graphs import copy_extern, example
@@ -92,7 +92,7 @@ def test_kernels_of_functions_agree_with_the_interpreter(tmp_path: Path) -> None
             k: replace(p, name=forms[name, one.code[k]].name) for k, p in one.programs.items()
         }
         inputs = tuple(t.numpy() for t in FUNCTIONS[name][1])
-        expected = run_schedule(one.schedule, inputs)
+        expected = run_graph(one.schedule, inputs)
         found = run_kernels(one.schedule, programs, inputs, machine.launcher)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5, err_msg=name)

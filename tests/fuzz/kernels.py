@@ -15,7 +15,7 @@ from fusec.ir.graph import Kernel, Schedule
 from fusec.ir.program import Program
 from fusec.passes.stage import fold
 from fusec.tools.interpreter.expression import Env, allocate
-from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import context, lower_all
 
@@ -49,7 +49,7 @@ def run_kernels(
     def run(step: Kernel, env: Env) -> None:
         launch_on(env, programs[step.name], kernel(programs[step.name]))
 
-    return run_schedule(schedule, inputs, copy_extern, run)
+    return run_graph(schedule, inputs, copy_extern, run)
 
 
 def launch_on(env: Env, program: Program, launch: Launch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from fusec.options import Options
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.stage import Observe, Stage, fold, fold_each
 from fusec.tools.interpreter.expression import Env
-from fusec.tools.interpreter.graph import run_graph, run_host, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from fusec.tools.interpreter.program import run_program
 
 SMALL = {
@@ -81,9 +82,7 @@ def check_pipeline(
     """
     expected = run_graph(graph, inputs, extern)
 
-    def run(made: Graph | Schedule) -> list[Any]:
-        return (run_graph if isinstance(made, Graph) else run_schedule)(made, inputs, extern)
-
+    run = partial(run_graph, inputs=inputs, extern=extern)
     compared = replace(context(target), observe=(comparing(expected, run),))
     schedule = fold(FUSE, graph, compared)
     programs = lower_all(schedule, target)
@@ -107,7 +106,7 @@ def run_programs(
     def run(kernel: Kernel, env: Env) -> None:
         run_program(programs[kernel.name], env.storage, env.sizes)
 
-    return run_host(host, inputs, extern, run)
+    return run_graph(host, inputs, extern, run)
 
 
 def _compare(stage: str, expected: list[Any], found: list[Any]) -> None:

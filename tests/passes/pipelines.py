@@ -17,7 +17,7 @@ from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.tools.interpreter.graph import ExternCall, run_graph, run_schedule
+from fusec.tools.interpreter.graph import ExternCall, run_graph
 from tests.fuzz.graphs import Example, copy_extern, example
 from tests.fuzz.pipeline import check_pipeline, small_target
 
@@ -57,7 +57,7 @@ def check_same(
         expected = run_graph(before, inputs, extern)
         if isinstance(after, Schedule):
             verify_schedule(after)
-            found = run_schedule(after, inputs, extern)
+            found = run_graph(after, inputs, extern)
         else:
             verify_graph(after)
             found = run_graph(after, inputs, extern)

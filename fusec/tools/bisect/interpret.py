@@ -25,7 +25,7 @@ from fusec.ir.index import Size, index
 from fusec.ir.program import Program
 from fusec.tools.bisect.steps import Step
 from fusec.tools.interpreter.expression import Env, allocate
-from fusec.tools.interpreter.graph import run_graph, run_host, run_kernel, run_schedule
+from fusec.tools.interpreter.graph import run_graph, run_kernel
 from fusec.tools.interpreter.program import run_program
 
 
@@ -74,9 +74,9 @@ def computed(structure: Any, step: Step) -> list[Any]:
             return run_graph(watched(structure), arrays(structure, step.inputs), call)
         case Schedule():
             seen = replace(structure, graph=watched(structure.graph))
-            return run_schedule(seen, arrays(structure.graph, step.inputs), call)
+            return run_graph(seen, arrays(structure.graph, step.inputs), call)
         case HostProgram():
-            return run_host(structure, arrays(structure.graph, step.inputs), call)
+            return run_graph(structure, arrays(structure.graph, step.inputs), call)
         case Functions():
             return [array for name in structure.calls for array in stored(structure.instance(name))]
         case Mapping():

@@ -172,64 +172,33 @@ def _resolve(argument: Argument, env: Env) -> Any:
 # -- graphs and schedules ------------------------------------------------------------------------
 
 
-def run_graph(graph: Graph, inputs: Sequence[Any], extern: ExternCall | None = None) -> list[Any]:
-    """Return what the graph returns for these inputs.
-
-    Args:
-        inputs: one for each of ``graph.inputs``: arrays by logical shape, ints for sizes. A size
-            that is a tensor's extent is read from the tensor too.
-        extern: runs the externs; needed if there are any.
-    Returns:
-        One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
-    """
-    return _run(graph, graph, inputs, extern, interpret_kernel)
-
-
 def interpret_kernel(kernel: Kernel, env: Env) -> None:
     """Interpret one kernel of a schedule in an environment."""
     run_kernel(kernel, env.storage, env.sizes)
 
 
-def run_schedule(
-    schedule: Schedule,
-    inputs: Sequence[Any],
-    extern: ExternCall | None = None,
-    kernel: KernelCall = interpret_kernel,
-) -> list[Any]:
-    """Return what the schedule's graph returns, computed by its kernels and externs.
-
-    Args:
-        kernel: runs one kernel; it may run the kernel's program or machine code instead.
-    """
-    return _run(schedule, schedule.graph, inputs, extern, kernel)
-
-
-def run_host(
-    program: HostProgram,
-    inputs: Sequence[Any],
-    extern: ExternCall | None = None,
-    kernel: KernelCall = interpret_kernel,
-) -> list[Any]:
-    """Return what a host program returns.
-
-    A buffer that is freed reads as unwritten memory from then on, and one over which another lies
-    as what is written there: a program that frees or reuses memory too early gives wrong values.
-
-    Args:
-        kernel: as of ``run_schedule``.
-    Raises:
-        InternalError: if a step writes a buffer that has no memory.
-    """
-    return _run(program, program.graph, inputs, extern, kernel)
-
-
-def _run(
+def run_graph(
     body: Interpreted,
-    graph: Graph,
     inputs: Sequence[Any],
-    extern: ExternCall | None,
-    kernel: KernelCall,
+    extern: ExternCall | None = None,
+    kernel: KernelCall = interpret_kernel,
 ) -> list[Any]:
+    """Return what a graph returns for these inputs, by its lines, its schedule or host program.
+
+    In a host program a buffer that is freed reads as unwritten memory from then on, and one over
+    which another lies as what is written there: freeing or reusing memory too early shows.
+
+    Args:
+        inputs: one for each of ``graph.inputs``: arrays by logical shape, ints for sizes. A size
+            that is a tensor's extent is read from the tensor too.
+        extern: runs the externs; needed if there are any.
+        kernel: runs one kernel; it may run the kernel's program or machine code instead.
+    Returns:
+        One value for each of ``graph.outputs``: arrays (copies), ints for sizes, others as given.
+    Raises:
+        InternalError: if a step of a host program writes a buffer that has no memory.
+    """
+    graph = body if isinstance(body, Graph) else body.graph
     env = _bind_inputs(graph, inputs)
     _run_body(body, env, extern, kernel)
     return _collect_outputs(graph, env)

@@ -15,7 +15,7 @@ from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.stage import fold
-from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from fusec.tools.interpreter.program import run_program
 from tests.frontend.tracing import Captured
 from tests.fuzz.pipeline import context
@@ -36,7 +36,7 @@ def run_pass(fn, *inputs, target="cpu", extern=copied):
     verify_schedule(after)
     values = arguments(graph, 0)
     for mine, theirs in zip(
-        run_schedule(after, values, extern), run_schedule(before, values, extern), strict=True
+        run_graph(after, values, extern), run_graph(before, values, extern), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)
     return after, decisions

@@ -13,7 +13,7 @@ from fusec.ir.graph import Kernel
 from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.store_parts import store_parts
 from fusec.passes.stage import fold
-from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.frontend.tracing import Captured
 from tests.fuzz.graphs import copy_extern
 from tests.fuzz.pipeline import context
@@ -31,7 +31,7 @@ def written(fn, *inputs, target="cpu"):
     after = store_parts(before)
     verify_schedule(after)
     values = [i.numpy() for i in inputs]
-    results = (run_schedule(s, values, copy_extern) for s in (after, before))
+    results = (run_graph(s, values, copy_extern) for s in (after, before))
     for mine, theirs in zip(*results, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     kernels = [s for s in after.steps if isinstance(s, Kernel)]

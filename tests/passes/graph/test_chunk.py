@@ -21,7 +21,7 @@ from fusec.ir.verify import verify_graph, verify_schedule
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import chunk, chunk_rows, cut_loops
 from fusec.passes.stage import fold
-from fusec.tools.interpreter.graph import run_graph, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from fusec.tools.interpreter.scalar import round_to
 from tests.fuzz.pipeline import context
 from tests.ir.graphs import buffer, graph, mm, whole
@@ -110,7 +110,7 @@ def run(
     for mine, theirs in zip(run_graph(after, head.inputs(), library), expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=near, atol=near)
     near = 0 if head.dtype is F32 else 2e-2
-    found = run_schedule(schedule, head.inputs(), library)
+    found = run_graph(schedule, head.inputs(), library)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(b, a, rtol=near, atol=near)
     return schedule, [step for step in schedule.steps if isinstance(step, RowLoop)]

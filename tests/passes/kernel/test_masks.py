@@ -19,7 +19,7 @@ from fusec.ir.expr import Const, postorder
 from fusec.ir.graph import Kernel, Schedule
 from fusec.options import Options
 from fusec.passes.kernel.masks import mask_by_infinity
-from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from fusec.tools.report.observe import observe
 from tests.fuzz.graphs import copy_extern
 from tests.support import FUSED, check, values
@@ -90,7 +90,7 @@ def test_where_each_row_sees_a_key_the_least_number_is_minus_infinity(mask: str,
     before, after = schedules(spelling(SEES[mask]), *inputs())
     assert masks_of(before) == {LEAST} and masks_of(after) == {-math.inf}
     arrays = tuple(t.numpy() for t in inputs())
-    expected, found = (run_schedule(s, arrays, copy_extern) for s in (before, after))
+    expected, found = (run_graph(s, arrays, copy_extern) for s in (before, after))
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(b, a)
 

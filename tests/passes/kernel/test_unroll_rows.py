@@ -28,7 +28,7 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import loop_plans
-from fusec.tools.interpreter.graph import run_graph, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.ir.graphs import axes, buffer, graph, load, total
 from tests.passes.pipelines import kernel_of, numbers, unified
 from tests.support import check
@@ -92,7 +92,7 @@ def test_values_are_what_they_were(rows: int, columns: int) -> None:
     verify_schedule(after)
     assert len(after.kernels[0].stores) > 2
     inputs = [numbers(*(n.const for n in b.shape), seed=s) for s, b in enumerate(whole.inputs)]
-    for a, b in zip(run_graph(whole, inputs), run_schedule(after, inputs), strict=True):
+    for a, b in zip(run_graph(whole, inputs), run_graph(after, inputs), strict=True):
         np.testing.assert_array_equal(b, a)
 
 
@@ -307,7 +307,7 @@ def test_a_point_has_all_rows_and_the_vectors_of_a_panel_whose_sums_fit_register
     after = Schedule(whole, (found,))
     verify_schedule(after)
     inputs = [numbers(*(n.const for n in b.shape), seed=s) for s, b in enumerate(whole.inputs)]
-    for a, b in zip(run_graph(whole, inputs), run_schedule(after, inputs), strict=True):
+    for a, b in zip(run_graph(whole, inputs), run_graph(after, inputs), strict=True):
         np.testing.assert_array_equal(b, a)
 
 

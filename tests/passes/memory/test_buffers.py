@@ -33,7 +33,7 @@ from fusec.ir.memory import bytes_of, footprint, overwritable
 from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.memory.buffers import plan_host
-from fusec.tools.interpreter.graph import run_host, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from fusec.tools.report.usage import peak_bytes
 from tests.codegen.host.test_wrapper import chain, unary
 from tests.fuzz.graphs import Example, copy_extern
@@ -290,7 +290,7 @@ def run_over(schedule: Schedule, host: HostProgram) -> tuple[Any, Any]:
     """What is to be computed at last, and what programs compute, one point after another."""
     inputs = (np.arange(64.0, dtype=np.float32).reshape(8, 8),)
     programs = lower_all(schedule, find_target("cpu", 4))
-    *_, wanted = run_schedule(schedule, inputs)
+    *_, wanted = run_graph(schedule, inputs)
     *_, found = run_programs(host, programs, inputs, None)
     return wanted, found
 
@@ -415,10 +415,10 @@ def test_a_wrong_plan_is_refused_and_makes_wrong_values(
     wrong = plant(host, buffers_of(schedule))
     with pytest.raises(InvalidIR, match=problem):
         verify_host(wrong)
-    (value,) = run_host(host, [INPUT])
+    (value,) = run_graph(host, [INPUT])
     np.testing.assert_array_equal(value, INPUT)
     try:
-        (value,) = run_host(wrong, [INPUT])
+        (value,) = run_graph(wrong, [INPUT])
     except InternalError as error:
         assert "has no memory" in str(error)
     else:
@@ -438,7 +438,7 @@ def test_a_value_that_is_read_later_is_not_written_over() -> None:
     wrong = planted(host, Allocation(b["t1"]), Allocation(b["t1"], b["t0"]))
     with pytest.raises(InvalidIR, match="t0 is read where t1 was written"):
         verify_host(wrong)
-    assert (run_host(wrong, [INPUT])[0] != run_host(host, [INPUT])[0]).any()
+    assert (run_graph(wrong, [INPUT])[0] != run_graph(host, [INPUT])[0]).any()
 
 
 def test_memory_of_which_a_call_kept_a_view_is_not_written_again() -> None:
@@ -449,9 +449,9 @@ def test_memory_of_which_a_call_kept_a_view_is_not_written_again() -> None:
     wrong = planted(wrong, FreeBuffers((b["t0"],)))
     with pytest.raises(InvalidIR, match="t1 lies over t0, which others may see"):
         verify_host(wrong)
-    _, right = run_host(host, [INPUT], same)
+    _, right = run_graph(host, [INPUT], same)
     np.testing.assert_array_equal(right, -INPUT)
-    _, value = run_host(wrong, [INPUT], same)
+    _, value = run_graph(wrong, [INPUT], same)
     assert (value != -INPUT).any()
 
 
@@ -502,7 +502,7 @@ def test_plans_of_random_graphs_keep_values(drawn: Example) -> None:
         for schedule in (separate(drawn.graph), fused):
             host = plan_host(schedule, overwritable, run_bytes=1 << 18)
             verify_host(host)
-            wanted = run_schedule(schedule, drawn.inputs, copy_extern)
-            found = run_host(host, drawn.inputs, copy_extern)
+            wanted = run_graph(schedule, drawn.inputs, copy_extern)
+            found = run_graph(host, drawn.inputs, copy_extern)
             for a, b in zip(wanted, found, strict=True):
                 np.testing.assert_array_equal(a, b)

@@ -12,7 +12,7 @@ from fusec.ir.graph import Extern, Kernel
 from fusec.ir.verify import verify_schedule
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.stage import fold
-from fusec.tools.interpreter.graph import run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.frontend.tracing import Captured
 from tests.fuzz.pipeline import context
 
@@ -35,7 +35,7 @@ def run_pass(fn, *inputs):
     given = [arguments(graph, i) for i in (0, 1)]
     for values in given:
         for mine, theirs in zip(
-            run_schedule(after, values, copied), run_schedule(before, values, copied), strict=True
+            run_graph(after, values, copied), run_graph(before, values, copied), strict=True
         ):
             np.testing.assert_array_equal(mine, theirs)
     return after

@@ -13,7 +13,7 @@ from fusec.ir.graph import Def, Extern, Graph, Kernel, Schedule, SizeValue, Stor
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM
 from fusec.tools.interpreter.expression import Env
-from fusec.tools.interpreter.graph import run_graph, run_kernel, run_schedule, to_storage
+from fusec.tools.interpreter.graph import run_graph, run_kernel, to_storage
 from fusec.tools.interpreter.scalar import round_to
 from tests.ir.graphs import (
     axes,
@@ -319,7 +319,7 @@ def test_schedule_runs_its_kernels_in_order() -> None:
     out = buffer("out", 2)
     last = Kernel("k1", (m,), (), (Store(out, (index(m),), Op("neg", (load(rows, m),))),))
     schedule = Schedule(graph((x,), (), out), (kernel, last))
-    (seen,) = run_schedule(schedule, [X23])
+    (seen,) = run_graph(schedule, [X23])
     assert seen.tolist() == [-6, -15]
 
 
