@@ -511,7 +511,7 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
         raise ValueError("other arguments than the code takes")
     results = len(unpacked.convention.outputs)
     result = trees.checked(found["result"], results, len(everything))
-    if list(_positions([a.tree for a in arguments])) != list(range(count)):
+    if [k for a in arguments for k, _ in trees.tensors_of(a.tree)] != list(range(count)):
         raise ValueError("tensors in another order")
     conditions = unpacked.conditions
     named = {size for t in tensors for size in _shape(t.spec) if isinstance(size, str)}
@@ -520,19 +520,6 @@ def read_calling(found: Any, unpacked: Unpacked) -> Calling:
     if not named.issuperset(name for one in formulas for name in names_in(one)):
         raise ValueError("sizes that no tensor says")
     return Calling(arguments, tensors, weights, graph, conditions, result)
-
-
-def _positions(of: Sequence[Tree]) -> Iterator[int]:
-    """Yield the positions of the tensors of trees, in order."""
-    for tree in of:
-        ((kind, inner),) = tree.items()
-        match kind:
-            case "tensor":
-                yield inner
-            case "tuple" | "list":
-                yield from _positions(inner)
-            case "dict":
-                yield from _positions([part for _, part in inner])
 
 
 def _position(value: Any, end: int) -> int | Spec:

@@ -15,7 +15,7 @@ and a named tuple is a tuple: loading imports no classes of other packages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -126,6 +126,20 @@ def put(tree: Tree, tensors: Sequence[Any], arguments: Sequence[Any]) -> Any:
             return [put(part, tensors, arguments) for part in inner]
         case _:
             return {name: put(part, tensors, arguments) for name, part in inner}
+
+
+def tensors_of(tree: Tree, path: str = "") -> Iterator[tuple[int, str]]:
+    """Yield the position and the path of each ``{"tensor": k}`` in a tree, in order."""
+    ((kind, inner),) = tree.items()
+    match kind:
+        case "tensor":
+            yield inner, path
+        case "tuple" | "list":
+            for k, part in enumerate(inner):
+                yield from tensors_of(part, f"{path}[{k}]")
+        case "dict":
+            for name, part in inner:
+                yield from tensors_of(part, f"{path}['{name}']")
 
 
 def checked(tree: Tree, tensors: int, arguments: int = 0) -> Tree:

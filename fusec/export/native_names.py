@@ -15,7 +15,7 @@ compiled before any names are known. A line here describes an argument or a resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fusec.archive import trees
@@ -51,7 +51,7 @@ def describe_native(
     read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
     for position, kind in zip(given, arguments, strict=True):
         lines += _argument(calling, position, kind, read)
-    paths = dict(_results(calling["result"], "result"))
+    paths = dict(trees.tensors_of(calling["result"], "result"))
     if returned != sum(kind == "result" for kind, *_ in rows):
         raise UsageError("a result that is no tensor, which C cannot be given.")
     lines += [f"result {paths.get(k, 'result')}" for k in range(returned)]
@@ -77,17 +77,3 @@ def _argument(calling: Mapping[str, Any], position: int, kind: str, read: list[i
     if row["held"]:
         return [f"held {first}"]
     return [f"weight {first}", *(f"or {name}" for name in others)]
-
-
-def _results(tree: trees.Tree, path: str) -> Iterator[tuple[int, str]]:
-    """Yield the tensors of a result's tree, with their paths."""
-    ((kind, inner),) = tree.items()
-    match kind:
-        case "tensor":
-            yield inner, path
-        case "tuple" | "list":
-            for k, part in enumerate(inner):
-                yield from _results(part, f"{path}[{k}]")
-        case "dict":
-            for name, part in inner:
-                yield from _results(part, f"{path}['{name}']")
