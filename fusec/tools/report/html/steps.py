@@ -19,6 +19,7 @@ from fusec.ir.graph import (
     RowLoop,
     Schedule,
 )
+from fusec.ir.host import name_of
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
 from fusec.tools.report.explanation import modules_of
@@ -57,20 +58,12 @@ class DrawnStep:
 
     @property
     def name(self) -> str:
-        match self.step:
-            case Extern():
-                return self.step.node
-            case Kernel() | ForeachKernel():
-                return self.step.name
+        return name_of(self.step)
 
     @property
     def reason(self) -> str:
         """Why an eager kernel is not lowered."""
-        match self.step:
-            case Extern():
-                return self.step.reason
-            case Kernel() | ForeachKernel():
-                return ""
+        return str(getattr(self.step, "reason", ""))
 
     @property
     def computes(self) -> tuple[str, ...]:
@@ -84,12 +77,12 @@ class DrawnStep:
     @property
     def buffers(self) -> frozenset[str]:
         """The names of all buffers that it defines, stored or not, as decisions name them."""
-        match self.step:
-            case Extern():
-                return frozenset(b.name for b in self.step.writes)
-            case Kernel() | ForeachKernel():
-                made = [b for kernel in self.step.kernels for b in kernel.defs]
-                return frozenset(b.name for b in (*made, *self.step.writes))
+        return frozenset(b.name for b in (*_inside(self.step), *self.step.writes))
+
+
+def _inside(step: Launched) -> list[Buffer]:
+    """Return the buffers that the kernels of a launch define."""
+    return [b for kernel in getattr(step, "kernels", ()) for b in kernel.defs]
 
 
 def drawn_steps(staged: Staged) -> list[DrawnStep]:
@@ -158,8 +151,7 @@ class _Walk:
                 own = self.modules.get(step.node, "")
                 return "", own, (own,) if own else ()
             case Kernel() | ForeachKernel():
-                names = [b.name for b in step.writes]
-                names += [b.name for kernel in step.kernels for b in kernel.defs]
-                every = dict.fromkeys(self.modules.get(name, "") for name in names)
+                made = (*step.writes, *_inside(step))
+                every = dict.fromkeys(self.modules.get(b.name, "") for b in made)
                 code = self.code.get(step.name, step.name)
                 return code, self.kernels[step.name], tuple(filter(None, every))
