@@ -5,6 +5,7 @@ Importing this package is cheap: torch and the compiler's stages are loaded at f
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -39,37 +40,20 @@ if TYPE_CHECKING:  # what `__getattr__` loads has its types here; no other name 
 else:
 
     def __getattr__(name: str) -> Any:
-        if name in ("explain", "kernels"):
-            # Local: `import fusec` must not import torch, Dynamo and the compiler's stages.
-            from fusec.tools import report
+        if name not in _HOMES:
+            raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"fusec.{_HOMES[name]}"), name)
 
-            return getattr(report, name)
-        if name == "expect":
-            from fusec.tools.report import expect  # local, as above
 
-            return expect.expect
-        if name == "watch":
-            from fusec.tools.report import watching  # local, as above
-
-            return watching.watch
-        if name == "load":
-            from fusec.archive import model  # local, as above
-
-            return model.load
-        if name == "register_decomposition":
-            from fusec.frontend.aot import custom_operations  # local, as above
-
-            return custom_operations.register_decomposition
-        if name == "register_pass":
-            from fusec.driver import user_passes  # local, as above
-
-            return user_passes.register_pass
-        if name == "name_size":
-            from fusec.frontend import named_sizes  # local, as above
-
-            return named_sizes.name_size
-        if name == "refreeze":
-            from fusec.driver import backend  # local, as above
-
-            return backend.refreeze
-        raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+_HOMES = {
+    "expect": "tools.report.expect",
+    "explain": "tools.report",
+    "kernels": "tools.report",
+    "load": "archive.model",
+    "name_size": "frontend.named_sizes",
+    "refreeze": "driver.backend",
+    "register_decomposition": "frontend.aot.custom_operations",
+    "register_pass": "driver.user_passes",
+    "watch": "tools.report.watching",
+}
+"""Name -> its module, imported at first use: `import fusec` must not import torch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.ir.graph import FlatKernel
 from fusec.passes.kernel.scans import check_order, run_scans
@@ -10,38 +12,27 @@ from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.kernel.unroll_windows import unroll_windows
 from fusec.passes.stage import Stage
 
+_on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel", needs=("coalesce",))
 CPP_FLAT = (
-    Stage(
+    _on_flat(
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
         lambda flat, context: unroll_pairs(flat, context.machine),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
     ),
-    Stage(
+    _on_flat(
         "unroll_windows",
         "unroll neighbouring results of sums over windows, which share elements (CPU)",
         lambda flat, context: unroll_windows(flat, context.machine),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
     ),
-    Stage(
+    _on_flat(
         "unroll_terms",
         "write out short sums with constant factors, with the axes of these factors (CPU)",
         lambda flat, context: unroll_terms(flat),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
     ),
-    Stage(
+    _on_flat(
         "scans",
         "run scans in the loop that they scan along, one step for each point (CPU)",
         lambda flat, context: FlatKernel(check_order(run_scans(flat))),
-        "FlatKernel",
-        "FlatKernel",
-        needs=("coalesce",),
     ),
 )
 """The stages on a flat kernel before it is planned."""
