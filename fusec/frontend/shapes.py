@@ -40,22 +40,12 @@ from fusec.ir.index import (
 )
 from fusec.ir.scalar import SCALAR_OPS
 
-_SHORT = {"bfloat": "bf", "float": "f", "complex": "c", "uint": "u", "int": "i"}
-"""How the IR abbreviates torch's names: ``bfloat16`` is ``bf16``, ``float8_e5m2`` is ``f8e5m2``."""
-
-
-def _abbreviated(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    word = next(filter(name.startswith, _SHORT), "")
-    return _SHORT.get(word, "") + name.removeprefix(word).replace("_", "", 1)
-
-
-_FROM_TORCH: dict[torch.dtype, DType] = {
-    dtype: DTYPES[_abbreviated(dtype)]
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and _abbreviated(dtype) in DTYPES
+_TO_TORCH: dict[DType, torch.dtype] = {
+    dtype: getattr(torch, dtype.torch_name)
+    for dtype in DTYPES.values()
+    if hasattr(torch, dtype.torch_name)
 }
-_TO_TORCH: dict[DType, torch.dtype] = {d: t for t, d in _FROM_TORCH.items()}
+_FROM_TORCH = {theirs: own for own, theirs in _TO_TORCH.items()}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> DType:

@@ -8,6 +8,7 @@ computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 
@@ -77,6 +78,13 @@ class DType:
     format: FloatFormat | None = field(default=None, compare=False)
 
     @property
+    def torch_name(self) -> str:
+        """Torch's name: ``bfloat16`` for ``bf16``, ``float8_e5m2`` for ``f8e5m2``."""
+        if (found := re.fullmatch(r"([a-z]+)(\d+)(\w*)", self.name)) is None:
+            return self.name
+        return f"{_WORDS[found[1]]}{'_'.join(filter(None, found.groups()[1:]))}"
+
+    @property
     def is_float(self) -> bool:
         return self.kind is Kind.FLOAT
 
@@ -93,6 +101,8 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+
+_WORDS = {"bf": "bfloat", "f": "float", "c": "complex", "u": "uint", "i": "int"}
 
 BOOL = DType("bool", Kind.BOOL, 1)
 U8 = DType("u8", Kind.UNSIGNED, 1)

@@ -32,32 +32,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusec.errors import UsageError
+from fusec.ir.dtype import DTYPES as ELEMENT_TYPES
+from fusec.ir.dtype import F8
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = {
-    "f32": "float32",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f64": "float64",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u8": "uint8",
-    "bool": "bool",
-    "c64": "complex64",
-    "c128": "complex128",
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e4m3fnuz": "float8_e4m3fnuz",
-    "f8e5m2": "float8_e5m2",
-    "f8e5m2fnuz": "float8_e5m2fnuz",
-    "f8e8m0fnu": "float8_e8m0fnu",
-}
-_TORCH_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
+_KINDS = "f32 bf16 f16 f64 i64 i32 i16 i8 u8 bool c64 c128"
+DTYPES = {name: ELEMENT_TYPES[name] for name in (*_KINDS.split(), *(kind.name for kind in F8))}
+_TORCH_NAMES = {dtype.torch_name: name for name, dtype in DTYPES.items()}
 """Names of element types here -> in torch."""
-
 EXAMPLES = "bf16[8,128,768], i64[8,128]<50257, f32[], or a number such as 3, 0.5, true, none"
 MOST_ELEMENTS = (1 << 60) - 1
 """At 8 bytes an element, a signed 64-bit integer counts their bytes; extents of 0 are ignored."""
@@ -88,7 +72,7 @@ class TensorInput:
         # Local: parsing a command line shall not take the second that torch's import takes.
         import torch
 
-        return torch.empty(self.shape, dtype=getattr(torch, DTYPES[self.dtype]))
+        return torch.empty(self.shape, dtype=getattr(torch, DTYPES[self.dtype].torch_name))
 
     def random(self) -> torch.Tensor:
         """Return a tensor of this type: normal, integers from 0 to the bound (2 if there is none).
@@ -97,7 +81,7 @@ class TensorInput:
         """
         import torch  # as above
 
-        dtype = getattr(torch, DTYPES[self.dtype])
+        dtype = getattr(torch, DTYPES[self.dtype].torch_name)
         if dtype.is_complex:
             return torch.randn(self.shape, dtype=dtype)
         if dtype.is_floating_point:
