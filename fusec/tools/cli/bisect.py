@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import NotWritable, UsageError
+from fusec.errors import UsageError
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.tools.cli.line import FORM, check_file, hint_behind, is_target
-from fusec.tools.cli.output import check_writable, hush, progress, quiet_torch, show
+from fusec.tools.cli.output import check_writable, hush, progress, quiet_torch, show, writing
 
 if TYPE_CHECKING:
     from fusec.tools.bisect.finding import Finding
@@ -132,7 +132,7 @@ def _write(file: Path, finding: Finding) -> bool:
     """Write the finding's file, if it has one; an existing file with another text is renamed."""
     if not finding.source:
         return False
-    try:
+    with writing(file):
         if file.exists() and file.read_text(encoding="utf-8") != finding.source:
             old = file.with_suffix(".old.py")
             file.replace(old)
@@ -143,8 +143,6 @@ def _write(file: Path, finding: Finding) -> bool:
 
             torch.save(dict(finding.values), file.with_suffix(".pt"))
             progress(f"{file.with_suffix('.pt').name} beside it has the program's own inputs")
-    except OSError as error:
-        raise NotWritable(f"cannot write {file}: {error.strerror}") from error
     return True
 
 
@@ -227,13 +225,12 @@ def call_target(
 
     from fusec.tools.cli.model import load_with_inputs
     from fusec.tools.report.stages import this_device
-    from fusec.torch_interior import pytree
+    from fusec.torch_interior import tensors_in
 
     fn, calls = load_with_inputs(model, parse_inputs(list(specs)), train, this_device())
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
     with torch.set_grad_enabled(train), quiet_torch():
         for inputs in calls * (2 if len(calls) == 1 else 1):
-            made = pytree.tree_leaves(inputs.call(compiled))
-            roots = [r for r in made if isinstance(r, torch.Tensor) and r.requires_grad]
+            roots = [r for r in tensors_in(inputs.call(compiled)) if r.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.randn_like(root) for root in roots])

@@ -25,12 +25,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import EnvironmentProblem, NotWritable, UsageError
+from fusec.errors import EnvironmentProblem, UsageError
 from fusec.options import Options
 from fusec.tools.cli.dump import add_model_arguments
 from fusec.tools.cli.inputs import TensorInput, leaves, parse_named_sizes
 from fusec.tools.cli.line import check_model_line, check_target_name, forced_options, known_target
-from fusec.tools.cli.output import progress, show, user_code
+from fusec.tools.cli.output import progress, show, user_code, write_file, writing
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory = nullcontext() if arguments.with_weights else mode
         fn = load_callable(arguments.model, len(given), memory)
         content = build(fn, _call(arguments, mode), options, mode)
-    _write(path, content)
+    write_file(path, content)
     show(f"{path}: {len(content) / 1e3:.0f} kB")
     show(f"sha256: {hashlib.sha256(content).hexdigest()}")
     variants = (decode(KEY, content) or {}).values()
@@ -140,13 +140,6 @@ def _name(extent: int) -> str | None:
     return f"n{extent}" if extent > 1 else None
 
 
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
-
-
 def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
     try:
         from safetensors.torch import save_file  # local: only this needs it
@@ -154,9 +147,7 @@ def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
         raise EnvironmentProblem(
             "--with-weights needs safetensors: pip install 'fusec[weights]'"
         ) from error
-    try:
+    with writing(path):
         save_file(weights, path)
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error}") from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     show(f"{path}: {size / 1e6:.1f} MB")

@@ -26,6 +26,7 @@ from fusec.runtime.cache.store import Cache, Listed, open_cache
 from fusec.runtime.race.verdicts import all_verdicts
 from fusec.tools.cli.output import progress, show
 from fusec.tools.cli.verdict_file import export_verdicts, import_verdicts
+from fusec.tools.terminal import format_table
 
 HELP = "look at the cache of compiled kernels, or empty it"
 ACTIONS = ("stats", "list", "path", "clear", "export", "import")
@@ -134,14 +135,7 @@ def _list(found: Sequence[dict[str, Any]]) -> list[str]:
             _age(now - max(entry[when] for entry in entries)) for when in ("written", "used")
         )
         rows.append((model, target, str(len(entries)), f"{size:.1f} MiB", hits, written, used))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if place >= 2 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    lines = format_table(rows, right=range(2, 7))
     more = len(groups) - _SHOWN
     return [*lines, *([f"and {more} more, which --json lists"] if more > 0 else [])]
 

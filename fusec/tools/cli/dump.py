@@ -8,12 +8,11 @@ fusec dump model.py:gpt --input "i64[2,64]<50257" --train -o dumps
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusec.errors import NotWritable, UsageError
+from fusec.errors import UsageError
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.tools.cli.line import (
@@ -23,7 +22,7 @@ from fusec.tools.cli.line import (
     check_stage_name,
     forced_options,
 )
-from fusec.tools.cli.output import progress, show, user_code
+from fusec.tools.cli.output import progress, show, user_code, writing
 
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
@@ -175,16 +174,6 @@ def stage_model(
         choose: returns the target for a name, or without one; by default ``choose_target``.
         adapt: changes the context of each compile.
     """
-    with user_code(arguments):
-        return _stage_model(arguments, texts, choose, adapt)
-
-
-def _stage_model(
-    arguments: argparse.Namespace,
-    texts: bool,
-    choose: Callable[[str | None], Target] | None,
-    adapt: Callable[[CompileContext], CompileContext],
-) -> list[Staged]:
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
@@ -195,26 +184,27 @@ def _stage_model(
 
     given = parse_inputs(arguments.input)
     choose = choose or choose_target
-    choose(arguments.target)  # fails for a wrong name before the model is loaded
-    options = Options.from_compile(None, forced_options(arguments))
-    progress(f"tracing {arguments.model}")
-    how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
-    if arguments.run:
-        cpu = torch.device("cpu")
-        fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
-        target = choose(arguments.target)  # after the settings of torch in the model's file
-        seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
-    else:
-        mode = new_fake_mode()
-        fn = load_callable(arguments.model, len(given), mode)
-        target = choose(arguments.target)  # as above
-        seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
+    with user_code(arguments):
+        choose(arguments.target)  # fails for a wrong name before the model is loaded
+        options = Options.from_compile(None, forced_options(arguments))
+        progress(f"tracing {arguments.model}")
+        how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
+        if arguments.run:
+            cpu = torch.device("cpu")
+            fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
+            target = choose(arguments.target)  # after the settings of torch in the model's file
+            seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
+        else:
+            mode = new_fake_mode()
+            fn = load_callable(arguments.model, len(given), mode)
+            target = choose(arguments.target)  # as above
+            seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
 
-    def take(one: Observed) -> Staged:
-        progress(f"compiling graph {one.name} for {target.name}")
-        return take_through(one, target, options, adapt)
+        def take(one: Observed) -> Staged:
+            progress(f"compiling graph {one.name} for {target.name}")
+            return take_through(one, target, options, adapt)
 
-    return take_each(seen, take)
+        return take_each(seen, take)
 
 
 def _has(staged: Staged, stage: str) -> bool:
@@ -273,7 +263,7 @@ def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
     """
     from fusec.tools.dumps import Dump, File  # local, as above
 
-    with _writable(arguments.directory):
+    with writing(f"to {arguments.directory}"):
         dump = Dump(arguments.directory)
     for one in graphs:
         files = [
@@ -281,19 +271,11 @@ def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
             for stage in _wanted(one, arguments)
             for name, _, text in _texts(one, stage)
         ]
-        with _writable(arguments.directory):
+        with writing(f"to {arguments.directory}"):
             paths = dump.write(one.name, one.observed.compile, one.target.name, files)
         for path in paths:
             show(str(path))
         one.check()
-
-
-@contextmanager
-def _writable(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise NotWritable(f"cannot write to {directory}: {error.strerror}") from error
 
 
 def _suffix(staged: Staged, stage: str) -> str:

@@ -18,6 +18,7 @@ from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.processors import DEVICES, PROCESSORS, target_called
 from fusec.tools.cli.inputs import Inputs, parse_inputs
+from fusec.tools.cli.output import writing
 
 EXPORTED = ".pt2"
 """The suffix of files that ``torch.export.save`` writes."""
@@ -91,7 +92,7 @@ def check_file(path: Path, form: str) -> None:
     if path.is_file():
         return
     folder = path.parent if path.parent.is_dir() else Path()
-    near = nearest(path.name, [file.name for file in folder.glob(f"*{path.suffix}")])
+    near = nearest(path.name, [file.name for file in folder.glob(f"*{path.suffix or '.py'}")])
     hint = f" Did you mean {str(folder / near)!r}?" if near else ""
     raise UsageError(f"there is no file {str(path)!r}.{hint} {form}.")
 
@@ -151,10 +152,8 @@ def check_directory(path: Path | None) -> None:
     """Make a directory; raise NotWritable if nothing can be written to it."""
     if path is None:
         return
-    try:
+    with writing(f"to {path}"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotWritable(f"cannot write to {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
         raise NotWritable(f"cannot write to {path}: it is not yours to write")
 

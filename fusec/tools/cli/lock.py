@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec import __version__
-from fusec.errors import EnvironmentProblem, NotWritable, UsageError
+from fusec.errors import EnvironmentProblem, UsageError
 from fusec.tools.cli.dump import add_model_arguments, stage_model
 from fusec.tools.cli.line import check_model_line
-from fusec.tools.cli.output import show, show_report
+from fusec.tools.cli.output import show, show_report, write_file
 
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
@@ -66,10 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         show(text)
         return 0
-    try:
-        arguments.file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise NotWritable(f"cannot write {arguments.file}: {error.strerror}") from error
+    write_file(arguments.file, text)
     return 0
 
 

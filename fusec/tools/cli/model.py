@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from fusec.errors import ModelError, UsageError, nearest
+from fusec.errors import ModelError, UsageError
 from fusec.tools.cli.inputs import Inputs, TensorInput, each_call
-from fusec.tools.cli.line import EXPORTED, FORM, constructed
+from fusec.tools.cli.line import EXPORTED, FORM, check_file, constructed
 from fusec.tools.cli.output import progress
 from fusec.tools.report.arguments import Arguments, described, fitting
 from fusec.tools.report.observe import Observed, observe
@@ -197,11 +197,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else Path()
-        near = nearest(path.name, [file.name for file in folder.glob("*.py")])
-        hint = f" Did you mean {str(folder / near)!r}?" if near else ""
-        raise UsageError(f"there is no file {str(path)!r}.{hint} {FORM}.")
+    check_file(path, FORM)
     _search_first(str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

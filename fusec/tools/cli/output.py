@@ -67,30 +67,35 @@ def show_report(report: Any, *, json: bool) -> None:
     show(report.to_json() if json else str(report))
 
 
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Raise NotWritable for an error of the file system in a block, which writes ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(f"cannot write {what}: {error.strerror or error}") from error
+
+
 def check_writable(path: Path) -> None:
     """Raise NotWritable if a file cannot be written; leave no new file behind."""
     there = path.exists()
     if there and not (path.is_file() or path.is_dir()):  # a pipe, such as /dev/stdout
         return
-    try:
+    with writing(path):
         with path.open("ab"):
             pass
         if not there:
             path.unlink()
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a text.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file.
 
     Raises:
         NotWritable: if that fails.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+    with writing(path):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from fusec.tools.cli.line import (
     hint_behind,
     is_target,
 )
-from fusec.tools.cli.output import hush, progress, show, user_code
+from fusec.tools.cli.output import hush, progress, show, user_code, write_file
 
 if TYPE_CHECKING:
     from fusec.tools.report.profile import Profile
@@ -194,8 +194,5 @@ def _show(made: Profile, arguments: argparse.Namespace) -> None:
     from fusec.tools.report.profile_page import profile_page  # local, as above
 
     if arguments.json is not None:
-        try:
-            arguments.json.write_text(f"{made.to_json()}\n", encoding="utf-8")
-        except OSError as error:
-            raise NotWritable(f"cannot write {arguments.json}: {error.strerror}") from error
+        write_file(arguments.json, f"{made.to_json()}\n")
     show(profile_page(made, arguments.by))

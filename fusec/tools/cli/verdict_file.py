@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusec.errors import EnvironmentProblem, NotWritable, UsageError
+from fusec.errors import EnvironmentProblem, UsageError
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.race.verdicts import (
     Verdict,
@@ -25,6 +25,7 @@ from fusec.runtime.race.verdicts import (
     load_verdict,
     store_verdict,
 )
+from fusec.tools.cli.output import writing
 
 SCHEMA = 2
 KIND = "fusec verdicts"
@@ -55,10 +56,8 @@ def export_verdicts(cache: Cache, path: Path) -> int:
     verdicts = all_verdicts(cache)
     rows = {key: verdict.to_dict() for key, verdict in verdicts.items()}
     text = json.dumps({"kind": KIND, "schema": SCHEMA, "verdicts": rows}, indent=1) + "\n"
-    try:
+    with writing(path):
         _write(path, text)
-    except OSError as error:
-        raise NotWritable(f"cannot write {path}: {error.strerror or error}.") from error
     return len(verdicts)
 
 
