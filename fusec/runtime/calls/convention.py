@@ -24,11 +24,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
+from fusec.runtime.calls.ranges import BoxedCall
 from fusec.runtime.from_json import read
 from fusec.runtime.interior import (
     is_autocasting,
@@ -37,8 +38,6 @@ from fusec.runtime.interior import (
     untraced,
     without_autocast,
 )
-
-Boxed: TypeAlias = Callable[[list[Any]], Any]
 
 FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -124,7 +123,7 @@ class Convention:
     written: tuple[int, ...]
     training: Training | None = None
 
-    def around(self, forward: Boxed, backward: Boxed | None = None) -> Callable[..., Any]:
+    def around(self, forward: BoxedCall, backward: BoxedCall | None = None) -> Callable[..., Any]:
         """Return the function that Dynamo calls with a graph's inputs; it returns a list.
 
         Args:
@@ -174,7 +173,7 @@ class Convention:
         return made
 
 
-def _without_gradients(forward: Boxed) -> Boxed:
+def _without_gradients(forward: BoxedCall) -> BoxedCall:
     """Return a compiled graph that runs without gradients and without autocast."""
 
     def run(args: list[Any]) -> Any:
@@ -192,7 +191,7 @@ def _without_gradients(forward: Boxed) -> Boxed:
     return run
 
 
-def outside_autocast(call: Boxed) -> Boxed:
+def outside_autocast(call: BoxedCall) -> BoxedCall:
     """Return a compiled graph that runs without autocast, wherever the user calls it.
 
     Its casts are in the graph already. No guard covers the call of a backward or a loaded model,
@@ -209,8 +208,8 @@ def outside_autocast(call: Boxed) -> Boxed:
 
 
 def _with_gradients(
-    convention: Convention, training: Training, forward: Boxed, backward: Boxed
-) -> Boxed:
+    convention: Convention, training: Training, forward: BoxedCall, backward: BoxedCall
+) -> BoxedCall:
     """Return a call that runs a forward under autograd, with the compiled backward."""
     function = type("CompiledFunction", (torch.autograd.Function,), {
         "forward": staticmethod(_forward(convention, training, forward)),
@@ -229,7 +228,7 @@ def _with_gradients(
     return run
 
 
-def _forward(convention: Convention, training: Training, forward: Boxed) -> Callable[..., Any]:
+def _forward(convention: Convention, training: Training, forward: BoxedCall) -> Callable[..., Any]:
     count = len(convention.outputs)
     end = count + training.saved
     behind = end + training.unchecked
@@ -262,7 +261,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor._is_view() else tensor
 
 
-def _backward(training: Training, backward: Boxed) -> Callable[..., Any]:
+def _backward(training: Training, backward: BoxedCall) -> Callable[..., Any]:
     tangents, deterministic = training.tangents, training.deterministic
     call = untraced(outside_autocast(backward), "a compiled backward")
 

@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from fusec.runtime.calls.outside import GraphReferences
+from fusec.runtime.calls.ranges import BoxedCall as BoxedCall
 from fusec.runtime.calls.ranges import Hook, Ranges
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
-
-BoxedCall: TypeAlias = Callable[[list[Any]], Any]
-"""Takes the arguments in one list, which it empties, so that memory is freed early."""
 
 
 @dataclass(frozen=True, slots=True)

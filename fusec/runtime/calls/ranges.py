@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from fusec.runtime.interior import is_profiling, profiler_range
 
-BoxedFunction: TypeAlias = Callable[[list[Any]], Any]
+BoxedCall: TypeAlias = Callable[[list[Any]], Any]
+"""Takes the arguments in one list, which it empties, so that memory is freed early."""
 Hook: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """(a launch's name, the launch) -> the launch with something around it."""
 
@@ -34,15 +35,13 @@ class Ranges:
     statements: str
     titles: Callable[[], Mapping[str, str]]
 
-    def around(
-        self, call: BoxedFunction, interpret: Callable[[Hook], BoxedFunction]
-    ) -> BoxedFunction:
+    def around(self, call: BoxedCall, interpret: Callable[[Hook], BoxedCall]) -> BoxedCall:
         """Return a callable that runs ``call``, or under a profiler the statements.
 
         Args:
             interpret: returns the callable of the statements, given a hook for launches.
         """
-        bound: list[BoxedFunction] = []
+        bound: list[BoxedCall] = []
 
         def run(args: list[Any]) -> Any:
             if not is_profiling():
