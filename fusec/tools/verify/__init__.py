@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from fusec.driver.observers import OBSERVERS, Around, Observer
+from fusec.frontend.origin import input_names
 from fusec.options import Options
 from fusec.runtime.calls.executable import CallHooks
 
@@ -29,9 +30,11 @@ class Verifier(Observer):
         names: Sequence[str],
         options: Options,
     ) -> Around | None:
-        from fusec.tools.verify.graphs import reference_of  # local: only under `verify`
+        from fusec.tools.verify.graphs import Reference, draws  # local: only under `verify`
 
-        return reference_of(traced, rewritten, outputs, names, options).around
+        own_draws = not options.fallback_random and draws(traced)
+        gm = rewritten if own_draws else traced
+        return Reference(gm, outputs, input_names(gm, names), strict=options.strict).around
 
     def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
         from fusec.tools.verify.kernels import Verification  # local, as above

@@ -31,8 +31,7 @@ from torch import fx
 from fusec.driver.observers import USER_PASSES
 from fusec.errors import WrongGraph
 from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_ranks
-from fusec.frontend.origin import input_names, op_name, origin_of
-from fusec.options import Options
+from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.verify.choices import with_either_choice
@@ -84,19 +83,6 @@ class _PureSlice:
         return made
 
 
-def reference_of(
-    traced: fx.GraphModule,
-    rewritten: fx.GraphModule,
-    outputs: int | None,
-    names: Sequence[str],
-    options: Options,
-) -> Reference:
-    """Return the reference of a trace; arguments as of ``Observer.watch_trace``."""
-    own_draws = not options.fallback_random and _draws(traced)
-    gm = rewritten if own_draws else traced
-    return Reference(gm, outputs, input_names(gm, names), strict=options.strict)
-
-
 class Reference:
     """A graph as AOTAutograd made it, and its forward calls whose backwards have not run yet.
 
@@ -117,7 +103,7 @@ class Reference:
     ) -> None:
         self.outputs, self.strict = outputs, strict
         self.reason = _why_left_out(gm.graph)
-        self.draws = _draws(gm)
+        self.draws = draws(gm)
         if not self.reason:
             self.forward = _forward_of(gm, outputs, names)
             self.backward = None if outputs is None else _backward_of(gm, outputs, names)
@@ -321,7 +307,7 @@ def _asserts(node: fx.Node) -> bool:
     return "assert" in op_name(node.target) or "sym_constrain" in op_name(node.target)
 
 
-def _draws(gm: fx.GraphModule) -> bool:
+def draws(gm: fx.GraphModule) -> bool:
     """Return True if a graph draws random numbers."""
     return any(draws_random_numbers(node.target) for node in gm.graph.nodes)
 
