@@ -55,6 +55,8 @@ DEVICES = {
     "gfx950": ("mi350", "mi350x", "mi355x"),
 }
 """Target of a GPU -> common names of its devices."""
+EMULATED = ("sm_90", "sm_80", "sm_100", "sm_120")
+"""GPUs whose PTX the emulator knows, the usual one first."""
 
 
 def target_called(device: str) -> str | None:

@@ -14,11 +14,12 @@ import torch
 import fusec
 from fusec.codegen.targets import TARGETS
 from fusec.errors import UsageError
+from fusec.processors import DEVICES
 from fusec.tools.cli import line, main
 from fusec.tools.cli.completion import SHELLS
 from fusec.tools.cli.inputs import TensorInput, each_call, parse_inputs
 from fusec.tools.cli.line import check_target_name, constructed, is_target
-from fusec.tools.report import emulation, stages
+from fusec.tools.report import stages
 from fusec.tools.static_checks import PROCESSORS
 from tests.support import without_compiler
 
@@ -174,8 +175,7 @@ def test_all_of_that_is_said_before_torch_is_imported(model: Path) -> None:
 
 def test_names_that_are_known_without_torch_are_those_that_there_are() -> None:
     assert set(line.TARGET_NAMES) == set(TARGETS)
-    assert tuple(PROCESSORS) == line.JUDGED
-    assert line.EMULATED == emulation.TARGETS
+    assert tuple(PROCESSORS) == tuple(DEVICES)
     assert line.STAGES == stages.STAGES
 
 

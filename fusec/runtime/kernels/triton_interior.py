@@ -49,6 +49,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusec.errors import EnvironmentProblem, UsageError
+from fusec.processors import DEVICES
 
 __all__ = ["JITFunction", "TensorDescriptor"]
 
@@ -56,8 +57,6 @@ load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Copies of tiles by descriptor, which Gluon kernels import by these names."""
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
-"""Targets that a test covers; others of the same families may work."""
 
 MULTIPLE = 16
 """Divisor of the addresses and sizes that kernels assume aligned: ``ir.program.MULTIPLE``."""
@@ -86,7 +85,7 @@ def parse_target(target: str) -> GPUTarget:
         return GPUTarget("cuda", int(match[1]), 32)
     if match := re.fullmatch(r"gfx([0-9a-f]{3,4})", target):
         return GPUTarget("hip", target, 64 if match[1].startswith("9") else 32)
-    raise UsageError.unknown("target", target, TARGETS)
+    raise UsageError.unknown("target", target, DEVICES)
 
 
 def device_target(device: int) -> str:

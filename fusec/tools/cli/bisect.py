@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UsageError
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
-from fusec.tools.cli.line import FORM, check_file, hint_behind, is_target
-from fusec.tools.cli.output import check_writable, hush, progress, quiet_torch, show, writing
+from fusec.tools.cli.line import FORM, check_file, hint_behind, is_target, parse_behind
+from fusec.tools.cli.output import check_writable, progress, quiet_torch, show, writing
 
 if TYPE_CHECKING:
     from fusec.tools.bisect.finding import Finding
@@ -162,7 +162,7 @@ def read_program(arguments: argparse.Namespace) -> Any:
         raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
     first, *own = given
     if is_target(first):
-        _take_rest(arguments, own)
+        parse_behind(arguments, "program", own)
     arguments.program = given
     if not (arguments.seconds >= 0 and arguments.timeout > 0):
         raise UsageError("--seconds and --timeout are numbers of seconds, more than 0.")
@@ -184,17 +184,6 @@ def read_program(arguments: argparse.Namespace) -> Any:
 
 def _names(text: str) -> bool:
     return is_target(text) or text.endswith(".py")
-
-
-def _take_rest(arguments: argparse.Namespace, own: list[str]) -> None:
-    """Parse the options that follow a TARGET; after a script they would be the script's own."""
-    arguments.program = []
-    arguments.parser.parse_args(own, arguments)
-    hush(arguments.quiet)
-    if arguments.program:
-        raise UsageError(
-            f"{arguments.program[0]!r} stands behind a TARGET, which takes options alone."
-        )
 
 
 def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:

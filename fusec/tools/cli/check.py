@@ -27,10 +27,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UsageError
+from fusec.processors import EMULATED
 from fusec.tools.cli.dump import add_model_arguments, stage_model
 from fusec.tools.cli.inputs import parse_inputs
 from fusec.tools.cli.line import (
-    EMULATED,
     check_judged,
     check_model_line,
     forced_options,
@@ -106,23 +106,20 @@ def _emulate_kernels(arguments: argparse.Namespace) -> Any:
 
     target = arguments.target or EMULATED[0]
     said = f"running {arguments.model}: eagerly, in fp64 and emulated"
-    return _call(partial(emulate, target=target), arguments, torch.device("cpu"), said)
+    judge = partial(emulate, target=target, train=arguments.train, dynamic=arguments.dynamic)
+    return _call(judge, arguments, torch.device("cpu"), said)
 
 
 def _check_invariance(arguments: argparse.Namespace) -> Any:
     # Local: as above.
     import torch
 
-    from fusec.tools.cli.model import load_with_inputs
     from fusec.tools.report.invariance import check_invariance
 
-    given = parse_inputs(arguments.input)
     if arguments.train:
         raise UsageError("--invariant compares results of inference: leave out --train.")
-    progress(f"running {arguments.model} under batch_invariant, at each size")
-    with user_code(arguments):
-        fn, calls = load_with_inputs(arguments.model, given, False, torch.device("cpu"))
-        return check_invariance(fn, *calls, options=forced_options(arguments))
+    said = f"running {arguments.model} under batch_invariant, at each size"
+    return _call(check_invariance, arguments, torch.device("cpu"), said)
 
 
 def _check_results(arguments: argparse.Namespace) -> Any:
@@ -132,7 +129,8 @@ def _check_results(arguments: argparse.Namespace) -> Any:
 
     device = this_device()
     said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"
-    return _call(compare, arguments, device, said)
+    judge = partial(compare, train=arguments.train, dynamic=arguments.dynamic)
+    return _call(judge, arguments, device, said)
 
 
 def _call(
@@ -143,7 +141,6 @@ def _call(
 
     given = parse_inputs(arguments.input)
     progress(said)
-    how = {"train": arguments.train, "dynamic": arguments.dynamic}
     with user_code(arguments):
         fn, calls = load_with_inputs(arguments.model, given, arguments.train, device)
-        return judge(fn, *calls, options=forced_options(arguments), **how)
+        return judge(fn, *calls, options=forced_options(arguments))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fusec import __version__
 from fusec.errors import EnvironmentProblem, FusecError
 from fusec.options import Options, environment_variables
+from fusec.processors import DEVICES
 from fusec.runtime.cache.store import Stats, open_cache
 from fusec.runtime.kernels.cpp_kernel import build, find_compiler, vector_width
 from fusec.tools.cli.output import show
@@ -107,7 +108,7 @@ def _compiler(options: Options) -> list[Finding]:
 def _triton(options: Options) -> list[Finding]:
     try:
         # Local: Triton is absent on platforms where fusec compiles for the CPU alone.
-        from fusec.runtime.kernels.triton_interior import TARGETS, assembler, tool_path
+        from fusec.runtime.kernels.triton_interior import assembler, tool_path
 
         tools = [assembler("sm_90"), tool_path("nvdisasm")]
     except Exception as error:
@@ -116,7 +117,7 @@ def _triton(options: Options) -> list[Finding]:
     if missing:
         advice = "Reinstall triton: they are part of it."
         return [Finding("triton tools", ", ".join(missing), advice)]
-    return [Finding("triton tools", f"ptxas, nvdisasm; compiles for {', '.join(TARGETS)}")]
+    return [Finding("triton tools", f"ptxas, nvdisasm; compiles for {', '.join(DEVICES)}")]
 
 
 def _gpu(options: Options) -> list[Finding]:

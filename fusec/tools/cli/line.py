@@ -18,17 +18,13 @@ from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.processors import DEVICES, PROCESSORS, target_called
 from fusec.tools.cli.inputs import Inputs, parse_inputs
-from fusec.tools.cli.output import writing
+from fusec.tools.cli.output import hush, writing
 
 EXPORTED = ".pt2"
 """The suffix of files that ``torch.export.save`` writes."""
 FORM = "TARGET is path.py:name or module:name, such as model.py:Block or torch.nn:Softsign"
 TARGET_NAMES = ("cpu", *PROCESSORS, *DEVICES)
 """The names in ``codegen.targets``, copied because importing that is slow."""
-JUDGED = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
-"""The targets of ``check --static``."""
-EMULATED = ("sm_90", "sm_80", "sm_100", "sm_120")
-"""The targets of ``check --emulate``, the default first."""
 _REWRITES = """
     associative_scans rolled_loops equal_sizes whole_gradients spell_out masked_writes
     share_cat_prefixes fold_channels widen_images memory_formats channel_products winograd
@@ -141,9 +137,9 @@ def check_stage_name(stage: str, arguments: argparse.Namespace) -> None:
 
 def check_judged(target: str | None) -> None:
     """Raise UsageError for a target that the static checks do not cover."""
-    if target is not None and target not in JUDGED:
+    if target is not None and target not in DEVICES:
         raise UsageError(
-            f"target {target!r} has no static checks. Use --target {'|'.join(JUDGED)}: "
+            f"target {target!r} has no static checks. Use --target {'|'.join(DEVICES)}: "
             "no GPU is needed."
         )
 
@@ -156,6 +152,21 @@ def check_directory(path: Path | None) -> None:
         path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
         raise NotWritable(f"cannot write to {path}: it is not yours to write")
+
+
+def parse_behind(arguments: argparse.Namespace, name: str, words: Sequence[str]) -> None:
+    """Parse the options that follow a TARGET; after a script they would be the script's own.
+
+    Args:
+        name: the argument that takes the TARGET and all behind it.
+    Raises:
+        UsageError: if there is more than options.
+    """
+    setattr(arguments, name, None)
+    arguments.parser.parse_args(words, arguments)
+    hush(arguments.quiet)
+    if left := getattr(arguments, name):
+        raise UsageError(f"{left[0]!r} stands behind a TARGET, which takes options alone.")
 
 
 def hint_behind(script: str, own: Sequence[str], commands: Mapping[str, str]) -> str:

@@ -30,8 +30,9 @@ from fusec.tools.cli.line import (
     forced_options,
     hint_behind,
     is_target,
+    parse_behind,
 )
-from fusec.tools.cli.output import hush, progress, show, user_code, write_file
+from fusec.tools.cli.output import progress, show, user_code, write_file
 
 if TYPE_CHECKING:
     from fusec.tools.report.profile import Profile
@@ -101,13 +102,7 @@ def _read_rest(arguments: argparse.Namespace) -> None:
         if arguments.input or arguments.train:
             raise UsageError(f"{what[0]!r} is a script; --input and --train are of a TARGET.")
         return
-    arguments.what = None
-    arguments.parser.parse_args(what[1:], arguments)
-    hush(arguments.quiet)
-    if arguments.what is not None:
-        raise UsageError(
-            f"{arguments.what[0]!r} stands behind a TARGET, which takes options alone."
-        )
+    parse_behind(arguments, "what", what[1:])
     arguments.model = what[0]
     if arguments.by not in VIEWS:
         raise UsageError.unknown("view", arguments.by, VIEWS)

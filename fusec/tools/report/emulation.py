@@ -51,8 +51,6 @@ from fusec.tools.terminal import fitted_table, wrapped
 from fusec.tools.verify.kernels import Verification
 
 SCHEMA = 1
-TARGETS = ("sm_90", "sm_80", "sm_100", "sm_120")
-"""GPUs whose PTX the emulator knows, the usual one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def emulate(
 
     Args:
         calls: the inputs of each call, on the CPU; small, for a GPU is 10^5 times as fast.
-        target: a GPU whose PTX the emulator knows, of ``TARGETS``.
+        target: a GPU whose PTX the emulator knows, of ``EMULATED``.
         seed: of the order in which warps run.
     Raises:
         ModelError: if the model itself fails with these inputs.
