@@ -76,8 +76,3 @@ class Trace:
     def wrapper(self) -> str:
         """The source of its wrapper."""
         return self.blobs.get("wrapper.py", b"").decode()
-
-    @property
-    def total_seconds(self) -> float:
-        """CPU seconds of all stages."""
-        return sum(self.seconds.values())

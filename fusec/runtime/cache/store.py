@@ -70,11 +70,10 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Contents and counters of a cache.
+    """Contents of a cache.
 
     Attributes:
         problem: why the disk is not used, None if it is.
-        hits, misses: loads since the process began.
     """
 
     directory: Path | None
@@ -82,8 +81,6 @@ class Stats:
     entries: int
     bytes: int
     limit_bytes: int
-    hits: int
-    misses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +126,6 @@ class Cache:
         self.limit_bytes = limit_bytes
         self._memory: OrderedDict[str, dict[str, bytes]] = OrderedDict()
         self._lock = threading.Lock()
-        self._hits = 0
-        self._misses = 0
         self._room = 0
 
     def load(self, key: str) -> dict[str, bytes] | None:
@@ -143,9 +138,6 @@ class Cache:
             blobs = self._load_from_disk(key)
             if blobs is not None:
                 self._remember(key, blobs)
-        with self._lock:
-            self._hits += blobs is not None
-            self._misses += blobs is None
         return None if blobs is None else _told(key, dict(blobs))
 
     def store(self, key: str, blobs: Mapping[str, bytes]) -> None:
@@ -212,7 +204,7 @@ class Cache:
         return sorted(found, key=lambda listed: -listed.used)
 
     def stats(self) -> Stats:
-        """Return the cache's size and counters, and why the disk is not used if it is not."""
+        """Return the cache's size, and why the disk is not used if it is not."""
         problem = None if self.limit_bytes else "the cache on disk is turned off"
         entries: list[_Found] = []
         if problem is None:
@@ -229,8 +221,6 @@ class Cache:
             len(entries),
             sum(entry.bytes for entry in entries),
             self.limit_bytes,
-            self._hits,
-            self._misses,
         )
 
     def check(self) -> str | None:
