@@ -29,7 +29,8 @@ def changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], 
 
 
 def _roll_loops(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
-    roll_loops(gm, context.machine.fusion.least_iterations)
+    fusion = context.machine.fusion
+    roll_loops(gm, fusion.least_iterations, fusion.least_scanned)
     return gm
 
 
@@ -44,7 +45,7 @@ DYNAMO = (
     ),
     _on_dynamo(
         "rolled_loops",
-        "roll up unrolled loops whose states are a recurrence, as bodies with an axis more (CPU)",
+        "roll up unrolled loops: states by a recurrence or a scan, bodies with an axis more (CPU)",
         _roll_loops,
         only=lambda context: context.machine.is_cpu,
     ),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_aggregate
 
-from fusec.frontend.aliasing.overlap import called_name, written_by
+from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
 from fusec.torch_interior import EXAMPLE, OpOverload, OpOverloadPacket, qualified_name
 
 Column: TypeAlias = tuple[Any, ...]
@@ -21,6 +24,26 @@ _OWN = (".", "torch.", "_operator.", "math.")
 _OTHERS = ("torch.ops.", "torch._higher_order_ops.")
 _PLAIN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size, int, float)
 """Types of values of calls without another effect, such as a mode."""
+
+
+class StaysError(Exception):
+    """A column has no rolled form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """The rolled form of a column.
+
+    Attributes:
+        node: a tensor with the iterations in front; if not ``varies`` the value of all iterations.
+        since: the place in the graph of the first operation that it stands for.
+        recurs: whether it follows from states.
+    """
+
+    node: Any
+    varies: bool
+    since: float = math.inf
+    recurs: bool = False
 
 
 def each(name: str, axes: Any, args: Any, kwargs: Any) -> Any:
@@ -119,3 +142,53 @@ def leaves_of(node: fx.Node) -> tuple[Any, list[Any]]:
 
     args, kwargs = map_aggregate((node.args, dict(node.kwargs)), note)
     return (args, kwargs), leaves
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def are_alike(nodes: Sequence[Any]) -> bool:
+    """Return True for tensors of one shape, type and device."""
+    first = tensor_of(nodes[0])
+    return first is not None and all(
+        x is not None
+        and (x.dtype, x.device) == (first.dtype, first.device)
+        and has_shape(x, first.shape)
+        for x in map(tensor_of, nodes)
+    )
+
+
+def has_shape(x: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Return True for a tensor that is known to have a shape."""
+    pairs = zip(x.shape, shape, strict=False)
+    return x.dim() == len(shape) and all(statically_known_true(a == b) for a, b in pairs)
+
+
+def has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
+    """Return True for a tensor with another one's strides, where it has several elements."""
+    triples = zip(x.shape, x.stride(), like.stride(), strict=True)
+    return all(
+        statically_known_true(a == b) for n, a, b in triples if not statically_known_true(n == 1)
+    )
+
+
+def has_elements(value: Any, item: Any, *rows: int) -> bool:
+    """Return True for an item's shape and type behind axes of rows, and for tuples of such."""
+    if isinstance(item, torch.Tensor) and isinstance(value, torch.Tensor):
+        alike = (value.dtype, value.device) == (item.dtype, item.device)
+        return alike and has_shape(value, (*rows, *item.shape))
+    if isinstance(item, tuple | list) and isinstance(value, tuple | list):
+        pairs = zip(value, item, strict=False)
+        return len(value) == len(item) and all(has_elements(a, b, *rows) for a, b in pairs)
+    return not rows and type(value) is type(item) and statically_known_true(value == item)
+
+
+def is_same(column: Column) -> bool:
+    """Return True for one node in all iterations, and for equal constants."""
+    first = column[0]
+    if isinstance(first, fx.Node):
+        return all(item is first for item in column)
+    return all(
+        item is first or (type(item) is type(first) and repr(item) == repr(first))
+        for item in column
+    )

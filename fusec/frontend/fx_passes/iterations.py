@@ -7,6 +7,7 @@ common, from the results of a loop up to what it reads::
     one value in all iterations             that value
     x[:, 3], x[:, 5], x[:, 7]               x[:, 3:8:2], its axis moved to the front
     h[t] = a[t] * h[t-1] + b[t]             fusec::recurrence of the columns a and b
+    h[t] = f(h[t-1], x[t])                  torch's scan, whose body is f (``loop_bodies.py``)
     h[t-1], where the column h is known     h[:-1] behind the first state
     f(x[t], y[t])                           f under vmap, of the columns x and y
     others, if they follow from no state    a stack of them
@@ -23,74 +24,61 @@ import functools
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_aggregate
 
-from fusec.frontend.aliasing.overlap import called_name, tensor_of
+from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of
 from fusec.frontend.fx_passes.iterated_calls import (
     Column,
+    Rolled,
+    StaysError,
+    are_alike,
     arguments_of,
     axes_of,
     each,
     function_of,
+    has_elements,
+    is_same,
     may_be_called,
     name_of,
+)
+from fusec.frontend.fx_passes.loop_bodies import (
+    LoopBody,
+    affine_form,
+    contiguous,
+    is_contiguous,
 )
 from fusec.frontend.fx_passes.subscripts import joined, subscript_of
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
 from fusec.torch_interior import EXAMPLE, FakeTensorMode
 
-_STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub"}
 
-
-class StaysError(Exception):
-    """A column has no rolled form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rolled:
-    """The rolled form of a column.
+@dataclass(frozen=True, slots=True, eq=False)
+class RolledLoop:
+    """A loop that is one operation.
 
     Attributes:
-        node: a tensor with the iterations in front; if not ``varies`` the value of all iterations.
+        node: a recurrence, or a scan.
         since: the place in the graph of the first operation that it stands for.
-        recurs: whether it follows from states.
+        follows: the values that steps compute, and all nodes before ``node`` that depend on them.
+        places: what steps compute -> its column, and its place there.
+        rolled: column -> all of its values; of a scan, those that were asked for.
+        body: the step of a scan.
+        outputs: column -> the output of a scan.
     """
 
-    node: Any
-    varies: bool
-    since: float = math.inf
-    recurs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LoopStates:
-    """The states of a loop.
-
-    Attributes:
-        column: the states that follow one from another.
-        given: 1 if the column begins with the state before the first step, else 0.
-        follows: the states that steps compute, and all nodes before ``rolled`` that depend on them.
-    """
-
-    column: Column
-    given: int
-    rolled: Rolled
+    node: fx.Node
+    since: float
     follows: frozenset[fx.Node]
-
-
-@dataclass(frozen=True, slots=True)
-class _Affine:
-    """What follows from a state before as ``factor * before + term``; None for 1, and for -0."""
-
-    factor: Rolled | None = None
-    term: Rolled | None = None
+    places: Mapping[fx.Node, tuple[Column, int]]
+    rolled: dict[Column, fx.Node]
+    body: LoopBody | None = None
+    outputs: dict[Column, fx.Node] = field(default_factory=dict)
 
 
 class Iterations:
@@ -98,17 +86,18 @@ class Iterations:
 
     Attributes:
         mode: of the fake tensors that Dynamo traced.
+        least_of_scans: the least number of iterations of a loop whose step is not affine.
         order: node -> its place in the graph.
         used: the nodes that rolled forms stand for.
         following: the nodes that follow from states that are rolled up, and these.
     """
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
-        self.graph = graph
-        self.mode = mode
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, least_of_scans: int) -> None:
+        self.graph, self.mode = graph, mode
+        self.least_of_scans = least_of_scans
         self.order: dict[fx.Node, float] = {node: k for k, node in enumerate(graph.nodes)}
         self.known: dict[Column, Rolled] = {}
-        self.states: list[LoopStates] = []
+        self.loops: list[RolledLoop] = []
         self.used: dict[fx.Node, None] = {}
         self.following: set[fx.Node] = set()
         self.made: list[fx.Node] = []
@@ -137,7 +126,7 @@ class Iterations:
         Raises:
             StaysError: if it has none.
         """
-        if all(_is_same(item, column[0]) for item in column):
+        if is_same(column):
             return Rolled(column[0], varies=False)
         if column not in self.known:
             if column in self._tried or not all(isinstance(item, fx.Node) for item in column):
@@ -155,7 +144,8 @@ class Iterations:
             turned = self.roll(column[::-1])
             return self._varying(column, self.call(torch.flip, turned.node, [0]), turned)
         if self._reaches(column[1], column[0]):
-            return self._recurrence(column)
+            self.find_loop(column)
+            return self._of_known_states(column) or self._stays(column)
         if self._reaches(column[-1], column[0]):
             raise StaysError(column)
         try:
@@ -215,6 +205,9 @@ class Iterations:
             raise StaysError(column)
         return self._varying(column, self.call(torch.stack, list(column)))
 
+    def _stays(self, column: Column) -> Rolled:
+        raise StaysError(column)
+
     def _joined(self, column: Column, before: Column, middle: Rolled, behind: Column) -> Rolled:
         """Return values around those of a rolled form."""
         rows = [[self.call(torch.unsqueeze, x, 0) for x in items] for items in (before, behind)]
@@ -229,7 +222,7 @@ class Iterations:
             StaysError: if it has another one.
         """
         for item in column[:: len(column) - 1]:
-            if not _has_elements(node.meta[EXAMPLE], item.meta.get(EXAMPLE), len(column)):
+            if not has_elements(node.meta[EXAMPLE], item.meta.get(EXAMPLE), len(column)):
                 raise StaysError(column)
         since = min(self._first(column), *(x.since for x in arguments), math.inf)
         return Rolled(node, True, since, any(x.recurs for x in arguments))
@@ -237,48 +230,60 @@ class Iterations:
     def _first(self, column: Column) -> float:
         return min(self.order[node] for node in column)
 
-    # -- recurrences -------------------------------------------------------------------------------
+    # -- loops -------------------------------------------------------------------------------------
 
     def _of_known_states(self, column: Column) -> Rolled | None:
         """Return a column that has all of some states but one at either end."""
-        for states in self.states:
-            known = states.column
-            if column[1] not in known:
-                continue
-            shift = known.index(column[1]) - 1
-            low, high = max(0, -shift), min(len(column), len(known) - shift)
-            if column[low:high] != known[low + shift : high + shift] or high - low < 2:
+        for loop in self.loops:
+            known, at = loop.places.get(column[1], ((), 0))
+            low, high = max(0, 1 - at), min(len(column), len(known) - at + 1)
+            rows = slice(low + at - 1, high + at - 1)
+            if column[low:high] != known[rows] or high - low < 2:
                 continue
             if low > 1 or len(column) - high > 1 or not are_alike(column):
                 continue
-            rows = slice(low + shift, high + shift)
-            whole = rows == slice(0, len(known))
-            node = states.rolled.node
-            part = node if whole else self.call(operator.getitem, node, rows)
-            middle = replace(states.rolled, node=part)
+            part = self.states_of(loop, known)
+            if rows != slice(0, len(known)):
+                part = self.call(operator.getitem, part, rows)
+            middle = Rolled(part, True, loop.since, recurs=True)
             return self._joined(column, column[:low], middle, column[high:])
         return None
 
-    def _recurrence(self, states: Column) -> Rolled:
-        """Return states each of which is affine in the one before.
+    def find_loop(self, states: Column) -> RolledLoop:
+        """Return the loop of states each of which follows from the one before.
+
+        Raises:
+            StaysError: if steps are not equal calls.
+        """
+        made = tensor_of(states[0])
+        if made is None or made.device.type != "cpu" or not are_alike(states):
+            raise StaysError(states)
+        try:
+            given, body = 0, LoopBody(states, self)
+        except StaysError:  # the first state is no step from one before
+            given, body = 1, LoopBody(states[1:], self)
+        try:
+            loop = self._recurrence(states, given, body)
+        except StaysError:
+            loop = self._scan(states[given:], body)
+        self.used.update(dict.fromkeys(item for column in body.calls for item in column))
+        self.loops.append(loop)
+        self.following |= loop.follows
+        return loop
+
+    def _recurrence(self, states: Column, given: int, body: LoopBody) -> RolledLoop:
+        """Return states each of which is affine in the one before, as a recurrence.
 
         Raises:
             StaysError: if they are not.
         """
         made = tensor_of(states[0])
-        if made is None or not made.is_floating_point() or not are_alike(states):
+        assert made is not None
+        if not made.is_floating_point():
             raise StaysError(states)
-        if made.device.type != "cpu":
-            raise StaysError(states)
-        follows = self._followers(states)
-        starts: list[Any] = []
-        given = 0
-        try:
-            line = self._line(states, states, follows, starts)
-        except StaysError:  # the first state is no step from one before
-            given, starts = 1, [states[0]]
-            line = self._line(states[1:], states, follows, [])
-        row = self._coefficient(Rolled(starts[0], varies=False), made, 1)
+        line = affine_form(body, states[given:], self._negative)
+        (carry,) = body.carries.values()
+        row = self._coefficient(Rolled(carry.start, varies=False), made, 1)
         rows = len(states) - given
         factor = self._coefficient(line.factor or Rolled(1.0, varies=False), made, rows)
         term = self._coefficient(line.term or Rolled(-0.0, varies=False), made, rows)
@@ -289,65 +294,97 @@ class Iterations:
         else:
             first = self.call(operator.getitem, self.call(operator.getitem, whole, 2), 0)
         node = self.call(torch.ops.fusec.recurrence.default, *both, first, 0, False)
-        rolled = self._varying(states, node, *(x for x in (line.factor, line.term) if x))
-        rolled = replace(rolled, recurs=True)
-        follows = self._followers(states[given:])
-        self.states.append(LoopStates(states, given, rolled, frozenset(follows)))
-        self.following |= follows
-        return rolled
+        self._varying(states, node)
+        places = {state: (states, k) for k, state in enumerate(states) if k >= given}
+        return RolledLoop(node, body.since, frozenset(body.follows), places, {states: node})
 
-    def _line(
-        self, column: Column, states: Column, follows: set[fx.Node], starts: list[Any]
-    ) -> _Affine:
-        """Return a column as a line over the states before.
+    def _scan(self, states: Column, body: LoopBody) -> RolledLoop:
+        """Return a loop of any step as a scan, without outputs but the last states."""
+        if len(states) < self.least_of_scans:
+            raise StaysError(states)
+        if not any(rolled.varies for rolled in body.given.values()):
+            count = self.call(torch.zeros, len(states))
+            body.take(Rolled(count, varies=True), self.traced(lambda x: x[0], (count,)))
+        given = [body.given[node] for node in body.arguments()[len(body.carries) :]]
+        if self._gathers([rolled.node for rolled in given]):
+            raise StaysError(states)
+        taken: set[int] = set()
+        starts = [self._apart(carry.start, taken, True) for carry in body.carries.values()]
+        rows = [rolled.node for rolled in given if rolled.varies]
+        others = tuple(self._apart(x.node, taken, False) for x in given if not x.varies)
+        module = self.graph.create_node("get_attr", f"loop_body_{len(self.made)}")
+        self.made.append(module)
+        node = self._insert(torch.ops.higher_order.scan, module, starts, rows, others)
+        node.meta[EXAMPLE] = tuple(carry.meta[EXAMPLE] for carry in body.carries)
+        places = {
+            item: (column, k)
+            for column in body.calls
+            if tensor_of(column[0]) is not None
+            for k, item in enumerate(column)
+        }
+        return RolledLoop(node, body.since, frozenset(body.follows), places, {}, body)
 
-        Args:
-            follows: the nodes that follow from states.
-            starts: takes what stands before the first state, or that.
+    def _apart(self, node: fx.Node, taken: set[int], dense: bool) -> fx.Node:
+        """Return an argument of a scan that shares no memory with those before it."""
+        value = tensor_of(node)
+        if value is None:
+            return node
+        memory = memory_of(value)
+        shared = memory in taken
+        taken.add(memory)
+        if dense and (shared or not is_contiguous(value)):
+            return self.call(contiguous, node)
+        return self.call(torch.clone, node) if shared else node
 
-        Raises:
-            StaysError: if it is none whose coefficients are values of iterations. Others would be
-                multiplied out: where a sum cancels, ``h*s - y*s`` has not the digits of
-                ``(h - y) * s``, and ``a*b`` may overflow where h is small.
-        """
-        if column[1 - len(states) :] == states[:-1]:
-            starts.append(column[0])
-            return _Affine()
-        found = arguments_of(column)
-        if found is None or found[0] != ((0, 1), {}) or not are_alike(column):
-            raise StaysError(column)
-        name = _STEPS.get(called_name(column[0]))
-        if name is None:
-            raise StaysError(column)
-        self.used.update(dict.fromkeys(column))
-        varying = [values[-1] in follows for values in found[1]]
-        if sum(varying) != 1:
-            raise StaysError(column)
-        value, operand = found[1] if varying[0] else reversed(found[1])
-        line = self._line(value, states, follows, starts)
-        if line.term is not None or (name == "mul" and line.factor is not None):
-            raise StaysError(column)
-        other = self._operand(operand, column)
-        match name:
-            case "mul":
-                return _Affine(other)
-            case "add":
-                return _Affine(line.factor, other)
-            case _ if varying[0]:
-                return _Affine(line.factor, self._negative(other))
-        return _Affine(self._negative(line.factor or Rolled(1.0, varies=False)), other)
+    def _gathers(self, nodes: list[fx.Node]) -> bool:
+        """Return True if rolled forms copy inputs of the graph: weights of layers, one by one."""
+        pending, made = list(nodes), {*self.made}
+        seen = {*nodes}
+        while pending:
+            node = pending.pop()
+            if node.target is torch.stack and any(
+                x.op == "placeholder" for x in node.all_input_nodes
+            ):
+                return True
+            new = [x for x in node.all_input_nodes if x in made and x not in seen]
+            seen.update(new)
+            pending += new
+        return False
 
-    def _operand(self, operand: Column, column: Column) -> Rolled:
-        """Return what is added to states, or multiplied by."""
-        made, own = tensor_of(column[0]), tensor_of(operand[0])
-        number = type(operand[0]) in (int, float)
-        assert made is not None
-        if number and made.dtype.itemsize < 4:  # eager multiplies by it in f32
-            raise StaysError(column)
-        if not number and (own is None or own.dtype is not made.dtype):
-            raise StaysError(column)
-        found = self.roll(operand)
-        return Rolled(found.node, found.varies, min(found.since, self._first(column)))
+    def states_of(self, loop: RolledLoop, column: Column) -> fx.Node:
+        """Return all values of a column of a loop."""
+        body = loop.body
+        if column not in loop.rolled:
+            assert body is not None
+
+            def stacked(x: torch.Tensor) -> torch.Tensor:
+                return contiguous(x.expand(len(column), *x.shape))
+
+            example = self.traced(stacked, (body.values[column],))
+            made = self._output(loop, len(body.carries) + len(loop.outputs), example)
+            loop.rolled[column] = made
+            loop.outputs[column] = made if made.args[0] is loop.node else made.all_input_nodes[0]
+        return loop.rolled[column]
+
+    def last_of(self, loop: RolledLoop, member: fx.Node) -> fx.Node | None:
+        """Return the last state of a scan without the others; None for other values."""
+        carries = loop.body.carries.items() if loop.body else ()
+        for k, (node, carry) in enumerate(carries):
+            if carry.column[-1] is member:
+                return self._output(loop, k, node.meta[EXAMPLE])
+        return None
+
+    def _output(self, loop: RolledLoop, place: int, example: torch.Tensor) -> fx.Node:
+        """Return an output of a scan, which needs a gradient only if it does in eager."""
+        with self.graph.inserting_before(loop.node.next):
+            made = self._insert(operator.getitem, loop.node, place)
+            made.meta[EXAMPLE] = example
+            given = [x for x in map(tensor_of, loop.node.all_input_nodes) if x is not None]
+            needed = example.requires_grad or not any(x.requires_grad for x in given)
+            if not needed and example.is_floating_point():
+                made = self.call(torch.detach, made)
+        self.order[made] = self.order[loop.node]
+        return made
 
     def _negative(self, value: Rolled) -> Rolled:
         if not isinstance(value.node, fx.Node):
@@ -381,16 +418,31 @@ class Iterations:
         Raises:
             StaysError: if it cannot be traced.
         """
+        node = self._insert(target, *args, **kwargs)
+        node.meta[EXAMPLE] = self.traced(functools.partial(target, **kwargs), args)
+        return node
+
+    def _insert(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
         self.made.append(node)
         self._place += 2.0**-20
         self.order[node] = self._place
         if self._like is not None:
             node.meta.update({k: v for k, v in self._like.meta.items() if k != EXAMPLE})
-        node.meta[EXAMPLE] = self._traced(functools.partial(target, **kwargs), args)
         return node
 
-    def _traced(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def item(self, node: fx.Node, place: Any) -> fx.Node:
+        """Return an item of a call's results, even if the graph does not read it."""
+        wanted = (node, place)
+        for user in node.users:
+            if user.target is operator.getitem and user.args == wanted:
+                return user
+        with self.graph.inserting_before(node.next):
+            made = self.call(operator.getitem, *wanted)
+        self.order[made] = self.order[node]
+        return made
+
+    def traced(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """Return what a function makes of fake tensors.
 
         Raises:
@@ -417,7 +469,7 @@ class Iterations:
             return torch.vmap(lambda _: once(), randomness="error")(torch.zeros(2))
 
         try:
-            self._traced(beside, (node.args, node.kwargs))
+            self.traced(beside, (node.args, node.kwargs))
         except StaysError:
             return False
         return True
@@ -434,7 +486,7 @@ class Iterations:
                     pending.append(given)
         return False
 
-    def _followers(self, states: Column) -> set[fx.Node]:
+    def followers(self, states: Column) -> set[fx.Node]:
         """Return the nodes that follow from states, and these, up to the insertion point."""
         found, end = set(states), math.ceil(self._place)
         pending = list(states)
@@ -444,34 +496,6 @@ class Iterations:
                     found.add(user)
                     pending.append(user)
         return found
-
-
-# -- values ----------------------------------------------------------------------------------------
-
-
-def are_alike(nodes: Sequence[Any]) -> bool:
-    """Return True for tensors of one shape, type and device."""
-    first = tensor_of(nodes[0])
-    return first is not None and all(
-        x is not None
-        and (x.dtype, x.device) == (first.dtype, first.device)
-        and has_shape(x, first.shape)
-        for x in map(tensor_of, nodes)
-    )
-
-
-def has_shape(x: torch.Tensor, shape: Sequence[Any]) -> bool:
-    """Return True for a tensor that is known to have a shape."""
-    pairs = zip(x.shape, shape, strict=False)
-    return x.dim() == len(shape) and all(statically_known_true(a == b) for a, b in pairs)
-
-
-def has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
-    """Return True for a tensor with another one's strides, where it has several elements."""
-    triples = zip(x.shape, x.stride(), like.stride(), strict=True)
-    return all(
-        statically_known_true(a == b) for n, a, b in triples if not statically_known_true(n == 1)
-    )
 
 
 def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> None:
@@ -485,21 +509,3 @@ def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> 
     narrow = {x.dtype for x, _ in given if x.dim() and x.is_floating_point() and x.itemsize < 4}
     if any(varies and not x.dim() and narrow - {x.dtype} for x, varies in given):
         raise StaysError(columns)
-
-
-def _has_elements(value: Any, item: Any, rows: int) -> bool:
-    """Return True for rows of an item's shape and type, and for tuples of such."""
-    if isinstance(item, torch.Tensor) and isinstance(value, torch.Tensor):
-        alike = (value.dtype, value.device) == (item.dtype, item.device)
-        return alike and has_shape(value, (rows, *item.shape))
-    if isinstance(item, tuple | list) and isinstance(value, tuple | list):
-        pairs = zip(value, item, strict=False)
-        return len(value) == len(item) and all(_has_elements(a, b, rows) for a, b in pairs)
-    return False
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Return True for one node, and for equal constants."""
-    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
-        return a is b
-    return a is b or (type(a) is type(b) and repr(a) == repr(b))

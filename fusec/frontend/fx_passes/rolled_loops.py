@@ -2,7 +2,8 @@
 
 A loop over the positions of a sequence is as many operations in Dynamo's graph as the sequence is
 long. Where iterations are equal but for the places that they read, all of them are one tensor each,
-and the states, which follow one from another, are a recurrence. Worked example, Mamba's scan::
+and the states, which follow one from another, are a recurrence or a scan. Worked example, Mamba's
+scan::
 
     h, ys = zeros, []                               becomes
     for t in range(T):
@@ -16,8 +17,7 @@ Rolled forms are computed where values are collected. So nothing may be written,
 change, between the first iteration and there. What reads a state behind the loop reads a row of
 all states.
 
-Loops stay unrolled whose values follow from no state, and those whose states go through a function
-that is not affine.
+Loops stay unrolled whose values follow from no state, and those whose iterations differ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from torch import fx
 from fusec.frontend.aliasing.overlap import called_name, tensor_of
 from fusec.frontend.fx_passes.dynamo_graph import plain_parts
 from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
-from fusec.frontend.fx_passes.iterated_calls import Column, writes
-from fusec.frontend.fx_passes.iterations import (
-    Iterations,
-    LoopStates,
+from fusec.frontend.fx_passes.iterated_calls import (
+    Column,
     StaysError,
     has_shape,
     has_strides,
+    writes,
 )
+from fusec.frontend.fx_passes.iterations import Iterations, RolledLoop
+from fusec.frontend.fx_passes.loop_bodies import contiguous
 from fusec.frontend.fx_passes.subscripts import Slices, Subscript, is_plain, joined
 from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode
 
@@ -51,9 +52,9 @@ _NEW = ("zeros", "empty", "ones", "full")
 class _UnfinishedError(Exception):
     """Some states would have to be computed one by one beside their rolled form."""
 
-    def __init__(self, states: LoopStates) -> None:
-        super().__init__(states)
-        self.states = states
+    def __init__(self, loop: RolledLoop) -> None:
+        super().__init__(loop)
+        self.loop = loop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,19 +76,20 @@ class _Collected:
     writes: tuple[fx.Node, ...] = ()
 
 
-def roll_loops(gm: fx.GraphModule, least: int) -> None:
-    """Replace unrolled loops of a Dynamo graph whose states are recurrences, in place.
+def roll_loops(gm: fx.GraphModule, least: int, least_of_scans: int) -> None:
+    """Replace unrolled loops of a Dynamo graph by recurrences and scans, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
 
     Args:
         least: the least number of iterations that are rolled up.
+        least_of_scans: the same for steps that are not affine.
     """
-    for part in plain_parts(gm):
+    for part in [*plain_parts(gm)]:
         results = [found for found in _results(part.graph) if len(found.column) >= least]
         traced = [tensor_of(node) for node in part.graph.nodes]
         mode = next((x.fake_mode for x in traced if isinstance(x, FakeTensor)), None)
-        if results and mode is not None and _Loops(part.graph, mode, least).roll(results):
+        if results and mode is not None and _Loops(part, mode, least, least_of_scans).roll(results):
             part.recompile()
 
 
@@ -155,20 +157,22 @@ class _Loops:
         effects: the places of calls over which nothing may be moved.
         rolled: results -> what is read in their place, or the call that writes them.
         rows: member of states -> the row of their rolled form that is read in its place.
-        moved: what reads a state before its rolled form is known -> that form.
+        moved: what reads a state before its rolled form is known -> the loop.
     """
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, least: int) -> None:
-        self.graph, self.least = graph, least
-        self.nodes = list(graph.nodes)
-        self.iterations = Iterations(graph, mode)
+    def __init__(
+        self, part: fx.GraphModule, mode: FakeTensorMode, least: int, least_of_scans: int
+    ) -> None:
+        self.part, self.graph, self.least = part, part.graph, least
+        self.nodes = list(part.graph.nodes)
+        self.iterations = Iterations(part.graph, mode, least_of_scans)
         self.order = self.iterations.order
-        own = {call for calls in _filled(graph).values() for call in calls}
+        own = {call for calls in _filled(part.graph).values() for call in calls}
         self.effects = [self.order[n] for n in self.nodes if writes(n) and n not in own]
         self.rolled: dict[_Collected, fx.Node] = {}
         self.rows: dict[fx.Node, fx.Node] = {}
-        self.moved: dict[fx.Node, fx.Node] = {}
-        self.active: list[LoopStates] = []
+        self.moved: dict[fx.Node, RolledLoop] = {}
+        self.active: list[RolledLoop] = []
 
     def roll(self, results: list[_Collected]) -> bool:
         """Return True if a loop was rolled up."""
@@ -182,11 +186,12 @@ class _Loops:
                 break
             except _UnfinishedError as unfinished:
                 self.moved.clear()
-                states = unfinished.states.rolled.node
+                loop = unfinished.loop.node
                 self.rolled = {
-                    r: made for r, made in self.rolled.items() if states not in _behind(made)
+                    r: made for r, made in self.rolled.items() if loop not in _behind(made)
                 }
         self._replace(live)
+        self._write_bodies()
         return bool(self.rolled)
 
     # -- writing results ---------------------------------------------------------------------------
@@ -244,7 +249,7 @@ class _Loops:
             _UnfinishedError: for states that would have to be computed one by one, too.
         """
         behind = set().union(*map(_behind, self.rolled.values()))
-        self.active = [states for states in self.iterations.states if states.rolled.node in behind]
+        self.active = [loop for loop in self.iterations.loops if loop.node in behind]
         dropped = {call for results in self.rolled for call in results.writes}
         pending = [n for n in self.nodes if n.op == "output" or (writes(n) and n not in dropped)]
         pending += [made for results, made in self.rolled.items() if results.writes]
@@ -261,47 +266,54 @@ class _Loops:
 
     def _move(self, node: fx.Node) -> None:
         """Note that a node is to be behind rolled states that it follows from."""
-        for states in self.active:
-            made = states.rolled.node
-            if node not in states.follows or self.order[node] > self.order[made]:
+        for loop in self.active:
+            if node not in loop.follows or self.order[node] > self.order[loop.node]:
                 continue
             if len(self.moved) >= self.least or not self.iterations.draws_nothing(node):
-                raise _UnfinishedError(states)
-            before = self.moved.setdefault(node, made)
-            self.moved[node] = max(before, made, key=self.order.__getitem__)
+                raise _UnfinishedError(loop)
+            before = self.moved.setdefault(node, loop)
+            self.moved[node] = max(before, loop, key=lambda loop: self.order[loop.node])
 
     def _source(self, node: fx.Node, given: fx.Node) -> fx.Node:
         """Return what a node reads instead of another one."""
         for results, made in self.rolled.items():
             if results.node is given:
                 return made
-        for states in self.active:
-            if given not in states.follows:
+        for loop in self.active:
+            if given not in loop.follows:
                 continue
-            if node not in self.moved and self.order[node] < self.order[states.rolled.node]:
-                raise _UnfinishedError(states)
-            if given in states.column[states.given :]:
-                return self._row(states, given)
+            if node not in self.moved and self.order[node] < self.order[loop.node]:
+                raise _UnfinishedError(loop)
+            if given in loop.places:
+                return self._row(loop, given)
         return given
 
-    def _row(self, states: LoopStates, member: fx.Node) -> fx.Node:
-        """Return a state as a row of the rolled states."""
+    def _row(self, loop: RolledLoop, member: fx.Node) -> fx.Node:
+        """Return a value of one iteration as a row of all of them, or as the last state."""
         if member not in self.rows:
-            made, call = states.rolled.node, self.iterations.call
-            with self.iterations.behind(made, self.rows.get(made, made), member):
-                row = call(torch.select, made, 0, states.column.index(member))
+            made, iterations = loop.node, self.iterations
+            column, place = loop.places[member]
+            with iterations.behind(made, self._end(loop), member):
+                row = iterations.last_of(loop, member)
+                if row is None:
+                    states = iterations.states_of(loop, column)
+                    row = iterations.call(torch.select, states, 0, place)
                 try:
                     self.rows[member] = self.rows[made] = self._laid_out(row, member)
                 except StaysError as error:
-                    raise _UnfinishedError(states) from error
+                    raise _UnfinishedError(loop) from error
         return self.rows[member]
+
+    def _end(self, loop: RolledLoop) -> fx.Node:
+        """Return the last node of those that stand behind a loop."""
+        return self.rows.get(loop.node) or next(iter(loop.rolled.values()), loop.node)
 
     def _replace(self, live: set[fx.Node]) -> None:
         """Let live nodes read rolled forms, and erase those that stand for iterations."""
         for node in [node for node in self.nodes if node in self.moved]:
-            made = self.moved[node]
-            self.rows.get(made, made).append(node)
-            self.rows[made] = node
+            loop = self.moved[node]
+            self._end(loop).append(node)
+            self.rows[loop.node] = node
         for node in live:
             for given in node.all_input_nodes:
                 if (source := self._source(node, given)) is not given:
@@ -311,9 +323,21 @@ class _Loops:
             done |= {*self.iterations.used, *(results.node for results in self.rolled)}
             done |= {call for results in self.rolled for call in results.writes}
         for node in reversed(list(self.graph.nodes)):
-            erased = node in done and node not in live and node.op.startswith("call")
+            erased = node in done and node not in live and node.op not in ("placeholder", "output")
             if erased and not node.users:
                 self.graph.erase_node(node)
+
+    def _write_bodies(self) -> None:
+        """Give each scan its body, which returns what is read."""
+        for loop in self.iterations.loops:
+            if loop.body is None or not loop.node.users:
+                continue
+            read = {c: node for c, node in loop.outputs.items() if node in loop.node.users}
+            for place, node in enumerate(read.values(), len(loop.body.carries)):
+                node.update_arg(1, place)
+            name = loop.node.args[0]
+            assert isinstance(name, fx.Node)
+            self.part.add_module(str(name.target), loop.body.module([*read]))
 
 
 def _behind(node: fx.Node) -> set[fx.Node]:
@@ -324,8 +348,3 @@ def _behind(node: fx.Node) -> set[fx.Node]:
         found.update(new)
         pending += new
     return found
-
-
-def contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy that is contiguous."""
-    return x.clone(memory_format=torch.contiguous_format)

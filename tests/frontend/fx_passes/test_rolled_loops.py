@@ -85,12 +85,18 @@ LOOPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def calls(fn: Callable[..., Any], *inputs: Tensor, train: bool = True) -> list[str]:
+def calls(
+    fn: Callable[..., Any],
+    *inputs: Tensor,
+    train: bool = True,
+    least_of_scans: int = 1000,
+    symbolic_axis: int | None = None,
+) -> list[str]:
     """Return the calls of a function's graph behind the pass; check its results and gradients."""
     found: list[str] = []
 
     def note(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-        roll_loops(gm, 8)
+        roll_loops(gm, 8, least_of_scans)
         gm.graph.lint()
         nodes = [node for node in gm.graph.nodes if node.op.startswith("call")]
         found.extend(getattr(node.target, "__name__", str(node.target)) for node in nodes)
@@ -101,6 +107,8 @@ def calls(fn: Callable[..., Any], *inputs: Tensor, train: bool = True) -> list[s
         [x.clone().requires_grad_(train and x.is_floating_point()) for x in inputs]
         for _ in range(2)
     )
+    if symbolic_axis is not None:
+        torch._dynamo.mark_dynamic(given[0], symbolic_axis)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

@@ -1,0 +1,274 @@
+"""Write one iteration of an unrolled loop as a function of the states before and of what varies.
+
+The body holds the calls of one iteration. It is found from a column of states, backwards::
+
+    states one iteration before another column     a carry, which takes that column's value
+    a column that follows from no state            an argument: its rolled form, row by row
+    equal calls                                    one call
+
+Worked example, the columns of ``c = f[:, t]*c + i[:, t];  h = c.tanh() + h``, from that of h::
+
+    body(c, h, f, i):  mul = f * c;  c' = mul + i;  tanh = c'.tanh();  h' = tanh + h
+
+The states that follow one from another are the last values of the carries, and all of them, or any
+other value of the body, are outputs of ``torch.ops.higher_order.scan``. Nothing is rearranged, so a
+body computes what eager does. Where it is a factor times the only state, plus a term, the loop is a
+recurrence (``affine_form``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from fusec.frontend.aliasing.overlap import called_name, tensor_of
+from fusec.frontend.fx_passes.iterated_calls import (
+    Column,
+    Rolled,
+    StaysError,
+    are_alike,
+    arguments_of,
+    function_of,
+    has_elements,
+    is_same,
+    name_of,
+)
+from fusec.torch_interior import EXAMPLE
+
+if TYPE_CHECKING:
+    from fusec.frontend.fx_passes.iterations import Iterations
+
+_STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub"}
+
+
+@dataclass(frozen=True, slots=True)
+class StateBefore:
+    """What a body takes of the iteration before.
+
+    Attributes:
+        start: the state before the first iteration.
+        column: the values that it takes, one iteration later.
+    """
+
+    start: fx.Node
+    column: Column
+
+
+class LoopBody:
+    """One iteration of a loop.
+
+    Attributes:
+        graph: its calls, and placeholders of its arguments, in any order.
+        values: column -> what stands for it in the body.
+        carries: placeholder -> its carry.
+        given: placeholder -> the rolled form of an argument.
+        since: the place in Dynamo's graph of the first operation that it stands for.
+    """
+
+    def __init__(self, states: Column, iterations: Iterations) -> None:
+        """Find the body of a loop.
+
+        Raises:
+            StaysError: if states do not follow from equal calls.
+        """
+        self.iterations = iterations
+        self.graph = fx.Graph()
+        self.values: dict[Column, Any] = {}
+        self.carries: dict[fx.Node, StateBefore] = {}
+        self.given: dict[fx.Node, Rolled] = {}
+        self.follows = iterations.followers(states)
+        self._begun: dict[Any, list[Column]] = {}
+        missing = [states]
+        while missing:
+            self._value(missing[0])
+            taken = (carry.column for carry in self.carries.values())
+            missing = [column for column in taken if column not in self.values]
+        self.calls = [c for c, n in self.values.items() if n not in (*self.carries, *self.given)]
+        places = [iterations.order[item] for column in self.calls for item in column]
+        self.since = min(*places, *(rolled.since for rolled in self.given.values()))
+
+    def _value(self, column: Column) -> Any:
+        """Return what stands for a column in the body."""
+        if is_same(column) and not isinstance(column[0], fx.Node):
+            return column[0]
+        if column not in self.values:
+            if not all(isinstance(item, fx.Node) for item in column):
+                raise StaysError(column)
+            follows = not self.follows.isdisjoint(column)
+            if follows and is_same(column):
+                raise StaysError(column)
+            found = (self._carry(column) or self._call(column)) if follows else self._given(column)
+            self.values[column] = found
+        return self.values[column]
+
+    def _given(self, column: Column) -> fx.Node:
+        """Return an argument that does not follow from states."""
+        rolled = self.iterations.roll(column)
+        example = rolled.node.meta.get(EXAMPLE)
+        if not isinstance(example, torch.Tensor):
+            if rolled.varies or not isinstance(example, torch.SymInt):
+                raise StaysError(column)
+        elif rolled.varies:
+            example = self.iterations.traced(lambda x: x[0], (rolled.node,))
+        return self.take(rolled, example)
+
+    def take(self, rolled: Rolled, example: Any) -> fx.Node:
+        """Return an argument of a body."""
+        node = self._placeholder(example)
+        self.given[node] = rolled
+        return node
+
+    def _carry(self, column: Column) -> fx.Node | None:
+        """Return the value that a column of the body had one iteration before; None for others."""
+        for known in (*self._begun.get(column[1], ()), *self._items(column)):
+            if known[:-1] != column[1:] or tensor_of(known[0]) is None:
+                continue
+            if not are_alike(column):
+                raise StaysError(column)
+            node = self._placeholder(self.iterations.traced(contiguous, (known[-1],)))
+            self.carries[node] = StateBefore(column[0], known)
+            self._begun.setdefault(column[0], []).append(column)
+            return node
+        return None
+
+    def _items(self, column: Column) -> list[Column]:
+        """Return the values one iteration later of items of results of known calls.
+
+        In ``h, c = cell(x[t], (h, c))`` the last c may be read nowhere.
+        """
+        found = arguments_of(column[1:])
+        if found is None or called_name(column[1]) != "getitem" or len(found[1]) != 2:
+            return []
+        source, index = found[1][:2]
+        for known in self._begun.get(source[0], ()):
+            if known[:-1] == source and tensor_of(source[0]) is None and is_same(index):
+                later = (*column[1:], self.iterations.item(known[-1], index[0]))
+                return [later]
+        return []
+
+    def _call(self, column: Column) -> fx.Node:
+        """Return the call that stands for equal calls."""
+        first, found = column[0], arguments_of(column)
+        if found is None or not self.iterations.draws_nothing(column[-1]):
+            raise StaysError(column)
+        places, columns = found
+        self._begun.setdefault(first, []).append(column)
+        arguments: Any = [self._value(values) for values in columns]
+        args, kwargs = map_aggregate(places, arguments.__getitem__)
+        node = self.graph.create_node(first.op, first.target, args, kwargs)
+        node.meta.update(first.meta)
+        function = functools.partial(function_of(name_of(first) or ""), **kwargs)
+        example = node.meta[EXAMPLE] = self.iterations.traced(function, args)
+        if not all(has_elements(example, item.meta.get(EXAMPLE)) for item in column):
+            raise StaysError(column)
+        return node
+
+    def _placeholder(self, example: Any) -> fx.Node:
+        node = self.graph.placeholder(f"argument_{len(self.carries) + len(self.given)}")
+        node.meta[EXAMPLE] = example
+        return node
+
+    # -- the operation -----------------------------------------------------------------------------
+
+    def arguments(self) -> list[fx.Node]:
+        """Return the carries, the arguments that vary, and the others, in this order."""
+        by_kind = sorted(self.given, key=lambda node: not self.given[node].varies)
+        return [*self.carries, *by_kind]
+
+    def module(self, outputs: Sequence[Column]) -> fx.GraphModule:
+        """Return a body that returns the carries' next values, and others.
+
+        Each is a copy: AOTAutograd may return a value for the gradient, too, and no two results of
+        a scan may share memory. It merges equal copies, so those of carries are another call.
+        """
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.arguments():
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta.update(node.meta)
+        graph.graph_copy(self.graph, copies)
+        last = [carry.column for carry in self.carries.values()]
+        returned: list[fx.Node] = []
+        for column in (*last, *outputs):
+            value = copies[self.values[column]]
+            copy = contiguous if len(returned) < len(last) else torch.clone
+            returned.append(graph.call_function(copy, (value,)))
+            returned[-1].meta.update(value.meta)
+        graph.output(tuple(returned))
+        return fx.GraphModule({}, graph)
+
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy that is contiguous."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def is_contiguous(x: torch.Tensor) -> bool:
+    """Return True for a tensor that is known to be contiguous."""
+    return all(type(n) is int for n in (*x.shape, *x.stride())) and x.is_contiguous()
+
+
+# -- affine bodies ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AffineStep:
+    """A state as ``factor * before + term``; None for 1, and for -0."""
+
+    factor: Rolled | None = None
+    term: Rolled | None = None
+
+
+def affine_form(body: LoopBody, states: Column, negative: Callable[[Rolled], Rolled]) -> AffineStep:
+    """Return the step of a body that is affine in its only state.
+
+    Raises:
+        StaysError: if it is not, or if coefficients are no arguments of the body. Others would be
+            multiplied out: where a sum cancels, ``h*s - y*s`` has not the digits of
+            ``(h - y) * s``, and ``a*b`` may overflow where h is small.
+    """
+    if [carry.column for carry in body.carries.values()] != [states]:
+        raise StaysError(states)
+    return _line(body.values[states], body, negative)
+
+
+def _line(node: fx.Node, body: LoopBody, negative: Callable[[Rolled], Rolled]) -> AffineStep:
+    if node in body.carries:
+        return AffineStep()
+    name = _STEPS.get(called_name(node))
+    if name is None or len(node.args) != 2 or node.kwargs:
+        raise StaysError(node)
+    follows = [isinstance(x, fx.Node) and x not in body.given for x in node.args]
+    if sum(follows) != 1:
+        raise StaysError(node)
+    value, operand = node.args if follows[0] else reversed(node.args)
+    assert isinstance(value, fx.Node)
+    line = _line(value, body, negative)
+    if line.term is not None or (name == "mul" and line.factor is not None):
+        raise StaysError(node)
+    other = _operand(operand, node, body)
+    match name:
+        case "mul":
+            return AffineStep(other)
+        case "add":
+            return AffineStep(line.factor, other)
+        case _ if follows[0]:
+            return AffineStep(line.factor, negative(other))
+    return AffineStep(negative(line.factor or Rolled(1.0, varies=False)), other)
+
+
+def _operand(operand: Any, node: fx.Node, body: LoopBody) -> Rolled:
+    """Return what is added to states, or multiplied by."""
+    made, own = tensor_of(node), tensor_of(operand)
+    assert made is not None
+    if type(operand) in (int, float) and made.dtype.itemsize >= 4:  # else eager takes f32
+        return Rolled(operand, varies=False)
+    if own is None or own.dtype is not made.dtype:
+        raise StaysError(node)
+    return body.given[operand]

@@ -1,0 +1,322 @@
+"""Loops of any step become scans of a body that makes the calls of one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusec.driver import dynamo_stages
+from fusec.driver.compiler import RECENT
+from fusec.frontend.fx_passes.rolled_loops import roll_loops
+from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone
+from tests.support import check, values
+
+A, B = values(3, 12, 5), values(3, 12, 5, seed=1)
+W, U = values(5, 5, seed=2), values(5, 5, seed=3)
+GATES = values(5, 15, seed=4), values(5, 15, seed=5)
+Loop = Callable[..., Any]
+
+
+def scans(fn: Loop, *inputs: Tensor, **how: Any) -> int:
+    """Return how many scans a function becomes; check its results and gradients."""
+    return calls(fn, *inputs, least_of_scans=8, **how).count("scan")
+
+
+def stepping(step: Callable[..., Tensor]) -> Loop:
+    """Return a loop over ``h = step(h, a, b, w)`` that stacks h."""
+
+    def loop(a: Tensor, b: Tensor, w: Tensor) -> Any:
+        h, states = torch.zeros_like(b[:, 0]), []
+        for t in range(b.shape[1]):
+            h = step(h, a[:, t], b[:, t], w)
+            states.append(h)
+        return torch.stack(states, 1), h
+
+    return loop
+
+
+STEPS: dict[str, Callable[..., Tensor]] = {
+    "tanh of a sum": lambda h, a, b, w: torch.tanh(h @ w + a),
+    "a gate of the state": lambda h, a, b, w: torch.sigmoid(h) * h + b,
+    "the state twice": lambda h, a, b, w: h + a.sigmoid() * (b - h),
+    "a divisor": lambda h, a, b, w: b / (h.square() + 1),
+    "a quotient": lambda h, a, b, w: h / (2 + a.abs()) + b,
+    "behind a sum": lambda h, a, b, w: (h - b) * a,
+    "two factors": lambda h, a, b, w: h * a * b + 1,
+    "mixed columns": lambda h, a, b, w: a * h.flip(-1) + b,
+    "a sum": lambda h, a, b, w: a * h.sum(-1, keepdim=True) + b,
+    "a reset": lambda h, a, b, w: torch.where(b[:, :1] > 0, a, h * w[0] + b),
+    "a view of itself": lambda h, a, b, w: (h.t().t() + a).view(3, 5).tanh(),
+    "a transposed state": lambda h, a, b, w: (w @ (h + a).t()).t().sin(),
+    "a norm": lambda h, a, b, w: F.layer_norm(h @ w + a, (5,)),
+    "parts": lambda h, a, b, w: torch.cat([x.sin() for x in (h + a).split([2, 3], -1)], -1),
+    "a maximum": lambda h, a, b, w: torch.maximum(h + w[0], a),
+    "a detached state": lambda h, a, b, w: torch.tanh(h.detach() * a + h * b),
+    "what is detached": lambda h, a, b, w: (h.detach() * a + b.detach()).sin().detach(),
+    "a softmax": lambda h, a, b, w: F.softmax(h @ w + a, -1) * b,
+    "nothing that varies": lambda h, a, b, w: torch.tanh(h @ w + 0.1),
+    "a mask": lambda h, a, b, w: (h @ w + a).masked_fill(b > 0.5, 0.0).relu(),
+    "an inner loop": lambda h, a, b, w: [h := torch.tanh(h @ w + a) for _ in range(3)][-1],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_any_kind_is_the_body_of_a_scan(name: str) -> None:
+    assert scans(stepping(STEPS[name]), A, B, W) == 1
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+def gru(a: Tensor, w: Tensor, u: Tensor) -> Any:
+    h, states = a.new_zeros(len(a), 5), []
+    for t in range(a.shape[1]):
+        r, z, n = (a[:, t] @ w).chunk(3, -1)
+        hr, hz, hn = (h @ u).chunk(3, -1)
+        z = torch.sigmoid(z + hz)
+        h = (1 - z) * torch.tanh(n + torch.sigmoid(r + hr) * hn) + z * h
+        states.append(h)
+    return torch.stack(states, 1), h
+
+
+def lstm(a: Tensor, w: Tensor, u: Tensor) -> Any:
+    h, c, states = a.new_zeros(len(a), 5), a.new_zeros(len(a), 5), []
+    w, u = torch.cat([w, w[:, :5]], 1), torch.cat([u, u[:, 5:10]], 1)
+    for t in range(a.shape[1]):
+        i, f, g, o = (a[:, t] @ w + h @ u).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states, 1), h, c
+
+
+def gru_cell(a: Tensor, w: Tensor, u: Tensor) -> Any:
+    h, states = a.new_zeros(len(a), 5), []
+    for t in range(a.shape[1]):
+        h = torch.gru_cell(a[:, t], h, w.t(), u.t(), w[0], u[0])
+        states.append(h)
+    return torch.stack(states)
+
+
+def lstm_cell(a: Tensor, w: Tensor, u: Tensor) -> Any:
+    h, c, states = a.new_zeros(len(a), 5), a.new_ones(len(a), 5), []
+    w, u = torch.cat([w, w[:, :5]], 1), torch.cat([u, u[:, 5:10]], 1)
+    for t in range(a.shape[1]):
+        h, c = torch.lstm_cell(a[:, t], (h, c), w.t(), u.t())
+        states.append(h * 2)
+    return torch.stack(states)
+
+
+def linear_attention(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    state, out = torch.eye(5, dtype=a.dtype).expand(3, 5, 5), torch.zeros_like(a)
+    for t in range(a.shape[1]):
+        read = (state @ b[:, t, :, None]).squeeze(-1)
+        out[:, t] = read + a[:, t]
+        state = state * a[:, t].sigmoid()[:, None] + (a[:, t] - read)[:, :, None] * b[:, t, None]
+    return out
+
+
+def max_decay(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    """The time mixing of RWKV."""
+    out, decay = torch.zeros_like(a), -w[0].exp()
+    total, count = torch.zeros_like(a[:, 0]), torch.zeros_like(a[:, 0])
+    most = torch.zeros_like(a[:, 0]) - 1e38
+    for t in range(a.shape[1]):
+        k = a[:, t].float()
+        top = torch.maximum(most, k + w[1])
+        e1, e2 = torch.exp(most - top), torch.exp(k + w[1] - top)
+        out[:, t] = (e1 * total + e2 * b[:, t]) / (e1 * count + e2)
+        top = torch.maximum(most + decay, k)
+        e1, e2 = torch.exp(most + decay - top), torch.exp(k - top)
+        total, count, most = e1 * total + e2 * b[:, t], e1 * count + e2, top
+    return out
+
+
+def of_two_states(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    g, h, ys = torch.zeros_like(a[:, 0]), torch.ones_like(a[:, 0]), []
+    for t in range(a.shape[1]):
+        g, h = torch.sin(a[:, t] * g + h), b[:, t] * h + g
+        ys.append(g * h)
+    return torch.stack(ys)
+
+
+def one_behind_another(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    for gate in (a, b):
+        h, ys = torch.zeros_like(a[:, 0]), []
+        for t in range(a.shape[1]):
+            h = torch.tanh(gate[:, t] * h @ w + b[:, t])
+            ys.append(h)
+        b = F.layer_norm(torch.stack(ys, 1), (5,))
+    return b
+
+
+def from_the_end(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    h, ys = b[:, 0], []
+    for t in reversed(range(a.shape[1])):
+        h = torch.sin(a[:, t] * h + b[:, t])
+        ys.insert(0, h @ w)
+    return torch.stack(ys, 1), h
+
+
+def several_values(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    h, gates, norms, hs = a[:, 0], [], [], []
+    for t in range(a.shape[1]):
+        gate = torch.sigmoid(h @ w + a[:, t])
+        h = h * gate + b[:, t] * (1 - gate)
+        gates.append(gate)
+        norms.append(h.norm(dim=-1))
+        hs.append(h)
+    return torch.stack(gates), torch.stack(norms, -1), torch.stack(hs, 2), hs[4] * 2
+
+
+def starting_late(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    h, ys = None, []
+    for t in range(a.shape[1]):
+        x = a[:, t] @ w
+        h = x if h is None else torch.tanh(x + h * b[:, t])
+        ys.append(h)
+    return torch.cat(ys, -1)
+
+
+def of_integers(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    x, h, ys = (a * 100).long(), torch.zeros(3, 5, dtype=torch.int64), []
+    for t in range(a.shape[1]):
+        h = (h * 3 + x[:, t]) % 7
+        ys.append(h)
+    return torch.stack(ys, 1) * b
+
+
+def of_a_masked_sequence(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    h, mask, ys = torch.zeros_like(a[:, 0]), b[:, :, :1] > 0, []
+    for t in range(a.shape[1]):
+        h = torch.where(mask[:, t], torch.tanh(h @ w + a[:, t]), h)
+        ys.append(h)
+    return torch.stack(ys, 1), h
+
+
+def of_views_of_one_start(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    g, h, ys = a[:, 0], a[:, 0], []
+    for t in range(a.shape[1]):
+        g = torch.sin(g * h + b[:, t])
+        h = torch.cos(h + g @ w)
+        ys.append(h)
+    return torch.stack(ys), g
+
+
+LOOPS: dict[str, tuple[Loop, tuple[Tensor, ...], int]] = {
+    **{f.__name__: (f, (A, *GATES), 1) for f in (gru, lstm, gru_cell, lstm_cell)},
+    **{
+        f.__name__: (f, (A, B, W), count)
+        for f, count in (
+            (linear_attention, 1), (max_decay, 1), (of_two_states, 1),
+            (one_behind_another, 2), (from_the_end, 1), (several_values, 1), (starting_late, 1),
+            (of_integers, 1), (of_a_masked_sequence, 1), (of_views_of_one_start, 1),
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_becomes_a_scan(name: str) -> None:
+    fn, inputs, count = LOOPS[name]
+    assert scans(fn, *inputs) == count
+
+
+@pytest.fixture
+def short_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short loops become scans."""
+    monkeypatch.setattr(dynamo_stages, "roll_loops", lambda gm, *_: roll_loops(gm, 8, 8))
+
+
+@fusec_alone
+@pytest.mark.sampled(4)
+@pytest.mark.usefixtures("short_scans")
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_matches_eager(name: str) -> None:
+    fn, inputs, _ = LOOPS[name]
+    check(fn, *inputs, train=True)
+    assert not [trace.problem for trace in RECENT if trace.problem]
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_a_loop_of_symbolic_sizes_becomes_a_scan(name: str) -> None:
+    fn, inputs, _ = LOOPS[name]
+    assert scans(fn, *inputs, symbolic_axis=0) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0])
+@pytest.mark.parametrize("name", ["a reset", "the state twice", "a maximum", "a quotient"])
+def test_numbers_of_any_kind_go_as_far_as_in_eager(name: str, value: float) -> None:
+    a, b = A.clone(), B.clone()
+    a[0, 3, 2], b[1, 4, 1], b[:, 0] = value, value, -0.0
+    assert scans(stepping(STEPS[name]), a, b, W) == 1
+
+
+# -- loops that stay -------------------------------------------------------------------------------
+
+
+def differing(step: Callable[..., Tensor]) -> Loop:
+    """Return a loop over ``h = step(h, t, a, b)``."""
+
+    def loop(a: Tensor, b: Tensor, w: Tensor) -> Any:
+        a, b = a * 1, b * 1
+        h, states = torch.zeros_like(b[:, 0]), []
+        for t in range(b.shape[1]):
+            h = step(h, t, a, b)
+            states.append(h)
+        return torch.stack(states, 1), a
+
+    return loop
+
+
+def written(h: Tensor, t: int, a: Tensor, b: Tensor) -> Tensor:
+    a[:, t].mul_(2)
+    return torch.tanh(h + a[:, t])
+
+
+def layers(x: Tensor, *weights: Tensor) -> Any:
+    hidden = []
+    for weight in weights:
+        x = torch.tanh(x @ weight.t())
+        hidden.append(x)
+    return torch.stack(hidden)
+
+
+STAYS: dict[str, Callable[..., Tensor]] = {
+    "another number": lambda h, t, a, b: torch.tanh(h * (2.0 if t == 4 else 1.0) + a[:, t]),
+    "the number of the step": lambda h, t, a, b: torch.tanh(h * t + a[:, t]),
+    "the sign of zero": lambda h, t, a, b: torch.tanh(h + (0.0 if t == 4 else -0.0)),
+    "another function": lambda h, t, a, b: h.sin() if t % 2 else torch.tanh(h + a[:, t]),
+    "a step that is left out": lambda h, t, a, b: h if t == 5 else torch.tanh(h + a[:, t]),
+    "writes": written,
+    "writes the state": lambda h, t, a, b: torch.tanh(h + a[:, t]).mul_(2),
+    "dropout": lambda h, t, a, b: F.dropout(torch.tanh(h + a[:, t]), 0.5),
+    "draws": lambda h, t, a, b: torch.tanh(h + torch.rand_like(h)),
+    "an earlier state": lambda h, t, a, b: torch.tanh(
+        h + (a[:, 0] if t < 6 else a[:, t]).sum(t % 2, True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_a_loop_whose_iterations_differ_or_do_more_stays(name: str) -> None:
+    assert scans(differing(STAYS[name]), A, B, W, train=not name.startswith("writes")) == 0
+
+
+def test_layers_with_weights_of_their_own_stay() -> None:
+    weights = [values(5, 5, seed=k) for k in range(9)]
+    assert scans(layers, A, *weights) == 0
+
+
+def test_a_mode_that_changes_in_the_loop_stays() -> None:
+    def frozen(h: Tensor, t: int, a: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            gate = h.sigmoid()
+        return torch.tanh(gate + a[:, t])
+
+    assert scans(differing(frozen), A, B, W) == 0
