@@ -26,7 +26,7 @@ PADS = tuple(f"{kind}_pad{rank}d" for kind in ("reflection", "replication") for 
 
 _OPERATIONS = {
     CONTRACTION: """mm bmm addmm baddbmm addbmm addmv addr dot vdot mv matmul linear _int_mm
-        _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _trilinear _grouped_mm
+        _scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2 _trilinear _grouped_mm
         _addmm_activation _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm
         linear_backward matmul_backward""",
     "convolution: runs in the library": """convolution convolution_backward _convolution
@@ -82,7 +82,7 @@ _MOVES = {
 }
 """Operations beside views that floats of 8 bits take part in: they make, convert or move them."""
 _SCALED = tuple(f"aten.{name}.default" for name in ("_scaled_mm", "_scaled_mm_v2"))
-_SCALED += ("aten._scaled_grouped_mm.default",)
+_SCALED += tuple(f"aten._scaled_grouped_mm{form}.default" for form in ("", "_v2"))
 """Those that multiply them."""
 
 

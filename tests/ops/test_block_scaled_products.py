@@ -194,6 +194,73 @@ def test_a_gated_layer_is_one_kernel_that_is_right_in_the_emulator(target: str) 
     torch.testing.assert_close(found.double(), wanted, rtol=2**-3.5, atol=2**-6)
 
 
+# -- groups of rows --------------------------------------------------------------------------------
+
+
+def experts(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, ends: Tensor) -> Tensor:
+    y = torch._scaled_grouped_mm(x, w.transpose(1, 2), sx, sw, ends, out_dtype=torch.bfloat16)
+    return F.silu(y)
+
+
+def experts_by_recipe(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, ends: Tensor) -> Tensor:
+    kind, order = F.ScalingType.BlockWise1x32, F.SwizzleType.SWIZZLE_32_4_4
+    y = F.scaled_grouped_mm(*(x, w.transpose(1, 2), sx, kind, sw, kind, order, order), offs=ends)
+    return F.silu(y)
+
+
+def in_tiles_of_groups(scales: Tensor, ends: list[int], rows: int) -> Tensor:
+    """Return scales of which those of each group begin a tile, in a table of so many rows."""
+    parts = [in_tiles(scales[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True) if b > a]
+    found, wide = torch.cat([p.view(torch.uint8) for p in parts]), -(-scales.shape[1] // 4) * 4
+    whole = torch.zeros(rows * wide, dtype=torch.uint8)
+    whole[: len(found)] = found
+    return whole.view(E8M0).view(rows, wide)
+
+
+def traces_recipes() -> bool:
+    """Return whether torch traces grouped products with recipes, as 2.15 does."""
+    op = getattr(torch.ops.aten, "_scaled_grouped_mm_v2", None)
+    return op is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.default.name(), "Meta"
+    )
+
+
+GROUPED = [
+    experts,
+    pytest.param(
+        experts_by_recipe,
+        marks=pytest.mark.skipif(not traces_recipes(), reason="torch does not trace recipes"),
+    ),
+]
+
+
+@pytest.mark.parametrize("fn", GROUPED)
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.slow)])
+def test_experts_are_one_kernel_that_is_right_for_random_splits(
+    fn: Callable[..., Tensor], target: str
+) -> None:
+    rows, terms, columns, groups = 60, 96, 32, 4
+    (x, sx, left), (w, sw, right) = of_8_bits(rows, terms, 0), of_8_bits(groups * columns, terms, 1)
+    scales = torch.stack([in_tiles(part).view(torch.uint8) for part in sw.chunk(groups)])
+    weights = w.view(groups, columns, terms)
+    run = Emulator.of(target, {"race": "fused"}, 0)
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=run.backend)
+    for seed in range(5):
+        with seeded(seed):
+            ends = torch.randint(0, rows + 1, (groups,)).sort().values.to(torch.int32)
+        ends[seed % groups] = ends[max(seed % groups - 1, 0)]
+        own = in_tiles_of_groups(sx, ends.tolist(), 128 * (groups + 1))
+        found = compiled(x, weights, own, scales.view(E8M0), ends)
+        wanted, begin = torch.zeros(rows, columns, dtype=torch.float64), 0
+        for end, part in zip(ends.tolist(), right.chunk(groups), strict=True):
+            wanted[begin:end], begin = left[begin:end] @ part.t(), end
+        torch.testing.assert_close(found.double(), F.silu(wanted), rtol=2**-6, atol=2**-6)
+    assert [one.launches for one in run.kernels] == [5, 5]  # where tiles begin, and the product
+    wrong = torch.tensor([50, 3, 2**31 - 1, -7], dtype=torch.int32)
+    compiled(x, weights, own, scales.view(E8M0), wrong)  # reads nothing out of bounds
+
+
 def test_a_scale_that_is_nan_reaches_its_row_alone_in_the_interpreter() -> None:
     """As the graph says; the emulator runs what is printed for it."""
     fn, given, _ = layer("plain", 32, 64, 32)

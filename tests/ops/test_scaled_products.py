@@ -18,6 +18,7 @@ from fusec.tools.report.emulation import Emulator, emulate
 from fusec.tools.report.lint_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
+from tests.ops.test_block_scaled_products import traces_recipes
 from tests.support import compile_with, seeded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -352,6 +353,20 @@ def test_a_grouped_product_with_its_activation_is_one_kernel() -> None:
             experts, x, w, *scales, ends, False, target=target, options=options
         ).graphs
         assert not graph.externs and len(graph.kernels) == 1
+
+
+@pytest.mark.skipif(not traces_recipes(), reason="torch does not trace recipes of groups")
+def test_a_grouped_product_with_recipes_of_rows_is_one_kernel() -> None:
+    kind = F.ScalingType.RowWise
+
+    def layer(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, ends: Tensor) -> Tensor:
+        return F.silu(F.scaled_grouped_mm(x, w.transpose(1, 2), sx, kind, sw, kind, offs=ends))
+
+    x, w = codes(ROWS, TERMS), codes(GROUPS, COLUMNS, TERMS, seed=1)
+    given = torch.ones(ROWS), torch.ones(GROUPS, COLUMNS), torch.full((GROUPS,), ROWS).int()
+    options = {"race": "fused"}
+    (graph,) = fusec.explain(layer, x, w, *given, target="sm_90", options=options).graphs
+    assert not graph.externs and len(graph.kernels) == 1
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ FEW, MANY = 1 << 12, 1 << 22
 SMALL = 8
 """Extents up to this are not shrunk. A call with a larger number, which may be an extent, is tried
 unchanged, up to ``MANY`` elements: a kernel may rely on arguments that fit together."""
+_RECIPES = ("_scaled_mm_v2", "_scaled_grouped_mm_v2")
 _NEVER_TRIED = {
     aten.convolution.default,
     aten.convolution_backward.default,
@@ -45,7 +46,7 @@ _NEVER_TRIED = {
     aten._segment_reduce_backward.default,
     aten._scaled_mm.default,
     aten._scaled_grouped_mm.default,
-    *(getattr(aten, name).default for name in ("_scaled_mm_v2",) if hasattr(aten, name)),
+    *(getattr(aten, name).default for name in _RECIPES if hasattr(aten, name)),
 }
 """Convolutions choose a library by size; segment kernels write by unchecked lengths; scales of
 blocks GPUs take alone, of whose code a trial on a CPU says nothing."""

@@ -35,16 +35,21 @@ from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.ops.arithmetic import add, less, mul, select, sub
 from fusec.frontend.ops.products import contraction, exact, is_matrix, product
 from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.scaled_products import TILE_ROWS, in_tiles
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ZERO, Value
-from fusec.ir.dtype import F8E4M3FN, F32, I32
+from fusec.ir.dtype import F8E4M3FN, F8E8M0FNU, F32, I32
 from fusec.ir.expr import Const, Expr, Load, Reduce, as_value, cast, op, read_index
 from fusec.ir.index import Axis, Index, floordiv, index, mod
+from fusec.ir.index import product as extent_of
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import read_at
 from fusec.ir.scalar import ROUND
+from fusec.ir.scaled import BLOCK, TILE
 
 aten = torch.ops.aten
+TERMS = BLOCK[False, F8E8M0FNU]
+"""Terms of 8 bits that share a scale in ``e8m0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,10 @@ def _where(offs: Value, group: Index, row: Index, rows: Index) -> Expr:
 
 _Scaled: TypeAlias = Callable[[Expr, Index, Index, Index], Expr]
 """A group's sum, the group, row and column of the result -> the scaled sum."""
+_ScaledTerms: TypeAlias = Callable[
+    [tuple[Expr, Expr], Index, Index, Index, Index], tuple[Expr, Expr]
+]
+"""Two factors, the group, row, column and term -> the scaled factors."""
 
 
 def product_of_groups(
@@ -230,24 +239,23 @@ def product_of_groups(
     result: int = 0,
     scaled: _Scaled = lambda total, *_: total,
     name: str = "mul",
+    terms: _ScaledTerms = lambda factors, *_: factors,
 ) -> Value:
     """Emit the products of groups: of rows of ``a``, columns of ``b``, or terms of both.
 
     Args:
         scaled: is put around each group's sum.
         name: the product of two terms.
+        terms: are put around the factors of each, where groups are of rows or columns.
     """
 
     def of_group(e: Index, m: Index, n: Index) -> Expr:
-        total = contraction(
-            a.shape[-1],
-            lambda k: (
-                exact(a, (m, k) if len(a.shape) == 2 else (e, m, k)),
-                exact(b, (k, n) if len(b.shape) == 2 else (e, k, n)),
-            ),
-            name,
-        )
-        return scaled(total, e, m, n)
+        def factors(k: Index) -> tuple[Expr, Expr]:
+            left = exact(a, (m, k) if len(a.shape) == 2 else (e, m, k))
+            right = exact(b, (k, n) if len(b.shape) == 2 else (e, k, n))
+            return terms((left, right), e, m, n, k)
+
+        return scaled(contraction(a.shape[-1], factors, name), e, m, n)
 
     def over_groups(at: Indices) -> Expr:
         m, n = at
@@ -337,12 +345,19 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Value:
-    """Emit the grouped product of 8 bits, with a scale for each row and column of each group."""
+    """Emit the grouped product of 8 bits, with a scale for each row and column of each group.
+
+    Scales in ``e8m0`` belong to 32 terms of a row or column.
+    """
     kinds = (a.dtype, b.dtype), (scale_a.dtype, scale_b.dtype)
-    if call.is_cpu or offs is None or kinds != ((F8E4M3FN, F8E4M3FN), (F32, F32)):
+    if call.is_cpu or offs is None or kinds[0] != (F8E4M3FN, F8E4M3FN):
         raise Unsupported("groups of products that only the library has")
     if bias is not None or scale_result is not None:
         raise Unsupported("a bias or a scaled result that eager refuses")
+    if kinds[1] == (F8E8M0FNU, F8E8M0FNU):
+        return _scaled_by_terms(call, a, b, scale_a, scale_b, offs)
+    if kinds[1] != (F32, F32):
+        raise Unsupported("scales that eager refuses")
 
     def scale(x: Value, of: Value, e: Index, row: Index, rows: Index) -> Expr:
         if len(of.shape) == 2:
@@ -355,6 +370,71 @@ def scaled_grouped_mm(
 
     name = "mul8_fast" if use_fast_accum else "mul8"
     return product_of_groups(call, a, b, offs, 0, scaled, name)
+
+
+@lowers("aten._scaled_grouped_mm_v2.default", library=_library)
+def scaled_grouped_mm_v2(
+    call: AtenCall,
+    a: Value,
+    b: Value,
+    scale_a: tuple[Value, ...],
+    recipe_a: tuple[int, ...],
+    swizzle_a: tuple[int, ...],
+    scale_b: tuple[Value, ...],
+    recipe_b: tuple[int, ...],
+    swizzle_b: tuple[int, ...],
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: tuple[int, ...] = (),
+    use_fast_accum: bool = False,
+) -> Value:
+    """Emit the grouped product whose recipes say what has a scale."""
+    kinds, orders = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+    recipes = (*recipe_a, *recipe_b)
+    swizzled = all(map(bool, (*swizzle_a, *swizzle_b))) and bool(swizzle_a and swizzle_b)
+    by_rows = recipes == (kinds.RowWise.value,) * 2 and scale_a[0].dtype is F32 and not swizzled
+    by_terms = recipes == (kinds.BlockWise1x32.value,) * 2 and swizzled
+    by_terms = by_terms and orders(swizzle_a[0]) == orders(swizzle_b[0]) == orders.SWIZZLE_32_4_4
+    if contraction_dim or not (by_rows or by_terms):
+        raise Unsupported("groups of products that only the library has")
+    scales = scale_a[0], scale_b[0]
+    return scaled_grouped_mm(
+        call, a, b, *scales, offs, bias, None, out_dtype, use_fast_accum=use_fast_accum
+    )
+
+
+def _scaled_by_terms(
+    call: AtenCall, a: Value, b: Value, scale_a: Value, scale_b: Value, offs: Value
+) -> Value:
+    """Emit a product of groups of rows with scales of 32 terms, which lie in tiles.
+
+    The scales of each group begin a tile: they are found by the tiles of the groups before, as
+    blocks of rows on CPUs.
+    """
+    if (len(a.shape), len(b.shape)) != (2, 3):
+        raise Unsupported("scales of 32 terms of groups of columns or terms")
+    groups = Groups(call, offs, a.shape[0], TILE_ROWS)
+    tiles = call.scratch("tiles", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
+    count = a.shape[1]
+    wide = floordiv(count + (TERMS * TILE - 1), index(TERMS * TILE)) * TILE
+    rows = floordiv(extent_of(scale_a.shape), wide)
+    of_rows = in_tiles(a, scale_a, rows, count)
+
+    def terms(
+        factors: tuple[Expr, Expr], e: Index, m: Index, n: Index, k: Index
+    ) -> tuple[Expr, Expr]:
+        first = mul(groups.begin(e, tiles), TILE_ROWS)
+        place = op("maximum", add(first, sub(_i32(m), groups.begin(e))), Const(0, I32))
+        row = read_index(op("minimum", place, _i32(rows - 1)), rows)
+        own = scale_b.expr.substitute({scale_b.axes[0]: e})
+        part = Value(scale_b.shape[1:], scale_b.dtype, scale_b.axes[1:], own)
+        of_columns = in_tiles(b, part, b.shape[2], count)
+        scales = of_rows.of(row, k // TERMS), of_columns.of(n, k // TERMS)
+        left, right = (op("mul", *pair) for pair in zip(factors, scales, strict=True))
+        return left, right
+
+    return product_of_groups(call, a, b, offs, terms=terms)
 
 
 def transposed(x: Value) -> Value:

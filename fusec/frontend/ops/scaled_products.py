@@ -10,7 +10,7 @@ examples, scales of rows and columns, and of blocks as DeepSeek-V3 has them::
     y[m, n] = sum(k: (a[m, k] * sa[m, k//32]) * (b[k, n] * sb[n, k//32]))
 
 The last form is that of ``mxfp8``, ``mxfp4`` and ``nvfp4``, for whose scales some tensor cores have
-an instruction (``ir/scaled.py``); where they lie, ``_in_tiles`` says.
+an instruction (``ir/scaled.py``); where they lie, ``in_tiles`` says.
 
 Eager multiplies the numbers of 8 bits on GPUs: there the products say how exact their sums have to
 be (``COARSE_TERMS``). On CPUs eager scales both operands first and multiplies them in f32. Results
@@ -105,7 +105,7 @@ def scaled_mm(
     if scale_a.dtype is F32:
         rows, columns = _scale_by_shape(scale_a, m, k), _scale_by_shape(scale_b, n, k, swapped=True)
     else:
-        rows, columns = _in_tiles(a, scale_a, m, k), _in_tiles(b, scale_b, n, k)
+        rows, columns = in_tiles(a, scale_a, m, k), in_tiles(b, scale_b, n, k)
     result = scale_result if out_dtype in NARROWEST else None
     return _product(call, (a, b), (rows, columns), bias, result, fast=use_fast_accum)
 
@@ -133,8 +133,8 @@ def scaled_mm_v2(
     if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
         raise Unsupported("scales that eager refuses")
     if any((*swizzle_a, *swizzle_b)):
-        rows = _by_levels(_in_tiles(a, scale_a[0], m, k), scale_a, recipe_a, swizzle_a)
-        columns = _by_levels(_in_tiles(b, scale_b[0], n, k), scale_b, recipe_b, swizzle_b)
+        rows = _by_levels(in_tiles(a, scale_a[0], m, k), scale_a, recipe_a, swizzle_a)
+        columns = _by_levels(in_tiles(b, scale_b[0], n, k), scale_b, recipe_b, swizzle_b)
     else:
         rows = _scale_by_recipe(scale_a, recipe_a)
         columns = _scale_by_recipe(scale_b, recipe_b, swapped=True)
@@ -197,7 +197,7 @@ def _scale_by_recipe(
             raise Unsupported("scales of blocks of 16 or 32 terms, row by row")
 
 
-def _in_tiles(x: Value, scale: Value, rows: Index, terms: Index) -> Scales:
+def in_tiles(x: Value, scale: Value, rows: Index, terms: Index) -> Scales:
     """Return scales of 16 or 32 terms, which lie in tiles of 128 rows and 4 blocks, row by row.
 
     In a tile, block j of row r is at ``r%32*16 + r//32*4 + j``; so cuBLAS reads them (``32_4_4``).
