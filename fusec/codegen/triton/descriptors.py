@@ -4,8 +4,8 @@ A descriptor is a box in a buffer: a shape, strides and the tile of one copy. Th
 addresses, reads 0 where the tile exceeds the shape, and writes nothing there. So a copy replaces an
 access if
 
-1. it is an operand of a product for tensor cores, or a result in a buffer that the program does
-   not read;
+1. it is an operand of a product for tensor cores, a tile that a loop of a program with roles loads
+   beside these (a bias of scores), or a result in a buffer that the program does not read;
 2. its tile has two lane axes, columns of stride 1 and rows, and its offset is affine in both;
 3. its guard is exactly the condition that rows and columns are within the tensor;
 4. addresses and all other strides are multiples of 16 bytes (a launch declares that of sizes).
@@ -51,6 +51,7 @@ from fusec.ir.index import (
 )
 from fusec.ir.program import (
     MULTIPLE,
+    For,
     Let,
     Program,
     Put,
@@ -127,6 +128,9 @@ class _Finder:
         self.lanes = frozenset(program.lanes)
         self.dimension = dimension
         self.operands = self._operands(body)
+        if program.roles:
+            loops = (s for s in body if isinstance(s, For))
+            self.operands.update(s.var for s in statements(loops) if isinstance(s, Let))
         self.floats8 = floats8.multiplied(program)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}

@@ -8,9 +8,10 @@ weights by zero tiles, which are copied from beyond the ends of tensors and read
 products follow the loops. If a masked loop follows an unmasked one, the weights are passed on.
 
 Each tile of an iteration has a ring. A tile that only products of tiles read is taken before them;
-a tile that only weights multiply is taken an iteration later; and one that both read is taken at
-once, and freed an iteration later. Of several products of tiles, the one with most statements that
-depend on it alone is started first, and each is awaited before its first use.
+a tile that only weights multiply is taken an iteration later; one that both read is taken at once,
+and freed an iteration later; and one that no product reads, as a bias of the scores, is taken,
+loaded into registers and freed where it is used. Of several products of tiles, the one with most
+statements that depend on it alone is started first, and each is awaited before its first use.
 
 Worked example: the statements of consumer warps ("weights" is a tile in registers)::
 
@@ -87,7 +88,10 @@ class _Later:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A copied tile, its transposes, and if products of tiles (now) or weights (later) read it."""
+    """A copied tile, its transposes, and if products of tiles (now) or weights (later) read it.
+
+    If neither does, statements read it in registers.
+    """
 
     load: Let
     views: tuple[Let, ...]
@@ -105,7 +109,8 @@ class _Iteration:
         products: products of tiles, in the order in which they are started.
         later: products of weights.
         ahead: loads of one value a row or column, issued before products to overlap with them.
-        waves: for each product, the statements that run after it and all before it are awaited.
+        waves: for each product, the statements that run after it and all before it are awaited;
+            loads of tiles among them take these from a slot.
     """
 
     tiles: tuple[_Tile, ...]
@@ -215,14 +220,18 @@ def _iteration(
     sums = {s.var for s in seconds}
     if not (firsts and seconds and now <= copied.keys() and right <= loads.keys()):
         return None
-    if not loads.keys() <= now | right or any(tile(value) in copied for value in weights):
+    beside = loads.keys() - now - right
+    if any(tile(value) in copied for value in weights) or any(
+        view.value in beside for view in views.values()
+    ):
         return None
     scaled = [s for s in body if isinstance(s, Update) and s.var in sums and s not in seconds]
     later = [_later(s, body, scaled) for s in seconds]
-    taken = {*firsts, *seconds, *scaled, *loads.values(), *(views[v] for v in views)}
+    multiplied = [let for var, let in loads.items() if var not in beside]
+    taken = {*firsts, *seconds, *scaled, *multiplied, *(views[v] for v in views)}
     rounded = {s for one in later if one is not None for s in one.rounded}
     others = [s for s in body if s not in taken]
-    tiles = {*sums, *loads, *views}
+    tiles = {*sums, *(loads.keys() - beside), *views}
     halves = (v.dtype.itemsize == TENSOR_BYTES for v in (*now, *right, *weights))
     if len(sums) < len(seconds) or not all(halves) or not _is_plain(others, tiles):
         return None
@@ -233,6 +242,7 @@ def _iteration(
     products, waves = _waves([s for s in others if s not in ahead], firsts)
     order = [tile(side) for s in products for side in reads(s)]
     order += [tile(_dot(s).right) for s in seconds]
+    order += [var for var in loads if var in beside]
     return _Iteration(
         tuple(
             _Tile(loads[v], tuple(s for s in views.values() if s.value is v), v in now, v in right)
@@ -465,6 +475,17 @@ class _Splitter:
             )
             yield Let(product.var, Dot(left, right, dot.over, dot.into, dot.tf32))
 
+    def _in_registers(self, one: _Iteration, statement: Statement) -> Iterator[Statement]:
+        """Yield a statement; the load of a tile becomes one from its slot, which is free then."""
+        ring = next((ring for ring, tile in self._tiles(one) if tile.load is statement), None)
+        if ring is None or not isinstance(statement, Let):
+            yield statement
+            return
+        slot = self._alias("tile", statement.var)
+        yield Take(ring, (slot,))
+        yield Let(statement.var, slot)
+        yield Free(ring, 0, None)
+
     def _filled(self, one: _Iteration) -> Iterator[Statement]:
         yield from (Fill(ring, (tile.load,)) for ring, tile in self._tiles(one))
 
@@ -476,9 +497,10 @@ class _Splitter:
         for n, (product, wave) in enumerate(zip(one.products, one.waves, strict=True)):
             yield Await((product.var,), under_way - 1 - n)
             for ring, tile in self._tiles(one):
-                if not tile.later and one.readers(tile)[-1] == n:
+                if tile.now and not tile.later and one.readers(tile)[-1] == n:
                     yield Free(ring, 0, None)
-            yield from wave
+            for statement in wave:
+                yield from self._in_registers(one, statement)
         yield Await(tuple(later.product.var for later in one.later), 0)
         for ring, tile in self._tiles(one):
             if tile.later:

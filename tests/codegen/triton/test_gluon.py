@@ -132,6 +132,10 @@ ATTENTIONS: dict[str, Case] = {
     "attention of wide heads": (attention, heads(1, 2, 300, 128)),
     "attention in f16": (causal, heads(1, 2, 200, 64, dtype=F16)),
     "attention with a bias": (biased, [*heads(1, 2, 200, 64), tensor(3, 1, 1, 200, 200)]),
+    "attention with a bias of each head": (
+        biased, [*heads(1, 2, 200, 64), tensor(3, 1, 2, 200, 200)]),
+    "attention of wide heads with a bias": (
+        biased, [*heads(1, 2, 300, 128), tensor(3, 1, 2, 300, 304)[..., :300]]),
     "attention to a window": (windowed, heads(1, 2, 333, 64)),
     "grouped heads": (grouped, [tensor(0, 1, 4, 200, 128), *heads(1, 2, 200, 128)[1:]]),
     "heads of 256 features": (causal, heads(1, 1, 200, 256)),

@@ -99,6 +99,23 @@ def test_a_sum_that_is_only_stored_has_the_rows_of_its_terms() -> None:
     assert part.roles is not None and turned == []
 
 
+def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def test_a_tile_that_no_product_reads_is_loaded_from_its_slot_where_it_is_used() -> None:
+    roles = form(biased, *SHAPES, (1, 16, 1024, 1024)).roles
+    assert roles is not None
+    load, multiply = print_split(roles).split("role multiply:\n")
+    assert "fill arg3_1: v_arg3_1<" in load
+    assert lines_of(multiply, "await v_sum<", "take arg3_1", "v_arg3_1<", "free arg3_1") == [
+        "    await v_sum<i2i, ki> but 1",
+        "    take arg3_1: v_arg3_1_tile<i2i, ki>",
+        "    v_arg3_1<i2i, ki> = v_arg3_1_tile",
+        "    free arg3_1",
+    ]
+
+
 def test_a_loop_with_a_mask_goes_on_with_the_weights_of_the_one_without() -> None:
     roles = form(causal, *SHAPES).roles
     assert roles is not None
