@@ -290,6 +290,8 @@ class TileTuning:
         *((64, 32, 4, 3), (128, 32, 8, 3), (128, 64, 4, 2)),
     )
     """The same that a race may try, likeliest first."""
+    nested_gradients: Shapes = ()
+    """Shapes that are preferred to ``nested`` for two inner products of 16 bits."""
     nested_skinny: Shapes = ((16, 64, 4, 3), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
     """The same as ``nested`` where one tile holds all rows."""
     nested_vectors: Shapes = ((16, 32, 8, 3), (16, 32, 4, 3), (16, 64, 8, 3), (16, 64, 4, 3))
@@ -433,6 +435,8 @@ class Resources:
             GHz, 1.6 TB/s. 0 for targets whose machine code no rule judges.
         tile_registers: registers of a thread for the f32 tiles of a loop with products; the rest is
             for addresses, and for operands where tensor cores do not read them from shared memory.
+        nested_registers: the same of two inner products whose tiles are read once, as in an
+            attention's backward: weights take the place of scores. 0: as ``tile_registers``.
         from_shared: tensor cores read operands from shared memory; otherwise operands go through
             registers, and a loop of n stages holds n - 1 tiles of each in shared memory.
         whole_operands: where products are nested, a warp's registers hold its rows of a left
@@ -457,6 +461,7 @@ class Resources:
     shared_bytes: int = 0
     issue_budget: float = 0.0
     tile_registers: int = 0
+    nested_registers: int = 0
     from_shared: bool = False
     whole_operands: bool = False
     tf32: bool = False
@@ -467,10 +472,11 @@ class Resources:
     tensor_columns: int = 0
     group_registers: int = 0
 
-    def tile_room(self, warps: int) -> int:
+    def tile_room(self, warps: int, nested: bool = False) -> int:
         """Return the registers of a thread for tiles, in a program of so many warps."""
         most = min(self.thread_registers, self.registers // (self.warp * warps))
-        return self.tile_registers * max(1, most // 256)
+        each = (nested and self.nested_registers) or self.tile_registers
+        return each * max(1, most // 256)
 
 
 @dataclass(frozen=True, slots=True)

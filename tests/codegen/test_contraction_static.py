@@ -138,6 +138,50 @@ def test_a_loop_over_a_tile_on_the_diagonal_stays_a_loop(heads: tuple[int, int])
     assert (found.dot_loops, found.serialised) == (2, ())
 
 
+def whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.tanh((q @ k.mT).float()), -1).to(q.dtype) @ v
+
+
+def gradient(fn, *shapes: tuple[int, ...]) -> Staged:
+    inputs = (x.requires_grad_() for x in tensors(*shapes))
+    return staged(fn, *inputs, train=True)[-1]
+
+
+def tiles(one: Staged) -> list[tuple[int, ...]]:
+    assert one.compiled is not None
+    found = (p.bindings for p in one.compiled.plans.values() if p.dots)
+    return [tuple(b.tile for b in bindings if b.tile > 1)[:2] for bindings in found]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("fn", "heads", "least"), ((causal, 32, 0.5), (whole, 32, 0.56), (grouped, 8, 0.5))
+)
+def test_the_gradients_of_wide_heads_take_all_registers(fn, heads: int, least: float) -> None:
+    """Tiles of scores and of their gradient are read once: weights take their place."""
+    shared = (2, heads, 4096, 128)
+    one = gradient(fn, (2, 32, 4096, 128), shared, shared)
+    verdict = judge([one])
+    assert tiles(one) == [(128, 128), (128, 64)] and verdict.faults == ()
+    assert [k.static is not None and k.static.spill_bytes for k in verdict.kernels] == [0, 0]
+    found = [k.expected for k in verdict.kernels if k.expected is not None]
+    five = 5 / 7 * sum(e.floor_us for e in found)
+    assert five / sum(e.us for e in found) > least
+
+
+def test_scores_that_a_gradient_reads_again_leave_room_for_narrower_tiles() -> None:
+    """A soft cap's own gradient needs its value: three tiles of 128 x 128 would spill."""
+    assert tiles(gradient(capped, *[(2, 32, 1024, 128)] * 3))[0] == (128, 64)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("length", (1024, 1000))
 def test_descriptors_of_an_attention_and_its_gradient_have_no_fault(length: int) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
 from fusec.ir.dtype import BF16, F4X2, F8, F32
@@ -79,6 +79,7 @@ class TileResources:
         sums: products that a loop accumulates; products that share an accumulator count once.
         parts: the widest sum of one tile's products that f32 takes (``Plan.promotes``), if any.
         inner: nested products, which another product of the same iteration reads.
+        read_again: tiles like those of ``inner`` that several values read, so that they stay.
         products: all products, each of which tensor memory has room for.
         loads: operands, with the bytes of an element.
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
@@ -97,6 +98,7 @@ class TileResources:
     sums: tuple[frozenset[Axis], ...]
     parts: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
+    read_again: int
     products: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
@@ -109,6 +111,15 @@ class TileResources:
     warp: int
     wide: bool
     tuning: TileTuning
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether tiles of inner products take each other's registers.
+
+        Each is read once, but for weights of which a further sum has a copy, and operands are as
+        they were loaded.
+        """
+        return len(self.inner) > 1 and not self.computed and self.read_again < len(self.sums)
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread for tiles of f32."""
@@ -203,6 +214,13 @@ class ProductKernel:
             lanes[self.use.looped] = min(by, max(self.work.terms, lanes_of(self.use.looped)))
         return Tiling(lanes, warps, stages)
 
+    def with_step(self, tiling: Tiling, step: int) -> Tiling:
+        """Return a tiling with a step that may be longer than a swizzled row."""
+        if self.use.looped is None:
+            return tiling
+        by = min(step, max(self.work.terms, lanes_of(self.use.looped)))
+        return replace(tiling, lanes={**tiling.lanes, self.use.looped: by})
+
 
 def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
     """Return the number of elements of a tile with these axes."""
@@ -237,6 +255,7 @@ def find_work(
         tuple(_carried(n, by_lanes) for n in _sums(kernel, [*outer, *groups])),
         tuple(sorted(parts, key=lambda axes: -count(axes))[:1]),
         tuple(n.axes for n in products if n in nested),
+        _read_again(kernel, {n.axes for n in products if n in nested}),
         tuple(n.axes for n in products),
         tuple(loads.values()),
         tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
@@ -250,6 +269,13 @@ def find_work(
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
     )
+
+
+def _read_again(kernel: Kernel, tiles: set[frozenset[Axis]]) -> int:
+    """Return how many values with the axes of some tiles have several readers."""
+    nodes = kernel_nodes(kernel)
+    readers = Counter(child for node in nodes for child in set(children(node)))
+    return sum(readers[node] > 1 for node in nodes if node.axes in tiles)
 
 
 def _least_terms(parts: Factors) -> int:
@@ -309,7 +335,7 @@ def _staged(tiling: Tiling, one: ProductKernel) -> Tiling | None:
     work, machine = one.work, one.machine
     held = work.itemsize == 1 and len(work.sums) > 1 and not machine.sm.from_shared
     spare = work.tuning.spare if one.grouped or held else 1
-    if work.registers(tiling) > spare * machine.sm.tile_room(tiling.warps):
+    if work.registers(tiling) > spare * machine.sm.tile_room(tiling.warps, work.in_turn):
         return None
     columns = machine.sm.tensor_columns
     if columns and work.tensor_columns(tiling) > columns:
@@ -329,6 +355,9 @@ def _preferred(one: ProductKernel) -> Iterator[Tiling]:
         if use.tiled and lanes_of(use.tiled[0]) <= MIN_LANES:
             shapes = tuning.nested_skinny
         found = [one.tiling((s[0], s[0]), *s[1:]) for s in shapes]
+        if one.work.in_turn and one.work.itemsize == BF16.itemsize:
+            wide = ((s[1], one.tiling((s[0], s[0]), *s[1:])) for s in tuning.nested_gradients)
+            found = [*(one.with_step(tiling, step) for step, tiling in wide), *found]
         yield from sorted(found, key=lambda t: not is_small(t, one))
         return
     if one.is_skinny:

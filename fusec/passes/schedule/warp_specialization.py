@@ -155,7 +155,7 @@ def _tilings(one: ProductKernel, team: Team) -> Iterator[Tiling]:
         tiling = one.tiling(side, 0, team.warps, work.tuning.slots[0])
         whole = side[: len(tiled)] == tuple(tiling.lanes[axis] for axis in tiled)
         if work.inner and looped is not None:
-            tiling = replace(tiling, lanes={**tiling.lanes, looped: side[1]})
+            tiling = one.with_step(tiling, side[1])
             # Weights that are 0 in every iteration are constants, which LLVM puts behind a fence.
             whole = whole and looped.extent.hint() >= side[1]
         if whole and _registers(one, tiling) <= one.machine.sm.group_registers:
