@@ -298,7 +298,7 @@ class TileTuning:
     """The same for a single row. One query of 512 heads against 4096 keys: 364, 365, 425 and 608 us
     (H100, 2026-11-26): with more elements a thread, ptxas waits for loads nine times, not twice."""
     skinny_others: tuple[tuple[int, int, int], ...] = (
-        *((32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (64, 4, 5), (256, 8, 3), (16, 4, 6)),
+        *((64, 4, 6), (32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (256, 8, 3), (16, 4, 6)),
     )
     """Columns, warps and stages that a race may try where one tile holds all rows of a product.
 
@@ -312,6 +312,8 @@ class TileTuning:
     """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
     loop_bytes: int = 128
     """Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
+    few_rows: tuple[int, int] = (0, 0)
+    """Rows of a tile up to which an iteration has more terms than a swizzled row, and these."""
     few_registers: int = 64
     """Registers of a thread for tiles up to which four warps suffice instead of eight."""
     by_fmas: tuple[int, int] = (2, 4)
@@ -334,7 +336,8 @@ class TileTuning:
     waves: int = 2
     """Programs for each multiprocessor at which a split loop aims."""
     full_skinny: float = 1.5
-    """Programs for each multiprocessor that keep the memory busy, where tiles have few rows."""
+    """Programs for each multiprocessor that keep the memory busy, where tiles have few rows, and 64
+    columns."""
     spare: float = 0.9
     """Share of the registers for tiles up to which a loop is emitted twice, with and without its
     mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488

@@ -69,6 +69,19 @@ def test_few_rows_load_16_bytes_and_keep_every_multiprocessor_busy(name: str) ->
     assert bool(found.copies) is multiplies
 
 
+def of_relu(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w.t())
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rows", (1, 4, 16))
+@pytest.mark.parametrize("weight", ((14336, 4096), (4096, 14336)), ids=str)
+def test_few_rows_are_near_their_floor_by_the_model(weight: tuple[int, int], rows: int) -> None:
+    """An iteration has as many bytes that its barriers cost little beside them."""
+    first, *_ = judge([staged(of_relu, (rows, weight[1]), weight)]).kernels
+    assert first.expected is not None and first.expected.share > 0.85, first.expected
+
+
 def test_tiles_without_tensor_cores_are_not_loaded_ahead() -> None:
     fn, shapes, _ = CASES["a query of one head each"]
     compiled = staged(fn, *shapes).compiled

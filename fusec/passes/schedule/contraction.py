@@ -307,7 +307,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
         full = machine.threads / machine.units if use.crossed else machine.cached.full
         return ProcessorShare(count, full)
     tuning = machine.tiles
-    full = tuning.full_skinny if one.is_skinny else 1.0
+    full = one.full(tiling)
     enough = (full if one.is_skinny else tuning.busy) * machine.units
     along = {a: tiles_along(a, tiling) for a in use.tiled}
     if own is not None:

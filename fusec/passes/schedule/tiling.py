@@ -197,6 +197,19 @@ class ProductKernel:
         """Return how often a tile runs on average: once for each group of its rows."""
         return max((1 + tiling.lanes[a] / rows for a, rows in self.grouped.items()), default=1.0)
 
+    def full(self, tiling: Tiling) -> float:
+        """Return the programs for each multiprocessor that reach its full rates.
+
+        Those of few rows wait for memory: with a long step, and twice as many columns, half of them
+        have as many bytes under way.
+        """
+        tuning = self.work.tuning
+        if not self.is_skinny:
+            return 1.0
+        columns = tiling.lanes[self.use.tiled[-1]] if self.use.tiled else 0
+        wide = columns > tuning.full_rows and tiling == self.with_long_step(tiling)
+        return tuning.full_skinny * tuning.full_rows / columns if wide else tuning.full_skinny
+
     @property
     def is_nested(self) -> bool:
         """Whether tiles have rows and terms of an iteration, not rows and columns."""
@@ -220,6 +233,14 @@ class ProductKernel:
             return tiling
         by = min(step, max(self.work.terms, lanes_of(self.use.looped)))
         return replace(tiling, lanes={**tiling.lanes, self.use.looped: by})
+
+    def with_long_step(self, tiling: Tiling) -> Tiling | None:
+        """Return a tiling with the step of few rows (``TileTuning.few_rows``); None for others."""
+        rows, step = self.work.tuning.few_rows
+        few = self.use.tiled and tiling.lanes[self.use.tiled[0]] <= rows
+        if not few or self.grouped or self.work.itemsize != BF16.itemsize:
+            return None
+        return self.with_step(tiling, step)
 
 
 def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
@@ -356,14 +377,16 @@ def _preferred(one: ProductKernel) -> Iterator[Tiling]:
             shapes = tuning.nested_skinny
         found = [one.tiling((s[0], s[0]), *s[1:]) for s in shapes]
         if one.work.in_turn and one.work.itemsize == BF16.itemsize:
-            wide = ((s[1], one.tiling((s[0], s[0]), *s[1:])) for s in tuning.nested_gradients)
-            found = [*(one.with_step(tiling, step) for step, tiling in wide), *found]
+            steps = ((s[1], one.tiling((s[0], s[0]), *s[1:])) for s in tuning.nested_gradients)
+            found = [*(one.with_step(tiling, step) for step, tiling in steps), *found]
         yield from sorted(found, key=lambda t: not is_small(t, one))
         return
     if one.is_skinny:
         for columns in (tuning.side, 64, 32, 16):
             tiling = one.tiling((tuning.skinny_rows, columns), 0, 4, 6)
-            if columns <= 64 or programs(kernel, tiling) >= 2 * units:
+            long = one.with_long_step(replace(tiling, stages=4))
+            tiling, least = (tiling, 2.0) if long is None else (long, one.full(long))
+            if columns <= 64 or programs(kernel, tiling) >= least * units:
                 yield tiling
         return
     wide = [_fewest_warps(one.tiling(side, 0, 8, 3), one.work) for side in tuning.sides]

@@ -17,7 +17,7 @@ from fusec.ir.monoid import SUM
 from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.schedule import accepts_gpu, gpu_plans
-from fusec.passes.schedule.contraction import contractions
+from fusec.passes.schedule.contraction import contractions, spread
 from fusec.passes.schedule.plan import Plan
 from tests.ir.graphs import axes, buffer, graph, load
 from tests.passes.pipelines import kernel_of
@@ -153,11 +153,20 @@ def test_axes_that_walk_memory_as_one_are_one_where_tiles_must_fit(rows: int) ->
         assert gpu_plans(coalesce(kernel), A100_MACHINE)
 
 
-def test_a_short_race_of_few_rows_tries_one_wave_and_two_programs_a_multiprocessor() -> None:
-    machine = HOPPER_MACHINE
-    kernel = products(16, 14336, 4096)
-    chosen, descriptors, narrow, *others = gpu_plans(kernel, machine)
-    assert tile(chosen) == tile(descriptors) == (16, 64, 64) and descriptors.descriptors
-    assert tile(narrow) == (16, 32, 64) and 2 * machine.units <= 14336 // 32
-    assert all(14336 // plan.bindings[1].tile >= machine.units for plan in (chosen, narrow))
-    assert {tile(plan)[1] for plan in others} >= {128, 256}
+def test_few_rows_have_long_steps_and_the_programs_that_fill_the_memory() -> None:
+    """With 128 columns 112 programs have as many bytes under way as 224 with 64."""
+    chosen, descriptors, described, measured, *others = gpu_plans(
+        products(16, 14336, 4096), HOPPER_MACHINE
+    )
+    assert tile(chosen) == tile(descriptors) == (16, 128, 128) and descriptors.descriptors
+    assert tile(described) == tile(measured) == (16, 64, 64) and measured.stages == 6
+    assert {tile(plan)[1] for plan in others} >= {32, 128, 256}
+    assert tile(first(products(16, 4096, 4096), HOPPER_MACHINE)) == (16, 64, 128)
+    assert tile(first(products(64, 14336, 4096), HOPPER_MACHINE)) == (64, 64, 64)
+    assert tile(first(products(16, 14336, 4096, dtype=F32), HOPPER_MACHINE))[2] == 32
+
+
+def test_fewer_programs_with_long_steps_reach_the_full_rates() -> None:
+    wide, narrow = (spread(products(16, n, 4096), HOPPER_MACHINE) for n in (14336, 4096))
+    assert wide is not None and (wide.full, wide.parts) == (0.75, 1)
+    assert narrow is not None and (narrow.full, narrow.parts) == (1.5, 4)
