@@ -79,7 +79,6 @@ class TileResources:
         sums: products that a loop accumulates; products that share an accumulator count once.
         parts: the widest sum of one tile's products that f32 takes (``Plan.promotes``), if any.
         inner: nested products, which another product of the same iteration reads.
-        read_again: tiles like those of ``inner`` that several values read, so that they stay.
         products: all products, each of which tensor memory has room for.
         loads: operands, with the bytes of an element.
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
@@ -93,12 +92,12 @@ class TileResources:
         warp: threads of a warp.
         wide: operands are multiplied by FMAs, not by tensor cores.
         tuning: the machine's.
+        read_again: tiles like those of ``inner`` that several values read, so that they stay.
     """
 
     sums: tuple[frozenset[Axis], ...]
     parts: tuple[frozenset[Axis], ...]
     inner: tuple[frozenset[Axis], ...]
-    read_again: int
     products: tuple[frozenset[Axis], ...]
     loads: tuple[tuple[frozenset[Axis], int], ...]
     drawn: tuple[frozenset[Axis], ...]
@@ -111,6 +110,7 @@ class TileResources:
     warp: int
     wide: bool
     tuning: TileTuning
+    read_again: int = 0
 
     @property
     def in_turn(self) -> bool:
@@ -276,7 +276,6 @@ def find_work(
         tuple(_carried(n, by_lanes) for n in _sums(kernel, [*outer, *groups])),
         tuple(sorted(parts, key=lambda axes: -count(axes))[:1]),
         tuple(n.axes for n in products if n in nested),
-        _read_again(kernel, {n.axes for n in products if n in nested}),
         tuple(n.axes for n in products),
         tuple(loads.values()),
         tuple(n.axes for n in kernel_nodes(kernel) if isinstance(n, Op) and n.name == "random"),
@@ -289,6 +288,7 @@ def find_work(
         machine.sm.warp,
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
+        _read_again(kernel, {n.axes for n in products if n in nested}),
     )
 
 
