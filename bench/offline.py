@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from bench import workloads
 from bench.workload import Workload
 from fusec.codegen.targets import find_target
 from fusec.options import Options
@@ -18,6 +19,8 @@ from fusec.tools.report.stages import take_through
 from fusec.tools.report.static_rules import CheckedKernel
 
 TARGET = "sm_90"
+WORKLOADS = [w for w in workloads.gpu() if "fusec" in w.peers and "tuned" not in w.group]
+"""What is built here: the rows of `bench.gpu` that fusec compiles by rule."""
 _STATIC = ("registers", "blocks", "spill_bytes", "wide_share", "barriers")
 
 

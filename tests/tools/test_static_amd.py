@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench import offline
 from bench.gpu_model import compiled_graphs
-from bench.workload import Case
+from bench.workload import Case, Workload
 from fusec.codegen.targets import find_target
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import assembly_of
@@ -60,6 +61,11 @@ def test_attention_in_training_keeps_nothing_in_scratch_memory(
         return Case(attention, tuple(rows))
 
     workload: Any = types.SimpleNamespace(case=case, train=True)
+    assert multiplying_without_scratch(workload, target) == 3
+
+
+def multiplying_without_scratch(workload: Workload, target: str) -> int:
+    """Return how many kernels have MFMA instructions; fail where one keeps values in memory."""
     seen = 0
     for staged in compiled_graphs(workload, find_target(target)):
         assert staged.compiled is not None
@@ -67,4 +73,22 @@ def test_attention_in_training_keeps_nothing_in_scratch_memory(
             found = inspect_kernel(assembly_of(triton_source(staged.compiled, code), target))
             seen += found.mma > 0
             assert found.spill_bytes == 0, (staged.name, code)
-    assert seen == 3
+            assert found.shared_bytes <= found.processor.shared_bytes, (staged.name, code)
+            assert found.mma or not found.dots, (staged.name, code)
+    return seen
+
+
+BENCHMARK = [(w, target) for w in offline.WORKLOADS for target in ("gfx942", "gfx950")]
+SPILLS = ("written out 8x16x1024x64 training bf16", "gfx942")
+"""The gradient of queries keeps 60 bytes of a thread in scratch memory, in 128 x 32 and 8 warps."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "target"),
+    [pair for pair in BENCHMARK if (pair[0].label, pair[1]) != SPILLS],
+    ids=lambda given: getattr(given, "label", given),
+)
+def test_a_benchmark_keeps_nothing_in_scratch_memory(workload: Workload, target: str) -> None:
+    """Its tiles fit the local data share, and its products are MFMA instructions."""
+    multiplying_without_scratch(workload, target)
