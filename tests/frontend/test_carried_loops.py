@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,7 +12,22 @@ import torch
 from torch._higher_order_ops.scan import scan
 
 import fusec
+from fusec.codegen.host.runs import print_run, run_codes
+from fusec.codegen.targets import find_target
 from fusec.driver.compiler import RECENT
+from fusec.errors import InvalidIR
+from fusec.ir.expr import Buffer
+from fusec.ir.graph import Schedule
+from fusec.ir.host import verify_host
+from fusec.ir.index import index
+from fusec.ir.text import print_schedule
+from fusec.ir.verify import verify_schedule
+from fusec.passes.fusion.fuse import separate
+from fusec.passes.graph.chunk import cut_loops
+from fusec.passes.memory.buffers import plan_host
+from fusec.tools.interpreter.graph import run_graph, run_host, run_schedule
+from tests.frontend.tracing import graph_of
+from tests.fuzz.pipeline import lower_all
 from tests.support import check, externs, values
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -176,6 +192,66 @@ def test_a_loop_is_explained_by_its_kernels():
     (loop,) = graph.loops
     assert loop.rounds == 6 and loop.kernels and not loop.externs
     assert graph.launches == 6 * len(loop.kernels) and graph.launches_eager == 6 * 5
+
+
+# -- each form of a loop ---------------------------------------------------------------------------
+
+
+def counts(h: torch.Tensor, x: torch.Tensor) -> Any:
+    return scan(lambda h, r: (h * 2 + r, h - r), h, x)
+
+
+def fused(length: int) -> tuple[list[Any], list[Any], Schedule]:
+    """Return the inputs, the results and the schedule of a loop over integers."""
+    inputs = torch.arange(3), torch.arange(3 * length).view(length, 3)
+    graph = graph_of(counts, *inputs)
+    given = [value.numpy() for value in inputs]
+    results = [value.numpy() for value in counts(*inputs)]
+    for found, wanted in zip(run_graph(graph, given), results, strict=True):
+        assert (found == wanted).all()
+    return given, results, cut_loops(separate(graph), separate)
+
+
+@pytest.mark.parametrize("length", (2, 5))
+def test_schedules_and_host_programs_carry_state_in_the_interpreter(length):
+    given, results, schedule = fused(length)
+    verify_schedule(schedule)
+    host = plan_host(schedule, run_bytes=1 << 18)
+    verify_host(host)
+    assert [loop.native for loop in host.loops] == [True]
+    for found in (run_schedule(schedule, given), run_host(host, given)):
+        assert all((a == b).all() for a, b in zip(found, results, strict=True))
+
+
+def test_a_state_in_the_wrong_buffer_is_found():
+    given, results, schedule = fused(5)
+    (loop,) = schedule.loops
+    (one,) = loop.carried
+    swapped = replace(loop, carried=(replace(one, final=one.other, other=one.final),))
+    steps = tuple(swapped if step is loop else step for step in schedule.steps)
+    found = run_schedule(replace(schedule, steps=steps), given)
+    assert not all((a == b).all() for a, b in zip(found, results, strict=True))
+    wide = Buffer.row_major("wide", (index(4),), one.other.dtype)
+    with pytest.raises(InvalidIR, match="carried in several layouts"):
+        bad = replace(loop, carried=(replace(one, other=wide),))
+        verify_schedule(replace(schedule, steps=(bad,)))
+
+
+def test_a_loop_is_printed_with_what_it_carries_and_how_its_function_moves():
+    _, _, schedule = fused(5)
+    lines = [line.strip() for line in print_schedule(schedule).splitlines()]
+    assert "carried h: i64[3] from h, then scan_next into scan_0 and scan_0_other in turn" in [
+        line.replace("arg0_1_v1", "h").replace("arg0_1", "h") for line in lines
+    ]
+    programs = lower_all(schedule, find_target("cpu"))
+    host = plan_host(schedule, run_bytes=1 << 18)
+    ((_, code),) = run_codes(host, programs, {k: k for k in programs}).items()
+    printed = [line.strip() for line in print_run(code, programs).splitlines()]
+    (final,) = (line for line in printed if line.startswith("any f"))
+    number = final.removeprefix("any f").partition(" ")[0]
+    assert f"any f{number} = b{number};" in printed and "for (; rounds > 0; --rounds) {" in printed
+    assert sum("rounds % 2 ?" in line for line in printed) == 1
+    assert sum(".address +" in line for line in printed) == 2  # x and the rows of the result
 
 
 # -- random bodies ---------------------------------------------------------------------------------
