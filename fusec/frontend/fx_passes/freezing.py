@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from fusec.frontend.fx_passes.fx_nodes import is_view
 from fusec.frontend.fx_passes.packing import PACKED, pack_convolutions, pack_products
-from fusec.frontend.fx_passes.weights import bytes_of, fixed_values
+from fusec.frontend.fx_passes.weights import bytes_of, decoded_values, fixed_values
 from fusec.ir.machine import Machine
 from fusec.torch_interior import unset_fake_temporarily
 
@@ -81,9 +81,10 @@ def freeze(gm: fx.GraphModule, machine: Machine, *, packs: bool, panels: bool) -
         pack_convolutions(gm, known)
         pack_products(gm, known, machine if panels else None)
     offering = [node for node in gm.graph.nodes if PACKED in node.meta]
-    wanted = dict.fromkeys(
-        node for node in known if _is_worth(node, known, machine.fusion.constant_growth)
-    )
+    # Kernels decode weights as they read them; what is decoded beforehand is read as wide floats.
+    most = machine.fusion.constant_growth
+    growth = dict.fromkeys(known, most) | dict.fromkeys(decoded_values(known), 1)
+    wanted = dict.fromkeys(node for node in known if _is_worth(node, known, growth[node]))
     wanted.update(dict.fromkeys(p for node in offering for p in node.meta[PACKED].values()))
     if wanted:
         placeholders = gm.graph.find_nodes(op="placeholder")

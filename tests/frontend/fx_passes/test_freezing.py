@@ -188,6 +188,51 @@ def test_what_is_expanded_stays_a_view_of_a_constant() -> None:
         torch.testing.assert_close(compiled(x), torch.cat([x, layer.weight.exp().expand(2, 8)]))
 
 
+class Codes(nn.Module):
+    """A linear whose weights are codes of a byte, one or two in each, and a scale of each group."""
+
+    def __init__(self, *, two: bool) -> None:
+        super().__init__()
+        self.two = two
+        columns = 32 if two else 64
+        self.register_buffer("codes", torch.randint(-8, 8, (48, columns), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(48, 2, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = self.codes
+        if self.two:
+            codes = torch.stack([codes & 15, codes >> 4], -1)
+        w = codes.reshape(48, 2, 32).to(x.dtype) * self.scale[..., None]
+        return F.linear(x, w.reshape(48, 64))
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_codes_of_weights_are_not_decoded_beforehand(*, two: bool) -> None:
+    """Eight times the bytes would be read in each call, and held."""
+    module, x = Codes(two=two), torch.randn(1, 64).bfloat16()
+    with torch.no_grad():
+        report = explain(module, x, options={"freeze": True})
+        assert torch.allclose(frozen(module)(x), module(x), rtol=0.05, atol=0.1)
+    assert "held" not in str(report)
+
+
+def test_what_an_index_gathers_of_weights_is_a_constant() -> None:
+    """The bias of an attention in windows: its index is of integers, its values are not."""
+    table, index = torch.randn(9, 4), torch.randint(0, 9, (6, 6))
+
+    class Bias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", table)
+            self.register_buffer("index", index)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.table[self.index].permute(2, 0, 1)
+
+    with torch.no_grad():
+        assert "held" in str(explain(Bias(), torch.randn(4, 6, 6), options={"freeze": True}))
+
+
 def test_weights_made_in_inference_mode_are_no_constants() -> None:
     with torch.inference_mode():
         layer = nn.Linear(8, 8)
