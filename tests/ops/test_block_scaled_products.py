@@ -12,12 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusec
+from fusec.codegen import targets
 from fusec.driver.build import triton_source
+from fusec.ir.graph import FlatKernel
+from fusec.ir.machine import Machine
+from fusec.passes.schedule.plan import Plan
 from fusec.tools.assembly import assembly_of
 from fusec.tools.report.emulation import Emulator
 from fusec.tools.report.lint_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
+from tests.planted import recode
 from tests.support import compile_with, seeded
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -235,29 +240,53 @@ GROUPED = [
 
 
 @pytest.mark.parametrize("fn", GROUPED)
-@pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("target", "rows", "columns", "groups", "instruction"),
+    [
+        ("sm_90", 60, 32, 4, False),
+        pytest.param("sm_100", 60, 32, 4, False, marks=pytest.mark.slow),
+        pytest.param("sm_100", 560, 128, 2, True, marks=pytest.mark.slow),
+        pytest.param("sm_120", 280, 128, 2, True, marks=pytest.mark.slow),
+    ],
+)
 def test_experts_are_one_kernel_that_is_right_for_random_splits(
-    fn: Callable[..., Tensor], target: str
+    fn: Callable[..., Tensor],
+    target: str,
+    rows: int,
+    columns: int,
+    groups: int,
+    instruction: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows, terms, columns, groups = 60, 96, 32, 4
+    """Of many rows tiles are wide enough for instructions that take scales."""
+    terms, splits = 160, 2
+    codegen = targets.TARGETS[target].codegen
+
+    def widest(flat: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
+        plans = codegen.plans(flat, machine)
+        return tuple(plan for plan in plans if plan.scaled) or plans
+
+    recode(monkeypatch, target, plans=widest)
     (x, sx, left), (w, sw, right) = of_8_bits(rows, terms, 0), of_8_bits(groups * columns, terms, 1)
     scales = torch.stack([in_tiles(part).view(torch.uint8) for part in sw.chunk(groups)])
     weights = w.view(groups, columns, terms)
     run = Emulator.of(target, {"race": "fused"}, 0)
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=run.backend)
-    for seed in range(5):
+    for seed in range(splits):
         with seeded(seed):
             ends = torch.randint(0, rows + 1, (groups,)).sort().values.to(torch.int32)
         ends[seed % groups] = ends[max(seed % groups - 1, 0)]
-        own = in_tiles_of_groups(sx, ends.tolist(), 128 * (groups + 1))
+        own = in_tiles_of_groups(sx, ends.tolist(), 128 * (groups + rows // 128 + 1))
         found = compiled(x, weights, own, scales.view(E8M0), ends)
         wanted, begin = torch.zeros(rows, columns, dtype=torch.float64), 0
         for end, part in zip(ends.tolist(), right.chunk(groups), strict=True):
             wanted[begin:end], begin = left[begin:end] @ part.t(), end
         torch.testing.assert_close(found.double(), F.silu(wanted), rtol=2**-6, atol=2**-6)
-    assert [one.launches for one in run.kernels] == [5, 5]  # where tiles begin, and the product
-    wrong = torch.tensor([50, 3, 2**31 - 1, -7], dtype=torch.int32)
+    tiles, product = run.kernels  # the first counts tiles of scales
+    assert (tiles.launches, product.launches) == (splits, splits)
+    assert ("dot_scaled" in product.kernel.kernel.source) is instruction
+    wrong = torch.tensor([2**31 - 1, -7, 3, 50], dtype=torch.int32)[:groups]
     compiled(x, weights, own, scales.view(E8M0), wrong)  # reads nothing out of bounds
 
 
