@@ -29,8 +29,7 @@ def changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], 
 
 
 def _roll_loops(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
-    fusion = context.machine.fusion
-    roll_loops(gm, fusion.least_iterations, fusion.least_scanned)
+    roll_loops(gm, context.machine.fusion.least_iterations)
     return gm
 
 

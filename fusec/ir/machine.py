@@ -56,10 +56,6 @@ class FusionTuning:
     least_iterations: int = 8
     """Iterations of an unrolled loop from which it is rolled up. Fewer are one kernel as they are,
     which computes all states of an element at once."""
-    least_scanned: int = 256
-    """The same for loops whose step is not affine, which become scans: torch calls their body once
-    for each step. 256 steps of ``h = tanh(x[t] @ w + h @ u)`` take 31 seconds of CPU to compile
-    unrolled, and 4 as a scan; a call takes 2.5 times as long (EPYC, 2026-11-28)."""
     small_product: tuple[int, int] = (64, 8)
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""

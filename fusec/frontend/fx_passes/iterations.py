@@ -52,6 +52,7 @@ from fusec.frontend.fx_passes.loop_bodies import (
     affine_form,
     contiguous,
     is_contiguous,
+    keep_layout,
 )
 from fusec.frontend.fx_passes.subscripts import joined, subscript_of
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
@@ -86,15 +87,13 @@ class Iterations:
 
     Attributes:
         mode: of the fake tensors that Dynamo traced.
-        least_of_scans: the least number of iterations of a loop whose step is not affine.
         order: node -> its place in the graph.
         used: the nodes that rolled forms stand for.
         following: the nodes that follow from states that are rolled up, and these.
     """
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, least_of_scans: int) -> None:
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
         self.graph, self.mode = graph, mode
-        self.least_of_scans = least_of_scans
         self.order: dict[fx.Node, float] = {node: k for k, node in enumerate(graph.nodes)}
         self.known: dict[Column, Rolled] = {}
         self.loops: list[RolledLoop] = []
@@ -300,8 +299,6 @@ class Iterations:
 
     def _scan(self, states: Column, body: LoopBody) -> RolledLoop:
         """Return a loop of any step as a scan, without outputs but the last states."""
-        if len(states) < self.least_of_scans:
-            raise StaysError(states)
         if not any(rolled.varies for rolled in body.given.values()):
             count = self.call(torch.zeros, len(states))
             body.take(Rolled(count, varies=True), self.traced(lambda x: x[0], (count,)))
@@ -371,7 +368,7 @@ class Iterations:
         carries = loop.body.carries.items() if loop.body else ()
         for k, (node, carry) in enumerate(carries):
             if carry.column[-1] is member:
-                return self._output(loop, k, node.meta[EXAMPLE])
+                return self.call(keep_layout, self._output(loop, k, node.meta[EXAMPLE]))
         return None
 
     def _output(self, loop: RolledLoop, place: int, example: torch.Tensor) -> fx.Node:

@@ -192,6 +192,9 @@ class LoopBody:
         for node in self.arguments():
             copies[node] = graph.placeholder(node.name)
             copies[node].meta.update(node.meta)
+        for node in self.carries:
+            copies[node] = graph.call_function(keep_layout, (copies[node],))
+            copies[node].meta.update(node.meta)
         graph.graph_copy(self.graph, copies)
         last = [carry.column for carry in self.carries.values()]
         returned: list[fx.Node] = []
@@ -207,6 +210,14 @@ class LoopBody:
 def contiguous(x: torch.Tensor) -> torch.Tensor:
     """Return a copy that is contiguous."""
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def keep_layout(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor whose gradient is contiguous, too.
+
+    The backward scan of torch wants the gradients of a state laid out alike in all iterations.
+    """
+    return x.flatten().view(x.shape)
 
 
 def is_contiguous(x: torch.Tensor) -> bool:

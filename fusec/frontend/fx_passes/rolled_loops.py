@@ -76,20 +76,19 @@ class _Collected:
     writes: tuple[fx.Node, ...] = ()
 
 
-def roll_loops(gm: fx.GraphModule, least: int, least_of_scans: int) -> None:
+def roll_loops(gm: fx.GraphModule, least: int) -> None:
     """Replace unrolled loops of a Dynamo graph by recurrences and scans, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
 
     Args:
         least: the least number of iterations that are rolled up.
-        least_of_scans: the same for steps that are not affine.
     """
     for part in [*plain_parts(gm)]:
         results = [found for found in _results(part.graph) if len(found.column) >= least]
         traced = [tensor_of(node) for node in part.graph.nodes]
         mode = next((x.fake_mode for x in traced if isinstance(x, FakeTensor)), None)
-        if results and mode is not None and _Loops(part, mode, least, least_of_scans).roll(results):
+        if results and mode is not None and _Loops(part, mode, least).roll(results):
             part.recompile()
 
 
@@ -160,12 +159,10 @@ class _Loops:
         moved: what reads a state before its rolled form is known -> the loop.
     """
 
-    def __init__(
-        self, part: fx.GraphModule, mode: FakeTensorMode, least: int, least_of_scans: int
-    ) -> None:
+    def __init__(self, part: fx.GraphModule, mode: FakeTensorMode, least: int) -> None:
         self.part, self.graph, self.least = part, part.graph, least
         self.nodes = list(part.graph.nodes)
-        self.iterations = Iterations(part.graph, mode, least_of_scans)
+        self.iterations = Iterations(part.graph, mode)
         self.order = self.iterations.order
         own = {call for calls in _filled(part.graph).values() for call in calls}
         self.effects = [self.order[n] for n in self.nodes if writes(n) and n not in own]

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusec.driver import dynamo_stages
 from fusec.driver.compiler import RECENT
-from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone
 from tests.support import check, values
 
@@ -24,7 +22,7 @@ Loop = Callable[..., Any]
 
 def scans(fn: Loop, *inputs: Tensor, **how: Any) -> int:
     """Return how many scans a function becomes; check its results and gradients."""
-    return calls(fn, *inputs, least_of_scans=8, **how).count("scan")
+    return calls(fn, *inputs, **how).count("scan")
 
 
 def stepping(step: Callable[..., Tensor]) -> Loop:
@@ -227,20 +225,42 @@ def test_a_loop_becomes_a_scan(name: str) -> None:
     assert scans(fn, *inputs) == count
 
 
-@pytest.fixture
-def short_scans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let short loops become scans."""
-    monkeypatch.setattr(dynamo_stages, "roll_loops", lambda gm, *_: roll_loops(gm, 8, 8))
-
-
 @fusec_alone
 @pytest.mark.sampled(4)
-@pytest.mark.usefixtures("short_scans")
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_matches_eager(name: str) -> None:
     fn, inputs, _ = LOOPS[name]
     check(fn, *inputs, train=True)
     assert not [trace.problem for trace in RECENT if trace.problem]
+
+
+@fusec_alone
+@pytest.mark.parametrize("name", ["a transposed state", "a detached state"])
+def test_a_step_whose_gradient_is_laid_out_otherwise_matches_eager(name: str) -> None:
+    check(stepping(STEPS[name]), A, B, W, train=True)
+    assert not [trace.problem for trace in RECENT if trace.problem]
+
+
+@fusec_alone
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_loop_under_autocast_matches_eager(inside: bool) -> None:
+    def loop(a: Tensor, b: Tensor, w: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            return stepping(STEPS["tanh of a sum"])(a, b, w)
+
+    torch._dynamo.reset()
+    given, own = ([x.clone().requires_grad_() for x in (A, B, W)] for _ in range(2))
+    compiled = torch.compile(loop, backend="fusec", options={"strict": True})
+    for fn, inputs in ((compiled, given), (loop, own)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            states, last = fn(*inputs)
+        (states.float().cos().sum() + last.float().sum()).backward()
+        inputs.extend((states.detach(), last.detach()))
+    for x, y in zip(given, own, strict=True):
+        assert x.dtype is y.dtype
+        torch.testing.assert_close(x, y, rtol=3e-2, atol=3e-2)
+        if y.grad is not None:
+            torch.testing.assert_close(x.grad, y.grad, rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("name", ["gru", "lstm"])
