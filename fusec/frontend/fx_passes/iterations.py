@@ -87,13 +87,14 @@ class Iterations:
 
     Attributes:
         mode: of the fake tensors that Dynamo traced.
+        scans: loops may become scans. AOTAutograd traces none in a body, as that of a checkpoint.
         order: node -> its place in the graph.
         used: the nodes that rolled forms stand for.
         following: the nodes that follow from states that are rolled up, and these.
     """
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
-        self.graph, self.mode = graph, mode
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, scans: bool) -> None:
+        self.graph, self.mode, self.scans = graph, mode, scans
         self.order: dict[fx.Node, float] = {node: k for k, node in enumerate(graph.nodes)}
         self.known: dict[Column, Rolled] = {}
         self.loops: list[RolledLoop] = []
@@ -303,7 +304,8 @@ class Iterations:
             count = self.call(torch.zeros, len(states))
             body.take(Rolled(count, varies=True), self.traced(lambda x: x[0], (count,)))
         given = [body.given[node] for node in body.arguments()[len(body.carries) :]]
-        if self._gathers([rolled.node for rolled in given]):
+        gathers = self._gathers([rolled.node for rolled in given])
+        if gathers or not self.scans or not body.has_gradient():
             raise StaysError(states)
         taken: set[int] = set()
         starts = [self._apart(carry.start, taken, True) for carry in body.carries.values()]

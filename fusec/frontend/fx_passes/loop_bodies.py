@@ -176,6 +176,19 @@ class LoopBody:
 
     # -- the operation -----------------------------------------------------------------------------
 
+    def has_gradient(self) -> bool:
+        """Return False if something needs a gradient that torch's scan has not.
+
+        It has none of loops that carry integers, nor of copies of complex views.
+        """
+        made = [value for value in map(tensor_of, self.graph.nodes) if value is not None]
+        starts = [tensor_of(carry.start) for carry in self.carries.values()]
+        given = [tensor_of(rolled.node) for rolled in self.given.values()]
+        if not any(x is not None and x.requires_grad for x in (*starts, *given)):
+            return True
+        carried = all(x is not None and x.is_floating_point() for x in starts)
+        return carried and not any(x.is_complex() for x in made)
+
     def arguments(self) -> list[fx.Node]:
         """Return the carries, the arguments that vary, and the others, in this order."""
         by_kind = sorted(self.given, key=lambda node: not self.given[node].varies)
@@ -205,6 +218,24 @@ class LoopBody:
             returned[-1].meta.update(value.meta)
         graph.output(tuple(returned))
         return fx.GraphModule({}, graph)
+
+
+def without_gradient(body: fx.GraphModule) -> list[int]:
+    """Return the positions of a body's arguments that no gradient of its results reaches.
+
+    Eager gives these none; torch's scan would give them zeros.
+    """
+    pending = list(body.graph.output_node().all_input_nodes)
+    reached = set(pending)
+    while pending:
+        node = pending.pop()
+        made = tensor_of(node)
+        ends = called_name(node) == "detach" or (made is not None and not made.is_floating_point())
+        new = [] if ends else [given for given in node.all_input_nodes if given not in reached]
+        reached.update(new)
+        pending += new
+    arguments = body.graph.find_nodes(op="placeholder")
+    return [k for k, node in enumerate(arguments) if node not in reached]
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ from fusec.frontend.fx_passes.iterated_calls import (
     writes,
 )
 from fusec.frontend.fx_passes.iterations import Iterations, RolledLoop
-from fusec.frontend.fx_passes.loop_bodies import contiguous
+from fusec.frontend.fx_passes.loop_bodies import contiguous, without_gradient
 from fusec.frontend.fx_passes.subscripts import Slices, Subscript, is_plain, joined
 from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode
 
@@ -88,7 +88,7 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
         results = [found for found in _results(part.graph) if len(found.column) >= least]
         traced = [tensor_of(node) for node in part.graph.nodes]
         mode = next((x.fake_mode for x in traced if isinstance(x, FakeTensor)), None)
-        if results and mode is not None and _Loops(part, mode, least).roll(results):
+        if results and mode is not None and _Loops(part, mode, least, part is gm).roll(results):
             part.recompile()
 
 
@@ -159,10 +159,10 @@ class _Loops:
         moved: what reads a state before its rolled form is known -> the loop.
     """
 
-    def __init__(self, part: fx.GraphModule, mode: FakeTensorMode, least: int) -> None:
+    def __init__(self, part: fx.GraphModule, mode: FakeTensorMode, least: int, scans: bool) -> None:
         self.part, self.graph, self.least = part, part.graph, least
         self.nodes = list(part.graph.nodes)
-        self.iterations = Iterations(part.graph, mode)
+        self.iterations = Iterations(part.graph, mode, scans)
         self.order = self.iterations.order
         own = {call for calls in _filled(part.graph).values() for call in calls}
         self.effects = [self.order[n] for n in self.nodes if writes(n) and n not in own]
@@ -334,7 +334,23 @@ class _Loops:
                 node.update_arg(1, place)
             name = loop.node.args[0]
             assert isinstance(name, fx.Node)
-            self.part.add_module(str(name.target), loop.body.module([*read]))
+            body = loop.body.module([*read])
+            self.part.add_module(str(name.target), body)
+            self._detach(loop.node, without_gradient(body))
+
+    def _detach(self, scan: fx.Node, positions: list[int]) -> None:
+        """Detach arguments of a scan that need a gradient, at positions among its tensors."""
+        module, *groups = scan.args
+        lengths = [len(group) for group in groups]  # type: ignore[arg-type]
+        given: list[Any] = [item for group in groups for item in group]  # type: ignore[union-attr]
+        for place in positions:
+            value = tensor_of(given[place])
+            if value is not None and value.requires_grad:
+                with self.iterations.before(scan):
+                    given[place] = self.iterations.call(torch.detach, given[place])
+        rest = iter(given)
+        parts = [[next(rest) for _ in range(length)] for length in lengths]
+        scan.args = (module, parts[0], parts[1], tuple(parts[2]))
 
 
 def _behind(node: fx.Node) -> set[fx.Node]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.compiler import RECENT
 from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone
@@ -340,3 +341,72 @@ def test_a_mode_that_changes_in_the_loop_stays() -> None:
         return torch.tanh(gate + a[:, t])
 
     assert scans(differing(frozen), A, B, W) == 0
+
+
+# -- gradients that a scan has not -----------------------------------------------------------------
+
+
+def counting(x: Tensor, h: Tensor, k: Tensor) -> Tensor:
+    states = []
+    for t in range(9):
+        h = torch.tanh(x[:, t] + h * (k[:, None] + 1))
+        k = torch.where(h.sum(1) > 0, k + 1, k // 2)
+        states.append(h)
+    return torch.stack(states)
+
+
+def test_integers_are_carried_only_without_gradients() -> None:
+    x, h, k = values(3, 9, 5), values(3, 5, seed=1), torch.arange(3)
+    assert scans(counting, x, h, k, train=False) == 1
+    assert scans(counting, x, h, k) == 0
+
+
+def test_integers_that_vary_may_be_read_beside_gradients() -> None:
+    def fn(x: Tensor, k: Tensor) -> Tensor:
+        h, states = torch.zeros_like(x[:, 0]), []
+        for t in range(9):
+            h = torch.where(k[:, t, None] > 1, x[:, t], torch.tanh(h * 2) * k[:, t, None])
+            states.append(h)
+        return torch.stack(states)
+
+    assert scans(fn, values(3, 9, 5), torch.arange(27).view(3, 9) % 4) == 1
+
+
+def test_complex_steps_stay_unrolled_in_training() -> None:
+    def fn(x: Tensor, a: Tensor) -> Tensor:
+        h, states = torch.zeros(3, 2), []
+        for t in range(9):
+            h = torch.view_as_real(torch.view_as_complex(h + x[t]) * torch.view_as_complex(a)).sin()
+            states.append(h)
+        return torch.stack(states)
+
+    assert scans(fn, values(9, 3, 2), values(3, 2, seed=1)) == 0
+
+
+def test_the_body_of_a_checkpoint_stays_unrolled() -> None:
+    def fn(x: Tensor, h: Tensor, w: Tensor) -> Tensor:
+        def rnn(x: Tensor, h: Tensor, w: Tensor) -> Tensor:
+            states = []
+            for t in range(9):
+                h = torch.tanh(x[:, t] + h @ w)
+                states.append(h)
+            return torch.stack(states, 1)
+
+        return checkpoint(rnn, x, h, w, use_reentrant=False)
+
+    check(fn, values(3, 9, 5), values(3, 5, seed=1), W, train=True)
+
+
+def test_what_no_gradient_reaches_has_none() -> None:
+    def fn(x: Tensor, h: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        states = []
+        for t in range(9):
+            h = torch.tanh(x[:, t] + h.detach() @ w + (x[:, t] @ u).detach())
+            states.append(h)
+        return torch.stack(states)
+
+    torch._dynamo.reset()
+    for made in (fn, torch.compile(fn, backend="fusec", options={"strict": True})):
+        given = [x.detach().clone().requires_grad_() for x in (A[:, :9], A[:, 9], W, U)]
+        made(*given).square().sum().backward()
+        assert [x.grad is None for x in given] == [False, True, False, True]
