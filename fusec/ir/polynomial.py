@@ -47,9 +47,12 @@ def common_factors(
 
     Then ``value // n`` is ``q // (n/g)``, and ``value % n`` is ``g*(q % (n/g)) + r``. The place of
     a lane in a row of heads is such: ``(8*o + l) // 64`` is ``o // 8``, the same in all 8 lanes.
+    Multiples are left as they are: that ``8 * (m // 8) <= m`` is known of m as it is written.
     """
     n = divisor.const if divisor.is_constant else 0
     for factor in sorted({math.gcd(n, c) for _, c in value.terms}, reverse=True):
         multiple, rest = divide(value, divisor * 0 + factor)
-        if 1 < factor < n and multiple is not None and is_in_range(rest, divisor * 0 + factor):
+        if not 1 < factor < n or multiple is None or rest is divisor * 0:
+            continue
+        if is_in_range(rest, divisor * 0 + factor):
             yield factor, multiple, rest
