@@ -8,8 +8,8 @@ computed in i32 and wrap when they are stored, as PyTorch's CPU and CUDA kernels
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 
 class Kind(enum.Enum):
@@ -80,9 +80,10 @@ class DType:
     @property
     def torch_name(self) -> str:
         """Torch's name: ``bfloat16`` for ``bf16``, ``float8_e5m2`` for ``f8e5m2``."""
-        if (found := re.fullmatch(r"([a-z]+)(\d+)(\w*)", self.name)) is None:
-            return self.name
-        return f"{_WORDS[found[1]]}{'_'.join(filter(None, found.groups()[1:]))}"
+        word = "".join(takewhile(str.isalpha, self.name))
+        bits = "".join(takewhile(str.isdigit, self.name[len(word) :]))
+        form = self.name[len(word) + len(bits) :]
+        return f"{_WORDS.get(word, word)}{bits}{form and f'_{form}'}"
 
     @property
     def is_float(self) -> bool:
