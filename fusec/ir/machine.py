@@ -308,7 +308,7 @@ class TileTuning:
     """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
     loop_bytes: int = 128
     """Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
-    few_rows: tuple[int, int] = (0, 0)
+    skinny_step: tuple[int, int] = (0, 0)
     """Rows of a tile up to which an iteration has more terms than a swizzled row, and these."""
     few_registers: int = 64
     """Registers of a thread for tiles up to which four warps suffice instead of eight."""

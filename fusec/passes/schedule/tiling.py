@@ -235,8 +235,8 @@ class ProductKernel:
         return replace(tiling, lanes={**tiling.lanes, self.use.looped: by})
 
     def with_long_step(self, tiling: Tiling) -> Tiling | None:
-        """Return a tiling with the step of few rows (``TileTuning.few_rows``); None for others."""
-        rows, step = self.work.tuning.few_rows
+        """Return a tiling with a skinny tile's step (``skinny_step``); None for others."""
+        rows, step = self.work.tuning.skinny_step
         few = self.use.tiled and tiling.lanes[self.use.tiled[0]] <= rows
         if not few or self.grouped or self.work.itemsize != BF16.itemsize:
             return None
