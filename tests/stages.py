@@ -124,8 +124,9 @@ def unrolled(a: Tensor, b: Tensor) -> Tensor:
 
 def stack(x: Tensor) -> Tensor:
     steps = [x[:, 0]]
-    for step in range(1, 9):
-        steps.append(steps[-1].abs() * 0.5 + x[:, step].cumsum(-1))
+    for step in range(1, 9):  # of two kinds, so that no loop is found
+        before = steps[-1].abs() if step % 2 else steps[-1].sin()
+        steps.append(before * 0.5 + x[:, step].cumsum(-1))
     return torch.stack(steps)
 
 
