@@ -76,6 +76,7 @@ ELSEWHERE = {
     ): "the second kernel of one program, for other addresses",
     ("fusec/driver/contests.py", "choose_libraries"): "another library as a candidate of a group",
     ("fusec/tools/report/widths.py", "sink"): "a report on printed accesses, which changes nothing",
+    ("fusec/tools/report/widths.py", "join_pairs"): "the same",
     ("fusec/tools/bisect/interpret.py", "lower"): "a planned kernel computes what its program does",
 }
 """Uses of a rewrite that are no stage, and why."""

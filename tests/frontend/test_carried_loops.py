@@ -25,7 +25,7 @@ from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.graph.chunk import cut_loops
 from fusec.passes.memory.buffers import plan_host
-from fusec.tools.interpreter.graph import run_graph, run_host, run_schedule
+from fusec.tools.interpreter.graph import run_graph
 from tests.frontend.tracing import graph_of
 from tests.fuzz.pipeline import lower_all
 from tests.support import check, externs, values
@@ -219,7 +219,7 @@ def test_schedules_and_host_programs_carry_state_in_the_interpreter(length):
     host = plan_host(schedule, run_bytes=1 << 18)
     verify_host(host)
     assert [loop.native for loop in host.loops] == [True]
-    for found in (run_schedule(schedule, given), run_host(host, given)):
+    for found in (run_graph(schedule, given), run_graph(host, given)):
         assert all((a == b).all() for a, b in zip(found, results, strict=True))
 
 
@@ -229,7 +229,7 @@ def test_a_state_in_the_wrong_buffer_is_found():
     (one,) = loop.carried
     swapped = replace(loop, carried=(replace(one, final=one.other, other=one.final),))
     steps = tuple(swapped if step is loop else step for step in schedule.steps)
-    found = run_schedule(replace(schedule, steps=steps), given)
+    found = run_graph(replace(schedule, steps=steps), given)
     assert not all((a == b).all() for a, b in zip(found, results, strict=True))
     wide = Buffer.row_major("wide", (index(4),), one.other.dtype)
     with pytest.raises(InvalidIR, match="carried in several layouts"):
