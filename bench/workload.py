@@ -187,7 +187,12 @@ def cotangents_of(case: Case) -> tuple[torch.Tensor, ...]:
     """Fixed gradients of the outputs, so that no loss is part of the measurement."""
     with torch.no_grad():
         outputs = as_tuple(case.call(*case.inputs))
-    return tuple(torch.randn_like(out) for out in outputs)
+    return tuple(torch.randn_like(out) for out in outputs if not _counts(out))
+
+
+def _counts(out: torch.Tensor) -> bool:
+    """Whether a result has no gradient, such as the positions that `cummax` returns."""
+    return not (out.is_floating_point() or out.is_complex())
 
 
 def as_tuple(outputs: Any) -> tuple[torch.Tensor, ...]:
@@ -215,7 +220,8 @@ def step_of(
 
     def training() -> tuple[torch.Tensor, ...]:
         outputs = as_tuple(call(*case.inputs))
-        return (*(o.detach() for o in outputs), *torch.autograd.grad(outputs, leaves, cotangents))
+        sources = [out for out in outputs if not _counts(out)]
+        return (*(o.detach() for o in outputs), *torch.autograd.grad(sources, leaves, cotangents))
 
     return training
 
