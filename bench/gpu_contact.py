@@ -123,7 +123,6 @@ FAMILIES = (
     _family("one query", _attention, (2, 4, 1, 64), *[(2, 4, 2000, 64)] * 2),
     _family("product by descriptors", _linear, *_LINEAR, descriptors="always", roles="never"),
     _family("product, cooperative", _linear, *_LINEAR, roles="cooperative"),
-    _family("product, pingpong", _linear, *_LINEAR, roles="pingpong"),
     _family("two products, cooperative", _swiglu, (136, 200), (200, 136), (200, 136),
             roles="cooperative"),
     _family("attention by descriptors", _attention, *_HEADS, descriptors="always", roles="never"),

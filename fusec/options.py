@@ -120,8 +120,8 @@ class Options:
     )
     roles: str = _option(
         "auto",
-        "warp specialization (sm_90): cooperative, pingpong, never, or auto, by a rule or a race",
-        choices=("auto", "cooperative", "pingpong", "never"),
+        "warp specialization (sm_90): cooperative, never, or auto, by a rule or a race",
+        choices=("auto", "cooperative", "never"),
     )
     fusion: bool = _option(
         True, "fuse definitions; off: each is a kernel of its own, for debugging"

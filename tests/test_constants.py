@@ -52,7 +52,6 @@ DEFINITIONS = {
         "frontend/fx_passes/memory_formats": {"_CERTAIN_US"},
         "frontend/size_facts": {"UNSEEN"},
         "ir/disjoint": {"UNKNOWN"},
-        "ir/program": {"GROUPS"},
         "ir/scalar": {"CHECKED", "COARSE_TERMS"},
     },
     "the length of a text, or of what is told": {

@@ -251,9 +251,8 @@ class RowTuning:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Groups of consumer warps, as ``Plan.roles``: warps and tiles of each, best first."""
+    """The consumer warps of a warp-specialized kernel: how many, and their tiles, best first."""
 
-    roles: str
     warps: int
     sides: Sides
 
@@ -338,19 +337,14 @@ class TileTuning:
     """Share of the registers for tiles up to which a loop is emitted twice, with and without its
     mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488
     of one with rotary embeddings (Triton 3.7.1, 2026-11)."""
-    teams: tuple[Team, ...] = (
-        Team("cooperative", 8, ((128, 256), (256, 128), (128, 128))),
-        Team("pingpong", 4, ((64, 256), (128, 128), (64, 128))),
-    )
-    """Consumer warps of plain products: those of the first may be chosen by rule. Two groups have
-    half the slots each, and the warp that loads serves one at a time: 1.3 to 2.0 times as long as
-    tiles that all warps load (six products, H100, 2026-11-26)."""
+    team: Team = Team(8, ((128, 256), (256, 128), (128, 128)))
+    """Consumer warps of plain products."""
     team_gain: float = 1.2
-    """Speed of the first team over that of all warps, where both fill their waves (1.20 to 1.36,
+    """Speed of that team over that of all warps, where both fill their waves (1.20 to 1.36,
     five products, and 1.10 with two accumulators; H100, 2026-11-26)."""
     team_waves: int = 2
     """Least tiles of a program with roles by rule: else nothing is loaded beside an epilogue."""
-    nested_teams: tuple[Team, ...] = (Team("cooperative", 8, ((128, 128), (128, 64), (128, 32))),)
+    nested_team: Team = Team(8, ((128, 128), (128, 64), (128, 32)))
     """Of nested products: their ``sides`` are rows, and terms of an iteration."""
     slots: tuple[int, int] = (2, 6)
     """Fewest and most slots of a warp-specialized kernel's ring: one is multiplied while others are
@@ -400,10 +394,8 @@ class CodeTuning:
     instructions: int = 256
     """Greatest estimated size of an unrolled loop, in instructions, inner loops included."""
     loader_registers: int = 40
-    """Registers of a producer thread of a warp-specialized kernel in Gluon."""
-    group_registers: int = 232
-    """Registers of a thread in each of two consumer groups: 40*128 + 232*256 of 65536. A single
-    group gets the registers that the producer leaves, 240."""
+    """Registers of a producer thread of a warp-specialized kernel in Gluon. Consumers have those
+    that it leaves: 240."""
     branch: int = 8
     """Instructions that a load under a scalar condition costs in addition: a branch."""
     gathers: int = 16

@@ -55,8 +55,6 @@ from fusec.ir.machine import CodeTuning
 MULTIPLE = 16
 """A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""
 
-GROUPS = {"cooperative": 1, "pingpong": 2}
-"""Warp specialization -> the number of consumer groups, each with a tile of its own."""
 MAX_SIZE = 2**31 - 2**20
 """The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
 
@@ -163,7 +161,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ring:
-    """A ring buffer in shared memory, with ``slots`` slots for each consumer group."""
+    """A ring buffer in shared memory, with ``slots`` slots."""
 
     name: str
     slots: int
@@ -262,7 +260,7 @@ class Program:
         table: it runs for each row of a table of buffers' addresses and sizes: one launch of a
             foreach kernel.
         roles: for a GPU, warp specialization: "cooperative" has one producer warp and one consumer
-            group, "pingpong" two consumer groups with a tile each; "": every warp does both.
+            group; "": every warp does both.
         programs: for a GPU, the number of persistent programs; 0: one for each grid point.
         counts: for tiles of products, lane axis -> bounds of its elements that exist, if there may
             be fewer than lanes. What lanes beyond hold reaches neither memory nor a reduction.

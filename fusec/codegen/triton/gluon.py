@@ -10,8 +10,7 @@ that of the accumulators.
 The kernel is persistent: each program loops over the grid, so that its loads run ahead of the tile
 that is being multiplied. A ring has a *ready* and a *free* barrier for each slot. Producer and
 consumers each count a ``step``: the slot is ``step % slots``, and the parity of ``step // slots``
-is the phase of its barrier to wait for. Consumer groups with separate tiles (ping-pong) have
-separate slots: for shared slots, the parity could not distinguish the groups' turns.
+is the phase of its barrier to wait for.
 
 Worked example, the parts that other kernels do not have::
 
@@ -47,7 +46,6 @@ from fusec.ir.expr import Const, Dot, Expr, Reduce, Var, children
 from fusec.ir.index import Axis
 from fusec.ir.names import Named
 from fusec.ir.program import (
-    GROUPS,
     Await,
     Carry,
     Fill,
@@ -55,7 +53,6 @@ from fusec.ir.program import (
     Halve,
     Let,
     Put,
-    Ring,
     Statement,
     Take,
     Update,
@@ -119,7 +116,6 @@ class _GluonPrinter(TritonPrinter):
     """Prints one form as a module of several functions, which share their names.
 
     Attributes:
-        loading: whether the producer's function is being printed, or the consumers'.
         wanted: layout of the value being printed, to which its operands are converted; "" if
             operands keep their layouts.
     """
@@ -129,7 +125,6 @@ class _GluonPrinter(TritonPrinter):
         self.roles = roles
         self.copies = {**form.copies, **roles.copies}
         self.dimension = {**form.dimension, **roles.dimension}
-        self.groups = GROUPS[form.program.roles]
         named = (s for s in statements(roles.multiply) if isinstance(s, Let | Update))
         first = next(s for s in named if isinstance(s.value, Dot))
         self.itemsize = children(first.value)[0].dtype.itemsize
@@ -143,7 +138,6 @@ class _GluonPrinter(TritonPrinter):
         self.index = IndexText(self._in_index, frozenset(self.program.lanes))
         self.rings = {fill.ring: self._places(fill) for fill in roles.fills}
         self.staged = self._staged()
-        self.loading = False
         where = "triton.experimental.gluon"
         hopper = "fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait"
         self.imports = [
@@ -191,13 +185,13 @@ class _GluonPrinter(TritonPrinter):
         name = self.program.name
         load, multiply = f"_{name}_load", f"_{name}_multiply"
         loaded, multiplied = (", ".join(passed) for passed in (self._loaded(), self._multiplied()))
-        starts = [f"({multiply}, ({multiplied}, {who}))," for who in range(self.groups)]
+        entry = self._entry(f"({multiply}, ({multiplied}, 0)),", f"({load}, ({loaded})),")
         return [
             "\n".join(["@gluon.jit", f"def {load}({loaded}):", *self._loader()]),
             "\n".join(
                 ["@gluon.jit", f"def {multiply}({multiplied}, who: gl.constexpr):", *self._group()]
             ),
-            "\n".join([*self._title(), *self._entry([*starts, f"({load}, ({loaded})),"])]),
+            "\n".join([*self._title(), *entry]),
         ]
 
     def _loaded(self) -> list[str]:
@@ -206,7 +200,7 @@ class _GluonPrinter(TritonPrinter):
         return [*dict.fromkeys(boxes), *self._shared()]
 
     def _multiplied(self) -> list[str]:
-        """Return the arguments of each consumer group, except for its number."""
+        """Return the arguments of the consumer group, except for its number."""
         by_pointers = (s for s in statements(self.roles.multiply) if s not in self.copies)
         accesses = map(accessed, by_pointers)
         buffers = dict.fromkeys(self.buffers[base] for base in accesses if base is not None)
@@ -218,21 +212,14 @@ class _GluonPrinter(TritonPrinter):
         return [*sizes, *(name for ring in self.rings.values() for name in ring.names)]
 
     def _loader(self) -> list[str]:
-        self.loading = True
-        steps = [places.step for places in self.rings.values()]
-        lines = [f"{step} = 0" for step in steps]
-        if self.groups == 1:
-            return [*_indented(lines), *self._walk(self.roles.load)]
-        lines += [f"other_{step} = 0" for step in steps] + ["who = 0"]
-        turns = [f"{step}, other_{step} = other_{step}, {step}" for step in steps]
-        turns = _indented(_indented([*turns, "who = 1 - who"]))
-        return [*_indented(lines), *self._walk(self.roles.load), *turns]
+        return [*_indented(self._steps()), *self._walk(self.roles.load)]
 
     def _group(self) -> list[str]:
-        self.loading = False
         body = self._walk(self.roles.multiply)
-        start = [f"{places.step} = 0" for places in self.rings.values()]
-        return [*_indented([*start, *self._layouts()]), *body, "    tma.store_wait(0)"]
+        return [*_indented([*self._steps(), *self._layouts()]), *body, "    tma.store_wait(0)"]
+
+    def _steps(self) -> list[str]:
+        return [f"{places.step} = 0" for places in self.rings.values()]
 
     # layouts
 
@@ -278,26 +265,22 @@ class _GluonPrinter(TritonPrinter):
         same = scalar or not wanted or self._layout(axes) == wanted
         return text if same else f"gl.convert_layout({text}, {wanted})"
 
-    def _entry(self, starts: list[str]) -> list[str]:
+    def _entry(self, *starts: str) -> list[str]:
         """Return the lines of the kernel: it allocates rings and starts the roles."""
         lines: list[str] = []
         for ring, places in self.rings.items():
-            slots = ring.slots * self.groups
             for tile in places.tiles:
-                lines.append(self._memory(tile.name, slots, tile.shape, tile.parts[0]))
+                lines.append(self._memory(tile.name, ring.slots, tile.shape, tile.parts[0]))
             for name in (places.ready, places.free):
-                barriers = f"gl.int64, [{slots}, 1], mbarrier.MBarrierLayout()"
+                barriers = f"gl.int64, [{ring.slots}, 1], mbarrier.MBarrierLayout()"
                 lines.append(f"{name} = gl.allocate_shared_memory({barriers})")
-            lines.append(f"for slot in gl.static_range({slots}):")
+            lines.append(f"for slot in gl.static_range({ring.slots}):")
             for name in (places.ready, places.free):
                 lines.append(f"    mbarrier.init({name}.index(slot), count=1)")
         memories = {name: box for box, name in self.staged.items()}
-        lines += [self._memory(n, self.groups, box.tile, box) for n, box in memories.items()]
-        workers = [self.program.warps] * (self.groups - 1) + [1]
-        code = self.program.code
-        registers = [code.group_registers] * (self.groups - 1) + [code.loader_registers]
+        lines += [self._memory(n, 1, box.tile, box) for n, box in memories.items()]
         lines += ["gl.warp_specialize(", "    [", *(f"        {one}" for one in starts)]
-        lines += ["    ],", f"    {workers},", f"    {registers},", ")"]
+        lines += ["    ],", "    [1],", f"    [{self.program.code.loader_registers}],", ")"]
         head = ["@gluon.jit", f"def {self.program.name}({', '.join(self.arguments)}):"]
         return [*head, *_indented(lines)]
 
@@ -305,12 +288,6 @@ class _GluonPrinter(TritonPrinter):
         """Return the line that allocates tiles in the layout of a descriptor's."""
         shape = [count, *tile]
         return f"{name} = gl.allocate_shared_memory({box.kind}, {shape}, {self.names(box)}.layout)"
-
-    def _turns(self) -> str:
-        if self.loading or self.groups == 1:
-            return super()._turns()
-        first, step = "who * tl.num_programs(0)", f"{self.groups} * tl.num_programs(0)"
-        return f"for pid in range(tl.program_id(0) + {first}, {self._count()}, {step}):"
 
     # values
 
@@ -392,15 +369,11 @@ class _GluonPrinter(TritonPrinter):
             case _:
                 return super()._statement(statement)
 
-    def _slot(self, ring: Ring, step: str) -> str:
-        found = f"{step} % {ring.slots}"
-        return f"who * {ring.slots} + {found}" if self.groups > 1 else found
-
     def _fill(self, fill: Fill) -> list[str]:
         ring, places = fill.ring, self.rings[fill.ring]
         ready = f"{places.ready}.index(slot)"
         lines = [
-            f"slot = {self._slot(ring, places.step)}",
+            f"slot = {places.step} % {ring.slots}",
             f"mbarrier.wait({places.free}.index(slot), {places.step} // {ring.slots} & 1 ^ 1)",
             f"mbarrier.expect({ready}, {places.bytes})",
         ]
@@ -410,7 +383,7 @@ class _GluonPrinter(TritonPrinter):
             where = f"{tile.name}.index(slot)"
             if len(tile.parts) > 1:
                 shape, kind = list(tile.parts[n].tile), f"{box}.dtype, "
-                count = ring.slots * self.groups * len(tile.parts)
+                count = ring.slots * len(tile.parts)
                 where = f"{tile.name}._reinterpret({kind}{[count, *shape]}, {box}.layout)"
                 where += f".index(slot * {len(tile.parts)} + {n})"
             lines.append(f"load_tile({box}, [{start}], {ready}, {where})")
@@ -419,7 +392,7 @@ class _GluonPrinter(TritonPrinter):
     def _take(self, take: Take) -> list[str]:
         ring, places = take.ring, self.rings[take.ring]
         ahead = f"({places.step} + {ring.slots - take.before})" if take.before else places.step
-        lines = [f"slot = {self._slot(ring, ahead)}"]
+        lines = [f"slot = {ahead} % {ring.slots}"]
         if not take.before:
             phase = f"{places.step} // {ring.slots} & 1"
             lines.append(f"mbarrier.wait({places.ready}.index(slot), {phase})")
@@ -435,9 +408,9 @@ class _GluonPrinter(TritonPrinter):
         ring = free.ring
         ahead = ring.slots - 1 - free.before  # modulo slots: the last taken, or some before it
         step = self.rings[ring].step
-        slot = self._slot(ring, f"({step} + {ahead})" if ahead else step)
+        slot = f"({step} + {ahead})" if ahead else step
         pred = "" if free.after is None else f", pred={self.names(free.after)} > 0"
-        return f"mbarrier.arrive({self.rings[ring].free}.index({slot}){pred})"
+        return f"mbarrier.arrive({self.rings[ring].free}.index({slot} % {ring.slots}){pred})"
 
     def _halve(self, halve: Halve) -> list[str]:
         """Return the lines that name halves, which are in the registers of the whole."""

@@ -153,12 +153,9 @@ class TritonPrinter:
         lines = self.lines or ["    pass"]
         if not self.program.programs:
             return [*(f"    {line}" for line in (*self._grid(), *self._lanes())), *lines]
-        before = (*self._lanes(), self._turns())
+        turns = f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
+        before = (*self._lanes(), turns)
         return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
-
-    def _turns(self) -> str:
-        """Return the head of the loop in which a persistent program runs over the grid."""
-        return f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
 
     def _count(self) -> str:
         """Return the grid's number of iterations, a 32-bit expression like a launch's grid."""

@@ -3,7 +3,7 @@
 Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
-             ['registers=' n] ['cooperative' | 'pingpong'] ['programs=' n]
+             ['registers=' n] ['cooperative'] ['programs=' n]
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
                 ['by' chunk] ['in' fold] ['transposed']
 
@@ -79,7 +79,7 @@ class Plan:
         descriptors: operands of products are copied by tensor descriptors where possible.
         registers: register limit of a thread; 0 leaves it to the compiler.
         roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
-            "pingpong": two groups of ``warps`` consumer warps, each on its own tile; "": none.
+            "": none.
         programs: number of persistent programs that share the grid; 0: one for each grid point.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         mask_free: tiles on which a mask is all true run in a loop of their own, without it.

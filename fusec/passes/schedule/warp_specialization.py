@@ -1,20 +1,18 @@
 """Plans with warp specialization: a producer warp loads tiles, consumer warps multiply them.
 
 Consumer warps then compute no addresses, and the producer warp loads the next tile while they run
-the epilogue of their products. With two groups (ping-pong), one multiplies while the other runs its
-epilogue. It needs tensor cores that multiply asynchronously, and registers that one warp can give
-to others: ``Resources.group_registers``.
+the epilogue of their products. It needs tensor cores that multiply asynchronously, and registers
+that one warp can give to others: ``Resources.group_registers``.
 
 Rules (compiled offline for sm_90, Triton 3.7.1, 2026-11). 128 registers of a thread for sums, 176
-with scores and weights, spill nothing in any epilogue tried: a group has 232 or 240. A gradient of
+with scores and weights, spill nothing in any epilogue tried: a consumer has 240. A gradient of
 128 features spilled 480 bytes at 224 (its keys', 64 queries a step) and 400 (its queries'). Rings
 have as many slots as fit beside one tile of each stored type, which is staged in shared memory.
 
-Measured (H100, 2026-11-26; docs/decisions/plans-by-rule.md): a cooperative group takes 0.73 to 0.83
-of the time of tiles that all warps load where its programs fill their waves, an attention with
-heads of 128 features 0.77; one of 64 features 1.1 to 1.8 (two programs without roles share a
-multiprocessor there), and ping-pong 1.3 to 2.0. So by rule a plan has a cooperative group where the
-former holds (``tiling_by_rule``), and a race tries ping-pong last.
+Measured (H100, 2026-11-26; docs/decisions/plans-by-rule.md): roles take 0.73 to 0.83 of the time of
+tiles that all warps load where programs fill their waves, an attention with heads of 128 features
+0.77; one of 64 features 1.1 to 1.8 (two programs without roles share a multiprocessor there). So by
+rule a plan has roles where the former holds (``tiling_by_rule``); else a race may try them.
 """
 
 from __future__ import annotations
@@ -27,26 +25,22 @@ from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.machine import Team
-from fusec.ir.program import GROUPS
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, filled, programs, tilings
 
 
 def with_roles(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:
-    """Return plans with their warp-specialized variants.
+    """Return plans with a warp-specialized variant.
 
-    That of the first team comes first where the rule takes it, else fourth, so that a short race
-    tries it; those of others come last.
+    It comes first where the rule takes it, else fourth, so that a short race tries it.
     """
     chosen = next((plan for plan in offered if plan.descriptors), None)
-    teams = _teams(one)
-    if chosen is None or not teams:
+    team = _team(one)
+    if chosen is None or team is None or (tiling := _tiling(one, team)) is None:
         return offered
-    found = [_plan(one, team, chosen, t) for team in teams if (t := _tiling(one, team)) is not None]
     at = 0 if tiling_by_rule(one) is not None else 3
-    first = [plan for plan in found if plan.roles == teams[0].roles]
-    return (*offered[:at], *first, *offered[at:], *found[len(first) :])
+    return (*offered[:at], _plan(one, team, chosen, tiling), *offered[at:])
 
 
 def tiling_by_rule(one: ProductKernel) -> Tiling | None:
@@ -56,13 +50,14 @@ def tiling_by_rule(one: ProductKernel) -> Tiling | None:
     Nested products also have full steps, one inner product, and tiles of which one program alone
     fits a multiprocessor: otherwise two programs hide each other's softmax.
     """
-    teams, tuning, units = _teams(one), one.work.tuning, one.machine.units
-    tiling = _tiling(one, teams[0]) if teams else None
-    if tiling is None or programs(one.kernel, tiling) < tuning.team_waves * units:
+    team, tuning, units = _team(one), one.work.tuning, one.machine.units
+    if team is None or (tiling := _tiling(one, team)) is None:
+        return None
+    if programs(one.kernel, tiling) < tuning.team_waves * units:
         return None
     (other, *_) = tilings(one)
     if one.work.inner:
-        _, step = teams[0].sides[0]
+        _, step = team.sides[0]
         narrow = one.use.looped is None or tiling.lanes[one.use.looped] < step
         if len(one.work.inner) > 1 or narrow or not _is_alone(one, other):
             return None
@@ -75,14 +70,14 @@ def _is_alone(one: ProductKernel, tiling: Tiling) -> bool:
     return one.work.registers(tiling) >= one.machine.sm.registers // (64 * 8)
 
 
-def _teams(one: ProductKernel) -> tuple[Team, ...]:
-    """Return the groups of consumer warps that a kernel may have, the likeliest first."""
+def _team(one: ProductKernel) -> Team | None:
+    """Return the consumer warps that a kernel may have."""
     sm = one.machine.sm
     if one.is_skinny or one.use.looped is None or not (sm.group_registers and sm.descriptors):
-        return ()
+        return None
     if _is_plain(one):
-        return one.work.tuning.teams
-    return one.work.tuning.nested_teams if _is_nested(one) else ()
+        return one.work.tuning.team
+    return one.work.tuning.nested_team if _is_nested(one) else None
 
 
 def _is_plain(one: ProductKernel) -> bool:
@@ -130,7 +125,7 @@ def _tiling(one: ProductKernel, team: Team) -> Tiling | None:
     fewest, _ = one.work.tuning.slots
     fewest += bool(one.work.inner) and _is_held(one)
     fitting = [t for t in _tilings(one, team) if t.stages >= fewest]
-    wanted = one.work.tuning.busy * one.machine.units * GROUPS[team.roles]
+    wanted = one.work.tuning.busy * one.machine.units
     enough = [t for t in fitting if programs(one.kernel, t) >= wanted]
     return next(iter(enough or fitting[-1:]), None)
 
@@ -143,7 +138,7 @@ def _plan(one: ProductKernel, team: Team, chosen: Plan, tiling: Tiling) -> Plan:
         bindings=tuple(replace(b, tile=lanes.get(b.axis, b.tile)) for b in chosen.bindings),
         warps=team.warps,
         stages=tiling.stages,
-        roles=team.roles,
+        roles="cooperative",
         programs=one.machine.units,
     )
 
@@ -159,7 +154,7 @@ def _tilings(one: ProductKernel, team: Team) -> Iterator[Tiling]:
             # Weights that are 0 in every iteration are constants, which LLVM puts behind a fence.
             whole = whole and looped.extent.hint() >= side[1]
         if whole and _registers(one, tiling) <= one.machine.sm.group_registers:
-            yield replace(tiling, stages=_slots(one, team, tiling))
+            yield replace(tiling, stages=_slots(one, tiling))
 
 
 def _registers(one: ProductKernel, tiling: Tiling) -> float:
@@ -186,15 +181,14 @@ def _multiplies(value: Expr, one: ProductKernel) -> bool:
     return any(node in one.products for node in postorder((value,)))
 
 
-def _slots(one: ProductKernel, team: Team, tiling: Tiling) -> int:
+def _slots(one: ProductKernel, tiling: Tiling) -> int:
     """Return how many slots of a ring fit, beside tiles loaded once and staged stores."""
     work, looped = one.work, one.use.looped
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
     other = sum(count for count, loops in tiles if not loops) + _staged(one.kernel, tiling)
-    groups, (_, most) = GROUPS[team.roles], work.tuning.slots
-    room = one.machine.sm.shared_bytes - work.tuning.barrier_bytes - groups * other
-    return min(most, room // (slot * groups))
+    room = one.machine.sm.shared_bytes - work.tuning.barrier_bytes - other
+    return min(work.tuning.slots[1], room // slot)
 
 
 def _staged(kernel: Kernel, tiling: Tiling) -> int:

@@ -66,9 +66,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--roles",
-        metavar="auto|cooperative|pingpong|never",
-        help="one warp loads what others multiply, in one group or in two; default: auto, if a "
-        "race prefers it",
+        metavar="auto|cooperative|never",
+        help="one warp loads what others multiply; default: auto, if a rule or a race prefers it",
     )
     parser.add_argument(
         "--option",

@@ -2,13 +2,10 @@
 
 Programs are persistent, and the producer warp loads the next tiles while consumer warps multiply:
 the time is the norm of the roles' times and of memory's (``expectation.py``: the largest decides).
-Consumers wait only for the first load, and the time of a tile is
-
-1. of two groups in turn (ping-pong), that of the products, or half of the products and the
-   epilogue: one group multiplies while the other runs its epilogue;
-2. of one group, the products and then the epilogue;
-3. where products multiply results of others (``codegen/triton/nested_specialization.py``), in each
-   iteration what ``expectation.py`` says of products that alternate with a softmax, of one block.
+Consumers wait only for the first load, and the time of a tile is that of the products and then of
+the epilogue. Where products multiply results of others
+(``codegen/triton/nested_specialization.py``), an iteration takes what ``expectation.py`` says of
+products that alternate with a softmax, of one block.
 
 No iteration is shorter than the time until a freed slot is full again, over the other slots.
 
@@ -28,7 +25,7 @@ from fusec.codegen.triton.warp_specialization import joint_products
 from fusec.ir.expr import Dot
 from fusec.ir.index import Axis, product
 from fusec.ir.machine import Machine
-from fusec.ir.program import GROUPS, For, Let, Program, Update, is_product
+from fusec.ir.program import For, Let, Program, Update, is_product
 from fusec.tools.report.expectation import (
     CHAIN,
     CLOCKS_US,
@@ -48,7 +45,6 @@ from fusec.tools.report.expectation import (
     alternating,
     floors,
     loop_runs,
-    norm,
     shared_bytes,
     summed_up,
 )
@@ -179,15 +175,13 @@ def _tile(program: Program, roles: _Roles, loops: Sequence[tuple[For, float]]) -
         late += n * max(0.0, REFILL / max(1, program.stages - 1) - each)
         products, fed, lasting = products + n * once, fed + n * slow, lasting + n * each
     lasting, behind = lasting + late, roles.walk.instructions * program.warps / 4
-    if GROUPS[program.roles] > 1:
-        behind = norm((lasting, (lasting + behind) / 2)) - lasting
     between = _SOFTMAX if nested else "instructions and barriers of its loop"
     lost = {FED: fed - products, between: lasting - late - fed, _LATE: late, _ALONE: behind}
     return _Tile(products, lost, nested)
 
 
 def _roles(sections: Sequence[Section]) -> _Roles | None:
-    """Return the code of each role; of two consumer groups, that of the second, which is equal.
+    """Return the code of each role.
 
     Triton's other warps, the producer among them, wait in a loop for work; the code of the first
     ones is outside of that loop.

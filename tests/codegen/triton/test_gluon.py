@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import pytest
 import torch
@@ -31,7 +31,6 @@ from tests.codegen.triton.test_nested_specialization import windowed
 from tests.planted import recode
 from tests.tools.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
-ROLES = pytest.mark.parametrize("roles", ("cooperative", "pingpong"))
 BF16, F16 = torch.bfloat16, torch.float16
 
 
@@ -160,73 +159,69 @@ SYMBOLIC: dict[str, Case] = {
 }
 
 
-def check(name: str, roles: str, seed: int, *, dynamic: bool = False, train: bool = False) -> None:
+def check(name: str, seed: int, *, dynamic: bool = False, train: bool = False) -> None:
     """Emulate a case and check its values, and that its warps had roles."""
     torch._dynamo.reset()
     fn, inputs = (CASES | ATTENTIONS | SYMBOLIC)[name]
-    options = {"race": "fused", "roles": roles}
+    options = {"race": "fused", "roles": "cooperative"}
     with calls_of(triton_source) as made:
         found = emulate(fn, inputs, options=options, seed=seed, dynamic=dynamic, train=train)
     assert found.faults == (), str(found)
     assert any("warp_specialize" in call.result.source for call in made)
 
 
-@ROLES
-def test_values_are_right(roles: str) -> None:
-    check("linear and GELU", roles, 0)
+def test_values_are_right() -> None:
+    check("linear and GELU", 0)
 
 
 @pytest.mark.slow
-@ROLES
 @pytest.mark.parametrize("seed", (1, 2))
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_right_in_several_orders(name: str, roles: str, seed: int) -> None:
-    check(name, roles, seed)
+def test_values_are_right_in_several_orders(name: str, seed: int) -> None:
+    check(name, seed)
 
 
 @pytest.mark.slow
-@ROLES
-def test_values_of_symbolic_sizes_are_right(roles: str) -> None:
-    check("linear and GELU of whole tiles", roles, 0, dynamic=True)
+def test_values_of_symbolic_sizes_are_right() -> None:
+    check("linear and GELU of whole tiles", 0, dynamic=True)
 
 
 def test_an_attentions_values_are_right() -> None:
-    check("causal attention", "cooperative", 0)
+    check("causal attention", 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", (1, 2))
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_an_attentions_values_are_right_in_several_orders(name: str, seed: int) -> None:
-    check(name, "cooperative", seed)
+    check(name, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_an_attentions_values_of_symbolic_sizes_are_right(name: str) -> None:
-    check(name, "cooperative", 0, dynamic=True)
+    check(name, 0, dynamic=True)
 
 
 def test_an_attentions_gradients_are_right() -> None:
     """Forward and backward have roles; tiles are ragged."""
-    check("other queries than keys", "cooperative", 0, train=True)
+    check("other queries than keys", 0, train=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", (1, 2))
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if "a bias" not in name])
 def test_an_attentions_gradients_are_right_in_several_orders(name: str, seed: int) -> None:
-    check(name, "cooperative", seed, train=True)
+    check(name, seed, train=True)
 
 
-@ROLES
-def test_what_breaks_a_promise_goes_by_pointers_over_the_same_grid(roles: str) -> None:
+def test_what_breaks_a_promise_goes_by_pointers_over_the_same_grid() -> None:
     """Rows of 65 elements have no descriptor; those of a moved tensor have none either."""
     torch._dynamo.reset()
     x, w, b = *rows(200, 72, 264), tensor(2, 264)
     moved = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
     assert moved.data_ptr() % 16
-    found = emulate(linear, [moved, w, b], options={"race": "fused", "roles": roles})
+    found = emulate(linear, [moved, w, b], options={"race": "fused", "roles": "cooperative"})
     assert found.faults == (), str(found)
 
 
@@ -334,16 +329,16 @@ TILES = 6
 
 
 @functools.cache
-def launched(roles: str) -> Launched:
+def launched() -> Launched:
     """A launch of one block: a cooperative group has six tiles."""
     x, w = rows(256, 320, 768)
-    (one,) = record(linear, x, w, tensor(2, 768), roles=roles)
+    (one,) = record(linear, x, w, tensor(2, 768), roles="cooperative")
     return replace(one, grid=(1, 1, 1))
 
 
 @functools.cache
-def traced(roles: str, seed: int) -> tuple[Event, ...]:
-    one = launched(roles)
+def traced(seed: int) -> tuple[Event, ...]:
+    one = launched()
     return trace(one.compiled.code, one.grid, one.compiled.arguments(one.args), seed)
 
 
@@ -359,7 +354,7 @@ def tiles_loaded_ahead(events: tuple[Event, ...]) -> list[float]:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_next_tiles_loads_are_issued_before_a_tile_is_stored(seed: int) -> None:
-    *ahead, last = tiles_loaded_ahead(traced("cooperative", seed))
+    *ahead, last = tiles_loaded_ahead(traced(seed))
     assert min(ahead) >= 0 and max(ahead) >= 0.5 and last == 0
     assert sum(share > 0 for share in ahead) >= 4, ahead
 
@@ -372,36 +367,10 @@ def test_without_roles_no_tile_is_loaded_before_the_last_is_stored(
     for_all_warps = tuple(stage for stage in FORM if stage.name != "specialize_warps")
     recode(monkeypatch, "sm_90", form=for_all_warps)
     launched.cache_clear()
-    one = launched("cooperative")
+    one = launched()
     launched.cache_clear()
     events = trace(one.compiled.code, one.grid, one.compiled.arguments(one.args), 0)
     assert tiles_loaded_ahead(events) == [0] * TILES
-
-
-def group_of(event: Event) -> int:
-    return event.warp // 4
-
-
-def products_beside_epilogues(events: tuple[Event, ...], group: int) -> int:
-    """Return the other group's products while one is between its last product and its store."""
-    found = 0
-    ends = [
-        n
-        for n, e in enumerate(events)
-        if group_of(e) == group and e.operation in ("wgmma", "bulk_store")
-    ]
-    for here, after in pairwise(ends):
-        if events[here].operation == "wgmma" and events[after].operation == "bulk_store":
-            between = events[here:after]
-            found += sum(e.operation == "wgmma" and group_of(e) == 1 - group for e in between)
-    return found
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("seed", range(3))
-def test_one_group_multiplies_while_the_other_is_at_its_epilogue(seed: int) -> None:
-    events = traced("pingpong", seed)
-    assert all(products_beside_epilogues(events, group) > 0 for group in (0, 1))
 
 
 @functools.cache
@@ -461,11 +430,10 @@ PLANTED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
 
 
 @pytest.mark.slow
-@ROLES
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_found_in_some_order(name: str, roles: str) -> None:
+def test_a_planted_fault_is_found_in_some_order(name: str) -> None:
     edit, kinds = PLANTED[name]
-    found = [launched(roles).fault(edit, seed=seed) for seed in range(4)]
+    found = [launched().fault(edit, seed=seed) for seed in range(4)]
     seen = {fault.kind for fault in found if fault is not None}
     assert seen and seen <= set(kinds), found
 
@@ -486,10 +454,9 @@ def test_an_attention_as_it_is_has_no_fault(seed: int) -> None:
 
 
 @pytest.mark.slow
-@ROLES
 @pytest.mark.parametrize("seed", range(4))
-def test_a_kernel_as_it_is_has_no_fault(roles: str, seed: int) -> None:
-    assert launched(roles).fault(seed=seed) is None
+def test_a_kernel_as_it_is_has_no_fault(seed: int) -> None:
+    assert launched().fault(seed=seed) is None
 
 
 @functools.cache

@@ -34,10 +34,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def program_of(fn: Callable[..., torch.Tensor], roles: str, *shapes: tuple[int, ...]) -> Program:
+def program_of(fn: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> Program:
     (one,) = staged(fn, *tensors(*shapes))
     flat, plans = offered(one)
-    return lower(flat, next(plan for plan in plans if plan.roles == roles))
+    return lower(flat, next(plan for plan in plans if plan.roles))
 
 
 def expected(program: Program, walk: int, loop: Section) -> Expectation | None:
@@ -48,21 +48,17 @@ def expected(program: Program, walk: int, loop: Section) -> Expectation | None:
     return expect_roles(program, code, done, H200)
 
 
-def test_the_second_group_hides_what_stands_behind_the_loop_of_the_first() -> None:
-    shapes = (8192, 4096), (4096, 4096)
-    lost = {}
-    for roles in ("cooperative", "pingpong"):
-        program = program_of(linear, roles, *shapes)
-        short, long = (
-            expected(program, walk, Section(0, 50, barriers=2, products=4)) for walk in (200, 4000)
-        )
-        assert short is not None and long is not None
-        lost[roles] = long.us / short.us - 1
-    assert lost["cooperative"] > 0.1 > 0.02 > lost["pingpong"]
+def test_what_stands_behind_its_loop_takes_a_tile_longer() -> None:
+    program = program_of(linear, (8192, 4096), (4096, 4096))
+    short, long = (
+        expected(program, walk, Section(0, 50, barriers=2, products=4)) for walk in (200, 4000)
+    )
+    assert short is not None and long is not None
+    assert long.us / short.us - 1 > 0.1
 
 
 def test_a_softmax_hides_half_of_the_products() -> None:
-    program = program_of(attention, "cooperative", *[(1, 16, 16384, 128)] * 3)
+    program = program_of(attention, *[(1, 16, 16384, 128)] * 3)
     # an iteration of 128 keys: half of 2048 clocks of products, 100 or 2000, and a chain of 1300
     shares = []
     for instructions in (50, 1000):
@@ -73,15 +69,12 @@ def test_a_softmax_hides_half_of_the_products() -> None:
 
 
 def test_two_slots_are_full_too_late() -> None:
-    shapes = (8192, 4096), (4096, 4096)
+    three = program_of(linear, (8192, 4096), (4096, 4096))
     loop = Section(0, 50, barriers=2, products=4)
-    found = {
-        roles: expected(program_of(linear, roles, *shapes), 200, loop)
-        for roles in ("cooperative", "pingpong")
-    }
-    one, two = found["cooperative"], found["pingpong"]
-    assert one is not None and two is not None
-    assert two.us > 1.8 * one.us and "slots" in two.cause
+    found = [expected(replace(three, stages=n), 200, loop) for n in (3, 2)]
+    enough, few = found
+    assert enough is not None and few is not None
+    assert few.us > 1.2 * enough.us and "slots" in few.cause
 
 
 def test_programs_may_get_long_tiles_only() -> None:
@@ -90,12 +83,12 @@ def test_programs_may_get_long_tiles_only() -> None:
     Those of the longest have 8 and 4 of 4.5 steps on the mean: 12 of 9, and a tile more.
     """
     shapes = [(8, 25, 1024, 64)] * 3
-    assert _uneven(program_of(causal, "cooperative", *shapes)) == pytest.approx(1.47, abs=0.01)
-    assert _uneven(program_of(attention, "cooperative", *shapes)) == 1.0
+    assert _uneven(program_of(causal, *shapes)) == pytest.approx(1.47, abs=0.01)
+    assert _uneven(program_of(attention, *shapes)) == 1.0
 
 
 def test_code_that_is_not_of_roles_has_no_time() -> None:
-    program = program_of(linear, "cooperative", (8192, 4096), (4096, 4096))
+    program = program_of(linear, (8192, 4096), (4096, 4096))
     alone = replace(PRODUCT, sections=(Section(-1, 300), Section(0, 50, products=4)))
     assert expect_roles(program, alone, Work(1, (), 1 << 20), H200) is None
 
