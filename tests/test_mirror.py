@@ -68,6 +68,7 @@ ELSEWHERE = {
     "codegen/triton/operations": "codegen/triton/test_printer",
     "codegen/cpp/transposed": "codegen/lowering/test_lower",
     "codegen/cpp/vector_nest": "codegen/cpp/test_vector_tiles",
+    "passes/kernel/unroll": "passes/kernel/test_unroll_windows",
     # The emulator's parts are tested by what kernels do in it.
     "tools/emulator/copies": "tools/emulator/test_engine",
     "tools/emulator/decode": "tools/emulator/test_parse",

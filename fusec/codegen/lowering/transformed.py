@@ -36,7 +36,8 @@ from fusec.ir.names import Names
 from fusec.ir.program import For, Let, Matrix, Multiply, Program, Put, Scratch, Statement
 from fusec.ir.rewrite import guarded_loads, replace_nodes
 from fusec.ir.transformed import TransformedProduct, match_transformed
-from fusec.passes.kernel.short_sums import SumWriter, points
+from fusec.passes.kernel.short_sums import SumWriter
+from fusec.passes.kernel.unroll import points
 from fusec.passes.schedule.plan import Plan
 
 

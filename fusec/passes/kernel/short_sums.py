@@ -14,9 +14,7 @@ Worked example, a filter's four terms::
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from fusec.ir.dtype import DType
 from fusec.ir.expr import (
@@ -34,20 +32,15 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
-from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.index import Axis, Index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import is_index_only
 from fusec.ir.transformed import is_short
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll import points, unrolled
 
 MOST_POINTS = 16
 """Most results of the same elements that are computed at once: registers hold them."""
-
-
-def points(axes: tuple[Axis, ...]) -> Iterator[dict[Axis, Index]]:
-    """Yield each point of short axes, as a substitution."""
-    for point in itertools.product(*(range(a.extent.const) for a in axes)):
-        yield dict(zip(axes, map(index, point), strict=True))
 
 
 class SumWriter:
@@ -150,8 +143,7 @@ def unroll_terms(kernel: FlatKernel) -> FlatKernel:
         for point in points(terms)
         for store in kernel.stores
     ]
-    grid = tuple(a for a in kernel.grid if a not in terms)
-    return FlatKernel(replace(kernel, grid=grid, inside=(), stores=tuple(stores), labels=()))
+    return unrolled(kernel, dict.fromkeys((*terms, *kernel.inside), ()), stores)
 
 
 def _terms(kernel: FlatKernel) -> tuple[Axis, ...]:

@@ -21,13 +21,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Expr, Op, Reduce, loads, substitute
-from fusec.ir.graph import FlatKernel, Store, kernel_nodes
+from fusec.ir.expr import Reduce, loads
+from fusec.ir.graph import FlatKernel, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 
 _TWO = index(2)
@@ -39,17 +39,12 @@ def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     axis = next((axis for axis in kernel.axes if _is_apart(kernel, axis)), None)
     if axis is None:
         return kernel
-    simplify = simplifier()
-    stores: list[Store] = []
+    first, second = points((axis,))
+    simplify, stores = simplifier(), []
     for store in kernel.stores:
-        for which in range(2 if axis in store.indices[0].axes else 1):
-            at = {axis: index(which)}
-            (expr,) = simplify((store.expr.substitute(at),))
-            stores.append(Store(store.buffer, (substitute(store.indices[0], at),), expr))
-    grid, inside = (
-        tuple(a for a in axes if a is not axis) for axes in (kernel.grid, kernel.inside)
-    )
-    return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
+        both = (first, second) if axis in store.indices[0].axes else (first,)
+        stores += [placed(store, at, simplify) for at in both]
+    return unrolled(kernel, {axis: ()}, stores)
 
 
 def _unroll_terms(kernel: FlatKernel, machine: Machine) -> FlatKernel:
@@ -70,17 +65,8 @@ def _unroll_terms(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     tiles = any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine)
     if not paired or tiles:
         return kernel
-    simplify = simplifier()
-
-    def apart(node: Expr) -> Expr:
-        own = next((a for a in getattr(node, "over", ()) if a in paired), None)
-        if own is None or not isinstance(node, Reduce):
-            return node
-        one, two = (node.body.substitute({own: index(which)}) for which in range(2))
-        return Reduce(SUM, tuple(a for a in node.over if a is not own), Op("add", (one, two)))
-
-    unrolled = kernel.map(lambda roots: simplify(rewrite(roots, apart)))
-    return FlatKernel(replace(unrolled, inside=tuple(a for a in kernel.inside if a not in paired)))
+    apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(simplifier())
+    return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
 
 
 def _walks_pairs(node: Reduce, axis: Axis) -> bool:

@@ -23,27 +23,24 @@ Worked examples, a stack of the results of eight steps, and a rotary embedding::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, reach, substitute
+from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, reach
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index, mod
+from fusec.ir.index import Axis, FloorDiv, Mod, floordiv, index, mod
 from fusec.ir.machine import Machine, RowTuning
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll import Substitution, added_up, placed, unrolled
 from fusec.passes.kernel.unroll_pairs import is_of_pairs
-from fusec.passes.kernel.unroll_windows import added_up
 from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
 from fusec.passes.schedule.rowwise import column_sums, is_resident
 
 Stores: TypeAlias = tuple[tuple[Store, ...], ...]
 """The stores of each part."""
-PartPlaces: TypeAlias = Sequence[Mapping[Axis, Index]]
-"""What stands for the axis at a place of each part."""
 
 
 def unroll_parts(kernel: FlatKernel, machine: Machine) -> FlatKernel:
@@ -103,7 +100,7 @@ def _has_many(kernel: FlatKernel, axis: Axis, length: int, machine: Machine) -> 
     return not kernel.inside and whole and wide and many
 
 
-def _pairs(kernel: FlatKernel) -> tuple[Axis, Axis, PartPlaces] | None:
+def _pairs(kernel: FlatKernel) -> tuple[Axis, Axis, Sequence[Substitution]] | None:
     """Return an axis of pairs that are stored side by side, a place, and both elements' indices.
 
     It is an axis of two, or a longer one that is halved: for even and odd elements that differ.
@@ -150,21 +147,17 @@ def _summed_by_pairs(kernel: FlatKernel) -> FlatKernel:
         if row not in stored and row.extent is along.extent * 2 and row.limit is None
     }
 
-    def paired(node: Expr) -> Expr:
-        row = next((a for a in getattr(node, "over", ()) if a in rows), None)
-        if row is None or not isinstance(node, Reduce):
-            return node
-        both = index(rows[row]) * 2
-        return added_up(node, row, [{row: both}, {row: both + 1}], (rows[row],))
-
     if not rows:
         return kernel
+    both = {
+        row: ([{row: index(along) * 2}, {row: index(along) * 2 + 1}], (along,))
+        for row, along in rows.items()
+    }
     inside = tuple(axis for axis in kernel.inside if axis not in rows)
-    summed = kernel.map(lambda roots: rewrite(roots, paired))
-    return FlatKernel(replace(summed, inside=inside))
+    return FlatKernel(replace(added_up(kernel, both), inside=inside))
 
 
-def _parts_of(axis: Axis, place: Axis, starts: Sequence[int]) -> PartPlaces:
+def _parts_of(axis: Axis, place: Axis, starts: Sequence[int]) -> Sequence[Substitution]:
     """Return the indices of a place in each part."""
     only = place.extent is index(1)
     return [{axis: index(start) if only else index(place) + start} for start in starts]
@@ -214,26 +207,19 @@ def _taken(node: Expr, axis: Axis, start: int) -> Expr:
     return node
 
 
-def _by_parts(kernel: FlatKernel, axis: Axis, place: Axis, places: PartPlaces) -> Stores:
+def _by_parts(
+    kernel: FlatKernel, axis: Axis, place: Axis, places: Sequence[Substitution]
+) -> Stores:
     """Return the stores of each part, at a place in it; those without the axis are the first's."""
     simplify = simplifier()
-
-    def whole(node: Expr) -> Expr:
-        if isinstance(node, Reduce) and axis in node.over:
-            return added_up(node, axis, places, (place,))
-        return node
-
-    roots = rewrite(tuple(store.expr for store in kernel.stores), whole)
+    summed = added_up(kernel, {axis: (places, (place,))})
     parts: list[tuple[Store, ...]] = []
     for at in places:
-        stores = []
         start = at[axis] - (index(0) if at[axis].is_constant else index(place))
-        for store, root in zip(kernel.stores, roots, strict=True):
-            if at is places[0] or axis in store.indices[0].axes:
-                taken = _taken(root, axis, start.const) if start.is_constant else root
-                (expr,) = simplify((taken.substitute(at),))
-                stores.append(Store(store.buffer, (substitute(store.indices[0], at),), expr))
-        parts.append(tuple(stores))
+        stores = [s for s in summed.stores if at is places[0] or axis in s.indices[0].axes]
+        if start.is_constant:
+            stores = [replace(s, expr=_taken(s.expr, axis, start.const)) for s in stores]
+        parts.append(tuple(placed(s, at, simplify) for s in stores))
     return tuple(parts)
 
 
@@ -253,9 +239,4 @@ def _share_loads(parts: Stores, place: Axis) -> bool:
 def _joined(kernel: FlatKernel, axis: Axis, place: Axis, parts: Stores) -> FlatKernel:
     """Return a kernel over the places of one part, with the stores of all."""
     new = () if place.extent is index(1) else (place,)
-    grid, inside = (
-        tuple(b for a in axes for b in (new if a is axis else (a,)))
-        for axes in (kernel.grid, kernel.inside)
-    )
-    stores = tuple(store for part in parts for store in part)
-    return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=stores, labels=()))
+    return unrolled(kernel, {axis: new}, (store for part in parts for store in part))

@@ -35,6 +35,7 @@ from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
 from fusec.ir.streamed import StreamedProduct, match_skinny
+from fusec.passes.kernel.unroll import points
 
 
 def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
@@ -80,10 +81,10 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
         return kernel
     count, columns = block
     product = _products(kernel, machine)[0]
-    own, points = _points(product, columns, machine.vector)
+    own, unrolled = _columns(product, columns, machine.vector)
     blocks, rows = _rows(product, count)
     stores: list[Store] = []
-    for row, column in itertools.product(rows, points):
+    for row, column in itertools.product(rows, unrolled):
         stores += kernel.substitute({**row, **column}).stores
     grid = (*product.batch, *own, *blocks)
     return replace(kernel, grid=grid, stores=tuple(stores), labels=())
@@ -96,12 +97,10 @@ def _rows(product: StreamedProduct, count: int) -> tuple[tuple[Axis, ...], list[
         (row,) = product.rows
         blocks = Axis(row.name, floordiv(row.extent, index(count)))
         return (blocks,), [{row: index(blocks) * count + r} for r in range(count)]
-    places = itertools.product(*(range(a.extent.const) for a in product.rows))
-    axes = product.rows
-    return (), [{a: index(i) for a, i in zip(axes, at, strict=True)} for at in places]
+    return (), [*points(product.rows)]
 
 
-def _points(
+def _columns(
     product: StreamedProduct, columns: int, vector: int
 ) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
     """Return the new grid axes, and for each unrolled column a substitution of the column axes.

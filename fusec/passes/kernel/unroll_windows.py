@@ -14,19 +14,16 @@ Worked example, three places, stride 1, four neighbours::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 
 from fusec.ir.contraction import is_product
-from fusec.ir.expr import Expr, Load, Op, Reduce, reductions, substitute
-from fusec.ir.graph import FlatKernel, Store, kernel_nodes
+from fusec.ir.expr import Load, Reduce, reductions
+from fusec.ir.graph import FlatKernel, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.short_sums import points
+from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +49,15 @@ def unroll_windows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     along, places, count = overlap.along, overlap.places, index(overlap.count)
     fewer, simplify = Axis(along.name, floordiv(along.extent, count)), simplifier()
     neighbours = [{along: index(fewer) * count + n} for n in range(overlap.count)]
-
-    def visit(node: Expr) -> Expr:
-        if isinstance(node, Reduce) and places in node.over:
-            return added_up(node, places, points((places,)), ())
-        if isinstance(node, Reduce) and along in node.over:
-            return added_up(node, along, neighbours, (fewer,))
-        return node
-
-    roots = rewrite(tuple(store.expr for store in kernel.stores), visit)
-    stores: list[Store] = []
-    for at in neighbours:
-        for store, root in zip(kernel.stores, roots, strict=True):
-            if along in store.indices[0].axes or at is neighbours[0]:
-                (expr,) = simplify((root.substitute(at),))
-                stores.append(Store(store.buffer, (substitute(store.indices[0], at),), expr))
-    grid, inside = (
-        tuple(fewer if axis is along else axis for axis in axes if axis is not places)
-        for axes in (kernel.grid, kernel.inside)
-    )
-    return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
-
-
-def added_up(
-    node: Reduce, axis: Axis, where: Iterable[Mapping[Axis, Index]], others: tuple[Axis, ...]
-) -> Expr:
-    """Return a sum with its terms at some points of an axis added up, over others in its place."""
-    terms = [node.body.substitute(point) for point in where]
-    total = reduce(lambda sum_, term: Op("add", (sum_, term)), terms)
-    return Reduce(SUM, (*(a for a in node.over if a is not axis), *others), total)
+    terms = {places: ([*points((places,))], ()), along: (neighbours, (fewer,))}
+    summed = added_up(kernel, terms)
+    stores = [
+        placed(store, at, simplify)
+        for at in neighbours
+        for store in summed.stores
+        if along in store.indices[0].axes or at is neighbours[0]
+    ]
+    return unrolled(kernel, {along: (fewer,), places: ()}, stores)
 
 
 def _find(kernel: FlatKernel, machine: Machine) -> Overlap | None:
