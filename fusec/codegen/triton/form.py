@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fusec.codegen.lowering.orient import orient
@@ -84,22 +85,16 @@ def _specialize_warps(form: Form, context: Any) -> Form:
     return form if roles is None else replace(form, roles=roles)
 
 
+_on_program = partial(Stage, takes="Program", gives="Program")
+_on_form = partial(Stage, takes="Form", gives="Form")
 FORM = (
-    Stage(
+    _on_program(
         "base_two",
         "turn exponentials into powers of two, with log2(e) in the scale",
         _base_two,
-        "Program",
-        "Program",
         needs=("parametrize",),
     ),
-    Stage(
-        "sink",
-        "move values to their first use",
-        lambda program, context: sink(program),
-        "Program",
-        "Program",
-    ),
+    _on_program("sink", "move values to their first use", lambda program, context: sink(program)),
     Stage(
         "orient",
         "choose each tile's rows and columns",
@@ -108,36 +103,28 @@ FORM = (
         "Form",
         needs=("sink",),
     ),
-    Stage(
+    _on_form(
         "copy_tiles",
         "load and store whole tiles by TMA descriptors, where the plan says so",
         _copy_tiles,
-        "Form",
-        "Form",
         needs=("orient",),
     ),
-    Stage(
+    _on_form(
         "join_pairs",
         "load and store neighbours in memory together, where lanes are two elements apart",
         _join_pairs,
-        "Form",
-        "Form",
         needs=("orient",),
     ),
-    Stage(
+    _on_form(
         "approximate",
         "mark values that reach memory only after rounding to 16 bits",
         lambda form, context: replace(form, approximate=rounded_to_16_bits(form.program)),
-        "Form",
-        "Form",
         needs=("copy_tiles",),
     ),
-    Stage(
+    _on_form(
         "specialize_warps",
         "split into producer and consumer warps, where the plan says so",
         _specialize_warps,
-        "Form",
-        "Form",
         needs=("copy_tiles",),
     ),
 )

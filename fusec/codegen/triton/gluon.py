@@ -187,10 +187,9 @@ class _GluonPrinter(TritonPrinter):
         loaded, multiplied = (", ".join(passed) for passed in (self._loaded(), self._multiplied()))
         entry = self._entry(f"({multiply}, ({multiplied}, 0)),", f"({load}, ({loaded})),")
         return [
-            "\n".join(["@gluon.jit", f"def {load}({loaded}):", *self._loader()]),
-            "\n".join(
-                ["@gluon.jit", f"def {multiply}({multiplied}, who: gl.constexpr):", *self._group()]
-            ),
+            self._role(f"{load}({loaded})", self.roles.load),
+            self._role(f"{multiply}({multiplied}, who: gl.constexpr)", self.roles.multiply)
+            + "\n    tma.store_wait(0)",
             "\n".join([*self._title(), *entry]),
         ]
 
@@ -211,15 +210,12 @@ class _GluonPrinter(TritonPrinter):
         sizes = [self.names(size) for size in self.program.sizes]
         return [*sizes, *(name for ring in self.rings.values() for name in ring.names)]
 
-    def _loader(self) -> list[str]:
-        return [*_indented(self._steps()), *self._walk(self.roles.load)]
-
-    def _group(self) -> list[str]:
-        body = self._walk(self.roles.multiply)
-        return [*_indented([*self._steps(), *self._layouts()]), *body, "    tma.store_wait(0)"]
-
-    def _steps(self) -> list[str]:
-        return [f"{places.step} = 0" for places in self.rings.values()]
+    def _role(self, head: str, body: tuple[Statement, ...]) -> str:
+        """Return the function of a role; printing its body finds the layouts."""
+        lines = self._walk(body)
+        steps = [f"{places.step} = 0" for places in self.rings.values()]
+        start = _indented([*steps, *self._layouts()])
+        return "\n".join(["@gluon.jit", f"def {head}:", *start, *lines])
 
     # layouts
 
@@ -415,14 +411,12 @@ class _GluonPrinter(TritonPrinter):
     def _halve(self, halve: Halve) -> list[str]:
         """Return the lines that name halves, which are in the registers of the whole."""
         names = list(map(self._name, halve.halves))
-        rows, columns = (lane_extent(a) for a in self._ordered(halve.halves[0].axes))
+        axes = sorted(halve.halves[0].axes, key=self.dimension.__getitem__)
+        rows, columns = map(lane_extent, axes)
         turned = f"reshape(({rows}, 2, {columns})).permute((0, 2, 1))"
         lines = [f"{', '.join(names)} = {self._name(halve.whole)}.{turned}.split()"]
-        layout = self._layout(halve.halves[0].axes)
+        layout = self._layout(axes)
         return [*lines, *(f"{name} = gl.convert_layout({name}, {layout})" for name in names)]
-
-    def _ordered(self, axes: Iterable[Axis]) -> list[Axis]:
-        return sorted(axes, key=self.dimension.__getitem__)
 
     def _stage(self, copy: DescriptorCopy, value: str) -> list[str]:
         """Store a tile through shared memory, after the previous store has been read from it."""

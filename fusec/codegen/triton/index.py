@@ -206,20 +206,15 @@ def narrow_values(program: Program) -> frozenset[Var]:
                 if isinstance(statement, Let) and isinstance(value, IndexValue):
                     if value.dtype is I64 and fits_32_bits(value.index):
                         fitting.add(statement.var)
-                elif not (_compares(value) or _draws(value) or isinstance(value, Cast | Load)):
+                elif not (_allows_32_bits(value) or isinstance(value, Cast | Load)):
                     blocked.update(children(value))
             case Put():
                 blocked.add(statement.value)
     return frozenset(fitting - blocked)
 
 
-def _draws(value: Expr) -> bool:
-    return isinstance(value, Op) and value.name == "random"
-
-
-def _compares(value: Expr) -> bool:
-    return (
-        isinstance(value, Op)
-        and value.name in _COMPARISONS
-        and all(is_plain(arg) for arg in value.args if isinstance(arg, Const))
-    )
+def _allows_32_bits(value: Expr) -> bool:
+    """Return True for a random number, and for a comparison with plain constants."""
+    if not isinstance(value, Op) or value.name not in _COMPARISONS:
+        return isinstance(value, Op) and value.name == "random"
+    return all(is_plain(arg) for arg in value.args if isinstance(arg, Const))

@@ -16,7 +16,7 @@ Worked example, ``y = (a*x0 - b*x1, b*x0 + a*x1)``::
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeAlias
 
 from fusec.ir.expr import Buffer, Expr, Load, Var
 from fusec.ir.index import Axis, Index, index
@@ -34,8 +34,10 @@ from fusec.ir.program import (
     statements,
 )
 
-_Key = tuple[Buffer, Index, Expr | None]
-_Access = TypeVar("_Access", Let, Put)
+_Key: TypeAlias = tuple[Buffer, Index, Expr | None, frozenset[Axis]]
+"""The buffer, offset and guard of an access, and the lanes of its value."""
+_Waiting: TypeAlias = dict[_Key, Statement]
+"""Accesses that may become one of a pair, all of them loads or all stores."""
 
 
 def join_pairs(program: Program) -> Program:
@@ -70,72 +72,59 @@ class _Pairs:
 
     def block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Return a block with the accesses of pairs joined."""
-        loads = self._loads(body)
-        stores = self._stores(body)
+        pairs = self._pairs(body)
         done: list[Statement] = []
         for statement in body:
             if isinstance(statement, For):
                 done.append(replace(statement, body=self.block(statement.body)))
-            elif statement in loads:
-                done += self._loaded(*loads[statement])
-            elif statement in stores:
-                done += self._stored(*stores[statement])
             else:
-                done.append(statement)
+                done += self._joined(*pairs[statement]) if statement in pairs else (statement,)
         return tuple(done)
 
-    def _loads(self, body: tuple[Statement, ...]) -> dict[Statement, tuple[Let, ...]]:
-        """Return each load of a pair -> both of them, the lower first; () where the later one is.
+    def _pairs(self, body: tuple[Statement, ...]) -> dict[Statement, tuple[Statement, ...]]:
+        """Return each access of a pair -> both, the lower first, where they are made; else ().
 
-        No store to their buffer is between them.
+        That is where the first is loaded, or the second stored: no other access of their buffer,
+        unless it is alike, is between them.
         """
-        found: dict[Statement, tuple[Let, ...]] = {}
-        waiting: dict[_Key, Let] = {}
+        found: dict[Statement, tuple[Statement, ...]] = {}
+        loads: _Waiting = {}
+        stores: _Waiting = {}
         for statement in body:
             match statement:
-                case Let(value=Load(buffer=buffer, indices=(offset,), guard=guard)):
-                    which = self._which(buffer, offset, guard)
-                    if which is None:
-                        continue
-                    low = offset - which
-                    other = waiting.pop((buffer, low + (1 - which), guard), None)
-                    if other is None:
-                        waiting[buffer, offset, guard] = statement
-                    else:
-                        pair = (other, statement) if which else (statement, other)
-                        found[other], found[statement] = pair, ()
-                case Put(buffer=buffer):
-                    waiting = self._apart(waiting, buffer)
-                case For():
-                    waiting.clear()
-        return found
-
-    def _stores(self, body: tuple[Statement, ...]) -> dict[Statement, tuple[Put, ...]]:
-        """Return each store of a pair -> both, the lower first; () where the earlier one is.
-
-        Nothing is loaded from their buffer between them.
-        """
-        found: dict[Statement, tuple[Put, ...]] = {}
-        waiting: dict[_Key, Put] = {}
-        for statement in body:
-            match statement:
+                case Let(var=var, value=Load(buffer=buffer, indices=(offset,), guard=guard)):
+                    pair = self._pair(statement, (buffer, offset, guard, var.axes), loads)
+                    found |= {one: () if one is statement else pair for one in pair}
+                    stores = self._apart(stores, buffer)
                 case Put(buffer=buffer, offset=offset, value=Var(axes=axes), guard=guard):
-                    which = self._which(buffer, offset, guard)
-                    if which is None or self.lane not in axes:
-                        continue
-                    other = waiting.pop((buffer, offset + (1 - 2 * which), guard), None)
-                    if other is None:
-                        waiting[buffer, offset, guard] = statement
-                    elif isinstance(other.value, Var) and other.value.axes == axes:
-                        pair = (other, statement) if which else (statement, other)
-                        found[other], found[statement] = (), pair
-                case Let(value=Load(buffer=buffer)):
-                    waiting = self._apart(waiting, buffer)
-                case For() | Update():
-                    waiting.clear()
+                    pair = self._pair(statement, (buffer, offset, guard, axes), stores)
+                    found |= {one: pair if one is statement else () for one in pair}
+                    loads = self._apart(loads, buffer)
+                case Put(buffer=buffer):
+                    loads = self._apart(loads, buffer)
+                case For():
+                    loads, stores = {}, {}
+                case Update():
+                    stores = {}
         return found
 
-    def _apart(self, waiting: dict[_Key, _Access], buffer: Buffer) -> dict[_Key, _Access]:
+    def _pair(self, access: Statement, key: _Key, waiting: _Waiting) -> tuple[Statement, ...]:
+        """Return a pair, the lower first, if the other access waits for this one; else this waits.
+
+        Returns:
+            () for no pair.
+        """
+        buffer, offset, guard, axes = key
+        which = self._which(buffer, offset, guard)
+        if which is None or self.lane not in axes:
+            return ()
+        other = waiting.pop((buffer, offset + (1 - 2 * which), guard, axes), None)
+        if other is None:
+            waiting[key] = access
+            return ()
+        return (other, access) if which else (access, other)
+
+    def _apart(self, waiting: _Waiting, buffer: Buffer) -> _Waiting:
         """Return the accesses of memory that a buffer does not share."""
         if buffer.base in self.overlaid:
             return {}
@@ -161,22 +150,16 @@ class _Pairs:
         assert self.whole is not None
         return Var(self.names.new(name), half.dtype, half.axes - {self.lane} | {self.whole})
 
-    def _loaded(self, *pair: Let) -> list[Statement]:
-        if not pair:
-            return []
-        low, high = pair
-        assert isinstance(low.value, Load)
-        value = low.value
-        both = Load(value.buffer, (self._both(value.indices[0]),), value.guard)
-        tile = self._tile(low.var, f"{value.buffer.name}_pairs")
-        return [Let(tile, both), Unzip((low.var, high.var), tile)]
-
-    def _stored(self, *pair: Put) -> list[Statement]:
-        if not pair:
-            return []
-        low, high = pair
-        assert isinstance(low.value, Var) and isinstance(high.value, Var)
-        offset = self._both(low.offset)
-        tile = self._tile(low.value, f"{low.buffer.name}_pairs")
-        both = Put(low.buffer, offset, tile, low.guard)
-        return [Zip(tile, (low.value, high.value)), both]
+    def _joined(self, *pair: Statement) -> list[Statement]:
+        """Return the statements that load or store a pair; none for ()."""
+        match pair:
+            case (Let(value=Load() as load) as low, Let() as high):
+                both = Load(load.buffer, (self._both(load.indices[0]),), load.guard)
+                tile = self._tile(low.var, f"{load.buffer.name}_pairs")
+                return [Let(tile, both), Unzip((low.var, high.var), tile)]
+            case (Put(value=Var() as even) as low, Put(value=Var() as odd)):
+                offset = self._both(low.offset)
+                tile = self._tile(even, f"{low.buffer.name}_pairs")
+                return [Zip(tile, (even, odd)), Put(low.buffer, offset, tile, low.guard)]
+            case _:
+                return []
