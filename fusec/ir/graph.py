@@ -23,30 +23,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NewType, TypeAlias
 
 from fusec.errors import InternalError
-from fusec.ir.argument import (
-    Argument,
-    Comparison,
-    Condition,
-    InputObject,
-    Junction,
-    NodeConstant,
-    OwnTensor,
-    SizeValue,
-    View,
-    argument_views,
-    whole_view,
-)
+from fusec.ir.argument import Argument as Argument
+from fusec.ir.argument import Comparison as Comparison
+from fusec.ir.argument import Condition as Condition
+from fusec.ir.argument import InputObject as InputObject
+from fusec.ir.argument import Junction as Junction
+from fusec.ir.argument import NodeConstant as NodeConstant
+from fusec.ir.argument import OwnTensor as OwnTensor
+from fusec.ir.argument import SizeValue as SizeValue
+from fusec.ir.argument import View as View
+from fusec.ir.argument import argument_views as argument_views
+from fusec.ir.argument import whole_view as whole_view
 from fusec.ir.decision import Decision
-from fusec.ir.definition import (
-    NOWHERE,
-    Def,
-    Origin,
-    by_name,
-    loaded,
-    sizes_in,
-    sizes_in_axes,
-    sizes_in_exprs,
-)
+from fusec.ir.definition import NOWHERE, by_name, loaded, sizes_in_axes, sizes_in_exprs
+from fusec.ir.definition import Def as Def
+from fusec.ir.definition import Origin as Origin
+from fusec.ir.definition import sizes_in as sizes_in
 from fusec.ir.expr import (
     Buffer,
     Expr,
@@ -59,44 +51,12 @@ from fusec.ir.expr import (
     substitute,
     substitute_all,
 )
-from fusec.ir.extern import BoundSize, CallStep, Constant, Extern, SizeMinimum
+from fusec.ir.extern import BoundSize as BoundSize
+from fusec.ir.extern import CallStep as CallStep
+from fusec.ir.extern import Constant as Constant
+from fusec.ir.extern import Extern as Extern
+from fusec.ir.extern import SizeMinimum as SizeMinimum
 from fusec.ir.index import Axis, Index, Size, index
-
-__all__ = [
-    "Argument",
-    "BoundSize",
-    "CallStep",
-    "Carried",
-    "Comparison",
-    "Condition",
-    "Constant",
-    "Def",
-    "Extern",
-    "FlatKernel",
-    "ForeachKernel",
-    "Graph",
-    "InputObject",
-    "Junction",
-    "Kernel",
-    "Line",
-    "NodeConstant",
-    "Origin",
-    "OwnTensor",
-    "RowLoop",
-    "Schedule",
-    "SizeMinimum",
-    "SizeValue",
-    "Step",
-    "Store",
-    "View",
-    "all_kernels",
-    "all_launches",
-    "argument_views",
-    "axes_of",
-    "kernel_nodes",
-    "sizes_in",
-    "whole_view",
-]
 
 Line: TypeAlias = "Def | CallStep | RowLoop"
 """An element of a graph, in execution order."""

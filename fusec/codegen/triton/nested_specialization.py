@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fusec.codegen.triton.descriptors import DescriptorCopy
+from fusec.codegen.triton.descriptors import Copies, DescriptorCopy
 from fusec.codegen.triton.warp_specialization import TENSOR_BYTES, RoleStatements
 from fusec.ir.expr import Const, Dot, Expr, Load, Op, Var
 from fusec.ir.index import index
@@ -131,9 +131,7 @@ def _dot(statement: Let | Update) -> Dot:
     return statement.value
 
 
-def split_nested(
-    program: Program, copied: Mapping[Var | Put, DescriptorCopy]
-) -> RoleStatements | None:
+def split_nested(program: Program, copied: Copies) -> RoleStatements | None:
     """Split a program into roles, or return None unless all loops multiply products' results."""
     loops = _innermost(program.body)
     views = _views(program, copied)
@@ -165,9 +163,7 @@ def _innermost(body: tuple[Statement, ...]) -> list[For]:
     return [s for s in loops if not any(isinstance(inner, For) for inner in s.body)]
 
 
-def _is_nest(
-    body: tuple[Statement, ...], copied: Mapping[Var | Put, DescriptorCopy], sums: set[Var]
-) -> bool:
+def _is_nest(body: tuple[Statement, ...], copied: Copies, sums: set[Var]) -> bool:
     """Return True if no statement between loops copies a tile or reads an accumulator."""
     at = [n for n, s in enumerate(body) if isinstance(s, For)]
     return all(
@@ -184,7 +180,7 @@ def _is_loops(loop: For) -> bool:
     return not inside or (len(inside) == len(loop.body) and all(map(_is_loops, inside)))
 
 
-def _views(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> dict[Expr, Let]:
+def _views(program: Program, copied: Copies) -> dict[Expr, Let]:
     """Return name -> definition, for transposes of copied tiles."""
     body = (s for s in statements(program.body) if isinstance(s, Let))
     return {s.var: s for s in body if isinstance(s.value, Var) and s.value in copied}
@@ -202,9 +198,7 @@ def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
 # -- analysis of an iteration ----------------------------------------------------------------------
 
 
-def _iteration(
-    loop: For, copied: Mapping[Var | Put, DescriptorCopy], views: Mapping[Expr, Let]
-) -> _Iteration | None:
+def _iteration(loop: For, copied: Copies, views: Mapping[Expr, Let]) -> _Iteration | None:
     """Return the parts of a loop's body, or None if it does not have this form."""
 
     def tile(value: Expr) -> Expr:
@@ -346,7 +340,7 @@ class _Splitter:
     def __init__(
         self,
         program: Program,
-        copied: Mapping[Var | Put, DescriptorCopy],
+        copied: Copies,
         views: Mapping[Expr, Let],
         shared: tuple[Let, ...],
         iterations: list[_Iteration],

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.lowering.orient import COLUMNS
-from fusec.codegen.triton.descriptors import DescriptorCopy
+from fusec.codegen.triton.descriptors import Copies, DescriptorCopy
 from fusec.ir.expr import Dot, Expr, Op, Var
 from fusec.ir.index import Axis, index, is_nonnegative, product
 from fusec.ir.program import (
@@ -47,7 +47,6 @@ from fusec.ir.program import (
     Halve,
     Let,
     Program,
-    Put,
     Ring,
     Statement,
     Take,
@@ -77,7 +76,7 @@ class RoleStatements:
 
     load: tuple[Statement, ...]
     multiply: tuple[Statement, ...]
-    copies: Mapping[Var | Put, DescriptorCopy] = field(default_factory=dict)
+    copies: Copies = field(default_factory=dict)
     sides: Mapping[Var, tuple[Var, ...]] = field(default_factory=dict)
     dimension: Mapping[Axis, int] = field(default_factory=dict)
 
@@ -88,7 +87,7 @@ class RoleStatements:
         return tuple(reversed(found.values()))
 
 
-def split(program: Program, copied: Mapping[Var | Put, DescriptorCopy]) -> RoleStatements | None:
+def split(program: Program, copied: Copies) -> RoleStatements | None:
     """Split a program into roles, or return None if its loop does more than multiply tiles.
 
     Args:
@@ -123,7 +122,7 @@ def _adds_a_part(update: Update, products: tuple[Let | Update, ...]) -> bool:
     return False
 
 
-def _is_read(side: tuple[Expr, bool], copied: Mapping[Var | Put, DescriptorCopy]) -> bool:
+def _is_read(side: tuple[Expr, bool], copied: Copies) -> bool:
     """Return True for an operand, the right one or not, that tensor cores read where it is."""
     value, right = side
     copy = copied.get(value) if isinstance(value, Var) else None
@@ -183,7 +182,7 @@ class _Joint:
     def of(
         cls,
         pair: tuple[tuple[Update, Dot], tuple[Update, Dot]],
-        copied: Mapping[Var | Put, DescriptorCopy],
+        copied: Copies,
     ) -> _Joint | None:
         """Return two products as one, if their right tiles lie in shared memory alike."""
         (one, dot), (other, second) = pair
