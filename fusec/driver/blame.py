@@ -29,12 +29,8 @@ class Blame:
     line: str
 
     def __str__(self) -> str:
-        parts = [
-            *([f"in stage {self.stage!r}"] if self.stage else []),
-            *([f"at {self.op}"] if self.op else []),
-            *([f"({self.line})"] if self.line else []),
-        ]
-        return " ".join(parts)
+        op, line = self.op and f"at {self.op}", self.line and f"({self.line})"
+        return " ".join(filter(None, (self.stage and f"in stage {self.stage!r}", op, line)))
 
 
 def blame(error: BaseException) -> Blame:

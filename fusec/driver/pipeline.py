@@ -205,27 +205,15 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
 
 def kernel_rows(compiled: Compiled) -> list[dict[str, Any]]:
     """Return the manifest's row of each kernel, for the loader."""
-    return [
-        {
-            "name": name,
-            "function": program.name,
-            "buffers": len(program.buffers),
-            "sizes": len(program.sizes),
-            "blocks": wrapper.print_blocks(program) if program.table else None,
-            "parts": [_part(program)],
-        }
-        for name, program in compiled.distinct.items()
-    ] + [
-        {
-            "name": run.name,
-            "function": run.name,
-            "buffers": len(run.buffers),
-            "sizes": run.numbers,
-            "blocks": None,
-            "parts": [_part(compiled.programs[name]) for name in run.kernels],
-        }
-        for run in compiled.runs
-    ]
+    rows = []
+    for name, p in compiled.distinct.items():
+        blocks = wrapper.print_blocks(p) if p.table else None
+        rows.append((name, p.name, len(p.buffers), len(p.sizes), blocks, [_part(p)]))
+    for run in compiled.runs:
+        parts = [_part(compiled.programs[name]) for name in run.kernels]
+        rows.append((run.name, run.name, len(run.buffers), run.numbers, None, parts))
+    fields = ("name", "function", "buffers", "sizes", "blocks", "parts")
+    return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 def _part(program: Program) -> tuple[str, str]:

@@ -26,7 +26,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.buffer import Buffer as Buffer
@@ -327,6 +327,11 @@ def _coerce(value: float | int | bool, dtype: DType) -> float | int | bool:
 def op(name: str, *args: Expr) -> Expr:
     """Return the operation ``name`` of ``args``."""
     return Op(name, args)
+
+
+def is_op(node: Expr, *names: str | None) -> TypeGuard[Op]:
+    """Return True for one of the operations ``names``."""
+    return isinstance(node, Op) and node.name in names
 
 
 def cast(arg: Expr, dtype: DType) -> Expr:

@@ -51,6 +51,7 @@ from typing import TypeAlias
 from fusec.ir.expr import Buffer, Const, Dot, Expr, Load, Var, children, index_exprs, reach
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import CodeTuning
+from fusec.ir.text import print_axes
 
 MULTIPLE = 16
 """A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""
@@ -378,8 +379,7 @@ def map_statements(
 def print_program(program: Program) -> str:
     """Return the program as text."""
     args = ", ".join([*(b.name for b in program.buffers), *(s.name for s in program.sizes)])
-    grid = "  ".join(f"{a.name}:{a.extent}" for a in program.grid) or "-"
-    lanes = "  ".join(f"{a.name}:{a.extent}" for a in program.lanes) or "-"
+    grid, lanes = print_axes(program.grid), print_axes(program.lanes)
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
     print_block(program.body, 1, lines)
     for kind in dict.fromkeys(kind for _, kind in program.exponentials):

@@ -121,22 +121,20 @@ def _expr(node: Expr, text: dict[Expr, str]) -> str:
         case Select():
             parts = (node.condition, node.then, node.other)
             return f"where({', '.join(_strip(text[p]) for p in parts)})"
-        case Reduce():
-            over = ", ".join(a.name for a in node.over)
-            bodies = ", ".join(_strip(text[b]) for b in node.bodies)
-            return f"{node.monoid}({over}: {bodies})"
-        case Scan():
-            over = ", ".join(a.name for a in node.over)
-            bodies = ", ".join(_strip(text[b]) for b in node.bodies)
-            return f"{node.monoid}_scan({over}: {bodies})"
-        case Dot():
+        case Reduce() | Scan() | Dot():
             over = ", ".join(a.name for a in node.over)
             operands = ", ".join(_strip(text[c]) for c in children(node))
-            return f"{'tf32' if node.tf32 else 'dot'}({over}: {operands})"
+            return f"{_folding(node)}({over}: {operands})"
         case Var():
             return node.name
         case _:
             raise InternalError(node, stage="ir.text")
+
+
+def _folding(node: Reduce | Scan | Dot) -> str:
+    if isinstance(node, Dot):
+        return "tf32" if node.tf32 else "dot"
+    return f"{node.monoid}{'_scan' * isinstance(node, Scan)}"
 
 
 def print_type(buffer: Buffer) -> str:

@@ -28,6 +28,7 @@ from fusec.ir.expr import (
     axes_in,
     both,
     children,
+    is_op,
     loads,
     postorder,
     reductions,
@@ -137,7 +138,7 @@ def _is_weighted(node: Reduce) -> bool:
     if node.monoid is not SUM or not all(map(is_short, node.over)):
         return False
     body = node.body
-    return isinstance(body, Op) and body.name == "mul" and any(map(is_index_only, body.args))
+    return is_op(body, "mul") and any(map(is_index_only, body.args))
 
 
 def is_short(axis: Axis) -> bool:

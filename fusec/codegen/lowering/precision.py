@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fusec.ir.dtype import F32, HALF
-from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, reach
+from fusec.ir.expr import Cast, Const, Dot, Expr, Op, Reduce, Select, Var, children, is_op, reach
 from fusec.ir.monoid import MAX, MIN, SUM
 from fusec.ir.program import For, Let, Program, Put, Statement, Update, Zip, reads, statements
 
@@ -95,7 +95,7 @@ def relative_to_maximum(program: Program) -> frozenset[Var]:
     for loop in statements(program.body):
         if not isinstance(loop, For):
             continue
-        maxima = {s.var for s in loop.body if isinstance(s, Update) and _is_op(s.value, "maximum")}
+        maxima = {s.var for s in loop.body if isinstance(s, Update) and is_op(s.value, "maximum")}
         values: dict[Expr, Expr] = {s.var: s.value for s in loop.body if isinstance(s, Let)}
 
         for var, value in values.items():
@@ -107,18 +107,17 @@ def relative_to_maximum(program: Program) -> frozenset[Var]:
 
 def _is_small_erf(var: Var, values: _Values, uses: _Uses) -> bool:
     """Return True for an erf used other than in a sum with a constant: it is exact near 0."""
-    others = (s for s in uses.get(var, ()) if isinstance(s, Let | Update))
-    return _is_op(values[var], "erf") and not all(_adds_constant(s.value) for s in others)
-
-
-def _adds_constant(value: Expr) -> bool:
-    return _is_op(value, "add", "sub") and any(isinstance(arg, Const) for arg in children(value))
+    others = (s.value for s in uses.get(var, ()) if isinstance(s, Let | Update))
+    return is_op(values[var], "erf") and not all(
+        is_op(x, "add", "sub") and any(isinstance(arg, Const) for arg in children(x))
+        for x in others
+    )
 
 
 def _is_extremum(value: Expr) -> bool:
     """Return True for a maximum or minimum: its result may be compared for exact equality."""
     picks = isinstance(value, Reduce) and value.monoid in (MAX, MIN)
-    return picks or _is_op(value, "maximum", "minimum")
+    return picks or is_op(value, "maximum", "minimum")
 
 
 def _is_weight(var: Var, values: _Values, uses: _Uses) -> bool:
@@ -151,7 +150,7 @@ def _difference(value: Expr, values: _Values) -> tuple[Expr, Expr] | tuple[None,
 
 def _rescales_sums(var: Var, values: _Values, uses: _Uses) -> bool:
     """Return True for the exponential by which sums are rescaled when their maximum grows."""
-    if not _is_op(values[var], "exp"):
+    if not is_op(values[var], "exp"):
         return False
     for statement in uses.get(var, ()):
         match statement:
@@ -183,13 +182,9 @@ def _is_summed(value: Expr, uses: _Uses) -> bool:
     return True
 
 
-def _is_op(value: Expr, *names: str) -> bool:
-    return isinstance(value, Op) and value.name in names
-
-
 def _rounds(value: Expr) -> bool:
     narrows = isinstance(value, Cast) and value.dtype in HALF
-    return narrows or _is_op(value, "round_f16", "round_bf16")
+    return narrows or is_op(value, "round_f16", "round_bf16")
 
 
 def _passes_on(value: Expr) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from fusec.codegen.triton.operations import STAGE
 from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Var, children
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Var, children, is_op
 from fusec.ir.index import (
     Atom,
     Axis,
@@ -215,6 +215,6 @@ def narrow_values(program: Program) -> frozenset[Var]:
 
 def _allows_32_bits(value: Expr) -> bool:
     """Return True for a random number, and for a comparison with plain constants."""
-    if not isinstance(value, Op) or value.name not in _COMPARISONS:
-        return isinstance(value, Op) and value.name == "random"
+    if not is_op(value, *_COMPARISONS):
+        return is_op(value, "random")
     return all(is_plain(arg) for arg in value.args if isinstance(arg, Const))

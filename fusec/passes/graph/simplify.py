@@ -31,6 +31,7 @@ from fusec.ir.expr import (
     both,
     cast,
     index_of,
+    is_op,
     postorder,
     substitute,
 )
@@ -90,13 +91,9 @@ def round_as_eager(graph: Graph) -> Graph:
 
 def _unrounded(root: Expr) -> Expr:
     """``bf16(round_bf16(e))`` is ``bf16(e)``."""
-    if isinstance(root, Cast) and _is_op(root.arg, ROUND.get(root.dtype)):
+    if isinstance(root, Cast) and is_op(root.arg, ROUND.get(root.dtype)):
         return Cast(root.arg.args[0], root.dtype)
     return root
-
-
-def _is_op(node: Expr, name: str | None) -> TypeGuard[Op]:
-    return isinstance(node, Op) and node.name == name
 
 
 def _is_number(node: Expr, value: float) -> TypeGuard[Const]:
@@ -132,7 +129,7 @@ def own_type(node: Cast) -> Expr:
 def repeated_rounding(node: Op) -> Expr:
     """``round_bf16(x)`` is x, where x is rounded already."""
     (inner,) = node.args
-    return inner if _is_op(inner, node.name) else node
+    return inner if is_op(inner, node.name) else node
 
 
 def rounded_integer(node: Op) -> Expr:
@@ -214,7 +211,7 @@ def known_condition(node: Op) -> Expr:
 def double_negation(node: Op) -> Expr:
     """``-(-x)`` and ``not(not(x))`` are x."""
     (inner,) = node.args
-    return inner.args[0] if _is_op(inner, node.name) else node
+    return inner.args[0] if is_op(inner, node.name) else node
 
 
 def opposite_comparison(node: Op) -> Expr:
@@ -433,7 +430,7 @@ def one_hot_sum(node: Reduce) -> Expr:
     if node.monoid is not SUM or len(node.over) != 1:
         return node
     (axis,), body, factor = node.over, node.body, None
-    if _is_op(body, "mul"):
+    if is_op(body, "mul"):
         body, factor = body.args if isinstance(body.args[0], Select) else body.args[::-1]
     match body:
         case Select(condition=Op(name="eq", args=(a, b)), then=value, other=Const(value=0)):
@@ -454,7 +451,7 @@ def steady_and_one_hot_sum(node: Reduce) -> Expr:
 
     The gradient of a cross-entropy with label smoothing has this form.
     """
-    if node.monoid is not SUM or len(node.over) != 1 or not _is_op(node.body, "add"):
+    if node.monoid is not SUM or len(node.over) != 1 or not is_op(node.body, "add"):
         return node
     a, b = (Reduce(SUM, node.over, term) for term in node.body.args)
     for steady, varying in ((a, b), (b, a)):

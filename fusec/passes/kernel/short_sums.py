@@ -27,6 +27,7 @@ from fusec.ir.expr import (
     Select,
     axes_in,
     children,
+    is_op,
     reach,
     rebuild,
     substitute,
@@ -81,7 +82,7 @@ class SumWriter:
 
     def term(self, body: Expr, where: Mapping[Axis, Index]) -> tuple[float, Expr]:
         """Return a term as a number times the rest; without a constant factor the number is 1."""
-        if isinstance(body, Op) and body.name == "mul":
+        if is_op(body, "mul"):
             for factor, rest in (body.args, body.args[::-1]):
                 number = _number(factor, where)
                 if number is not None:
@@ -156,14 +157,10 @@ def _terms(kernel: FlatKernel) -> tuple[Axis, ...]:
     if not all(n.monoid is SUM and all(map(is_short, n.over)) for n in sums):
         return ()
     factors = [side for n in sums for side in children(n.body) if is_index_only(side)]
-    if len(factors) != len(sums) or not all(_is_product(n.body) for n in sums):
+    if len(factors) != len(sums) or not all(is_op(n.body, "mul") for n in sums):
         return ()
     along = axes_in(factors) - axes_in(n for n in nodes if isinstance(n, Load))
     found = tuple(a for a in kernel.grid if a in along and is_short(a))
     stored = all(set(found) <= s.indices[0].axes for s in kernel.stores)
     few = product(a.extent for a in found).const <= MOST_POINTS
     return found if stored and few else ()
-
-
-def _is_product(node: Expr) -> bool:
-    return isinstance(node, Op) and node.name == "mul"

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from fusec.errors import BuildError, UsageError
+from fusec.runtime.from_json import read
 from fusec.runtime.interior import current_device_getter
 from fusec.runtime.kernels import table
 from fusec.runtime.kernels.triton_interior import (
@@ -218,7 +219,7 @@ def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | 
     """
     rows = json.loads(blobs["triton.json"])
     binaries = [Binary(blobs[f"{row.pop('code')}.bin"], row.pop("metadata")) for row in rows]
-    kernels = [_unpack_source(row) for row in rows]
+    kernels: list[TritonSource] = [read(TritonSource, row, "a kernel") for row in rows]
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fusec-launcher") as pool:
         launchers = list(pool.map(_launcher_of, kernels, binaries))
     loaded = {
@@ -232,19 +233,8 @@ def unpack(blobs: Mapping[str, bytes], device: int) -> dict[str, TritonKernel | 
     }
 
 
-def _unpack_source(row: dict[str, Any]) -> TritonSource:
-    row["signature"] = tuple(map(tuple, row["signature"]))
-    row["divisible"], row["grid"] = tuple(row["divisible"]), tuple(row["grid"])
-    row["descriptors"] = tuple(_unpack_descriptor(**one) for one in row["descriptors"])
-    return TritonSource(**row)
-
-
 def _launcher_of(kernel: TritonSource, binary: Binary) -> Callable[..., None]:
     return make_launcher(binary.metadata, dict(kernel.signature))
-
-
-def _unpack_descriptor(name: str, pointer: str, **lists: Sequence[Any]) -> TileDescriptor:
-    return TileDescriptor(name, pointer, **{field: tuple(row) for field, row in lists.items()})
 
 
 # -- launching -----------------------------------------------------------------------------------
