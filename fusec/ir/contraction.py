@@ -48,6 +48,11 @@ class Factors:
     scales: tuple[Expr, ...] = ()
     block: int = 0
 
+    @property
+    def is_promoted(self) -> bool:
+        """Whether f32 takes its sum after each tile where tensor cores add 8 bits coarsely."""
+        return self.left.dtype in F8 and self.coarse < COARSE_TERMS["mul8_fast"]
+
 
 def factors(node: Expr) -> Factors | None:
     """Return the factors of a contraction in f32, or None if ``node`` is anything else."""

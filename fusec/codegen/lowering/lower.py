@@ -31,9 +31,8 @@ from fusec.codegen.lowering.transformed import lower_transformed
 from fusec.codegen.lowering.values import Scope
 from fusec.errors import InternalError
 from fusec.ir.combine import State, combine, identities
-from fusec.ir.dtype import BOOL, F8, DType
+from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
-    Buffer,
     Cast,
     Const,
     Dot,
@@ -64,9 +63,9 @@ from fusec.ir.linear import dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
-from fusec.ir.program import For, Let, Program, Put, Scratch, Statement, Update
+from fusec.ir.program import For, Let, Program, Put, Update
 from fusec.ir.rewrite import is_checked
-from fusec.ir.scalar import COARSE_TERMS, SCALAR_OPS
+from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import Hit, hits_of, serial_axes
 from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
@@ -95,7 +94,7 @@ class _Lowering(LoopBounds):
         sweeps: dict[int, list[Task | Reduce]] = {}
         for reduction in homes:
             sweeps.setdefault(depth.below(reduction), []).append(reduction)
-        made = self._made_in_place(homes)
+        made = [self.scattered[node].store for node in homes if node in self.scattered]
         for task in tasks:
             if task not in made:
                 sweeps.setdefault(depth.of(roots(task)), []).append(task)
@@ -186,10 +185,6 @@ class _Lowering(LoopBounds):
         if zero.dtype is not reduction.dtype:
             zero = self._once(self.here, Cast(zero, reduction.dtype))
         self._let(self.here, reduction, Op("add", (total, zero)))
-
-    def _made_in_place(self, homes: list[Reduce]) -> list[Task]:
-        """Return the stores whose value a scatter makes where it is stored."""
-        return [self.scattered[node].store for node in homes if node in self.scattered]
 
     def _run(self, loop: Axis, tasks: list[Task]) -> None:
         """Emit one loop; a scatter's is the one iteration that the source hits."""
@@ -298,12 +293,9 @@ class _Lowering(LoopBounds):
             store = stored.store
             self.region([replace(store, expr=stored.start)])
             return Accumulate(reduction, (), (store.buffer,), store.indices[0])
-        made = [
-            self._array(reduction, self._hint(reduction), neutral.dtype)
-            for neutral in identities(reduction)
-        ]
+        made = [self._array(self.here, reduction, n.dtype) for n in identities(reduction)]
         for (array, slot), neutral in zip(made, identities(reduction), strict=True):
-            self._fill(array, slot, neutral)
+            self._fill(self.here, array, slot, neutral)
         arrays, (slot, *_) = zip(*made, strict=True)
         return Accumulate(reduction, (), arrays, slot)
 
@@ -337,25 +329,6 @@ class _Lowering(LoopBounds):
         reduction = task.reduction
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
-
-    def _array(self, node: Expr, hint: str, dtype: DType) -> tuple[Buffer, Index]:
-        """Declare a private array with a slot for each iteration of a node's loops and lanes."""
-        axes = sorted(self.layout.loops_of(node.axes) - self.here.bound, key=self.nest.index)
-        axes += [a for a in self.lanes if a in node.axes]
-        slot = index(0)
-        for axis in axes:
-            slot = slot * axis.extent + index(axis)
-        length = product(a.extent for a in axes)
-        name = self.names.new(f"a_{hint}")
-        array = Buffer(name, (length,), (index(1),), dtype)
-        self.here.body.append(Scratch(array, length))
-        return array, slot
-
-    def _fill(self, array: Buffer, slot: Index, value: Const) -> None:
-        body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
-        for loop in reversed([a for a in self.nest if a in slot.axes]):
-            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
-        self.here.body.extend(body)
 
     def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
@@ -407,7 +380,7 @@ class _Lowering(LoopBounds):
                 self._multiply_slot(task)
                 return
             (carry,) = task.carries
-            apart = self.plan.promotes and self._is_coarse(reduction)
+            apart = self.plan.promotes and any(p.is_promoted for p in self.dots[reduction])
             for dot in self._products(reduction, None if apart else carry):
                 value: Expr = dot
                 if apart:
@@ -434,11 +407,6 @@ class _Lowering(LoopBounds):
             self.here.body.append(Update(carry, value))
         if reduction in self.running:
             self.here.memo[reduction] = self._refer(reduction, old, task.carries[-1])
-
-    def _is_coarse(self, reduction: Reduce) -> bool:
-        """Return True if only some of a sum's terms may be added as tensor cores of 8 bits do."""
-        most = COARSE_TERMS["mul8_fast"]
-        return any(p.left.dtype in F8 and p.coarse < most for p in self.dots[reduction])
 
     def _combine_slot(self, task: Accumulate, state: State) -> None:
         """Combine a state into a slot of private arrays."""
@@ -496,7 +464,7 @@ class _Lowering(LoopBounds):
             if not isinstance(node, Load) or not is_transposed(node, loop, lane):
                 continue
             if self.layout.loops_of(node.axes) - self.here.bound == {loop}:
-                array, slot = self._array(node, self._hint(node), node.dtype)
+                array, slot = self._array(self.here, node, node.dtype)
                 self._run(loop, [Keep(node, array, slot)])
                 self.arrays[node] = (array, slot)
 
@@ -544,7 +512,7 @@ class _Lowering(LoopBounds):
             covered.update(postorder((node,)))
             if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:
                 continue
-            array, slot = self._array(node, self._hint(node), node.dtype)
+            array, slot = self._array(self.here, node, node.dtype)
             kept.append(Keep(node, array, slot))
         return kept
 

@@ -345,18 +345,8 @@ class Values:
 
     def _row(self, scope: Scope, node: Scan, neutral: Const) -> Load:
         """Declare an array for what a scan has so far, filled with its identity."""
-        inside = self.layout.loops_of(node.axes) - self.layout.loops_of(node.over) - scope.bound
-        axes = sorted(inside, key=self.nest.index)
-        axes += [a for a in self.lanes if a in node.axes]
-        slot = index(0)
-        for axis in axes:
-            slot = slot * axis.extent + index(axis)
-        length = product(a.extent for a in axes)
-        array = Buffer(self.names.new("a_row"), (length,), (index(1),), neutral.dtype)
-        body: tuple[Statement, ...] = (Put(array.flat(), slot, neutral, None),)
-        for loop in reversed([a for a in axes if a in inside]):
-            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
-        scope.body += [Scratch(array, length), *body]
+        array, slot = self._array(scope, node, neutral.dtype, "row", node.over)
+        self._fill(scope, array, slot, neutral)
         return Load(array.flat(), (slot,))
 
     def _scan_lanes(
@@ -409,6 +399,31 @@ class Values:
         carry = self._var(f"{hint}_acc", neutral.dtype, lanes)
         scope.body.append(Carry(carry, neutral))
         return carry
+
+    def _array(
+        self, scope: Scope, node: Expr, dtype: DType, hint: str = "", over: tuple[Axis, ...] = ()
+    ) -> tuple[Buffer, Index]:
+        """Declare a private array with a slot for each lane of a value and iteration of its loops.
+
+        Args:
+            over: axes whose loops share a slot.
+        """
+        loops = self.layout.loops_of(node.axes) - self.layout.loops_of(over) - scope.bound
+        axes = sorted(loops, key=self.nest.index) + [a for a in self.lanes if a in node.axes]
+        slot = index(0)
+        for axis in axes:
+            slot = slot * axis.extent + index(axis)
+        length = product(a.extent for a in axes)
+        name = self.names.new(f"a_{hint or self._hint(node)}")
+        array = Buffer(name, (length,), (index(1),), dtype)
+        scope.body.append(Scratch(array, length))
+        return array, slot
+
+    def _fill(self, scope: Scope, array: Buffer, slot: Index, value: Const) -> None:
+        body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
+        for loop in reversed([a for a in self.nest if a in slot.axes]):
+            body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
+        scope.body.extend(body)
 
     def _masked(self, scope: Scope, node: Reduce) -> State:
         """Return a reduction's bodies, with its identities in masked lanes."""

@@ -22,13 +22,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
-from fusec.ir.dtype import BF16, F4X2, F8, F32
+from fusec.ir.dtype import BF16, F4X2, F32
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import groups_of
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, TileTuning
-from fusec.ir.scalar import COARSE_TERMS
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.pointwise import power_of_two
 
@@ -269,7 +268,7 @@ def find_work(
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
     outer = [node for node in products if node not in nested]
-    parts = [n.axes for n in outer if _is_promoted(products[n], machine)]
+    parts = [n.axes for n in outer if machine.sm.coarse and products[n].is_promoted]
     groups = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and groups_of(n)]
     whole = products.values() if machine.sm.whole_operands and nested else ()
     return TileResources(
@@ -303,12 +302,6 @@ def _least_terms(parts: Factors) -> int:
     """Return the least terms of a tensor core's tile: of 4 bits, two are in a byte."""
     kinds = (parts.left.dtype, parts.right.dtype)
     return _LEAST_BYTES // kinds[0].itemsize * (2 if F4X2 in kinds else 1)
-
-
-def _is_promoted(parts: Factors, machine: Machine) -> bool:
-    """Return True for a product of 8 bits whose sum f32 takes after each tile."""
-    apart = parts.left.dtype in F8 and parts.coarse < COARSE_TERMS["mul8_fast"]
-    return machine.sm.coarse and apart
 
 
 def _carried(node: Expr, by_lanes: set[Reduce]) -> frozenset[Axis]:
