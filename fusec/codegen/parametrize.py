@@ -437,10 +437,7 @@ class _Rebuild:
         moved = substitute(value, self.axes, lambda read: read)
         if not self.sizes:
             return moved
-        total = index(moved.const)
-        for atoms, by in moved.terms:
-            total += product(self.atom(a) if isinstance(a, Size) else a for a in atoms) * by
-        return total
+        return index(moved.evaluate(lambda a: self.atom(a) if isinstance(a, Size) else index(a)))
 
     def index(self, value: Index, number: Callable[[int], Index] | None = None) -> Index:
         number = number or self.number

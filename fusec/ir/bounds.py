@@ -39,10 +39,5 @@ def _is_taken_away(low: Index, size: Size) -> bool:
 
 def _replaced(value: Index, size: Size, by: Index) -> Index:
     """Return a sum with ``by`` substituted for a size, except inside divisions."""
-    total = by * 0 + value.const
-    for monomial, coefficient in value.terms:
-        term = by * 0 + coefficient
-        for atom in monomial:
-            term = term * (by if atom is size else atom)
-        total = total + term
-    return total
+    nothing = by * 0
+    return nothing + value.evaluate(lambda atom: by if atom is size else nothing + atom)

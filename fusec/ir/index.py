@@ -16,8 +16,9 @@ Worked example: with ``b < B``, ``t < 8``, ``m = b*8 + t``: ``m//8`` is ``b`` an
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 from fusec.ir.atoms import (
     Atom,
@@ -39,6 +40,7 @@ from fusec.ir.intern import Node
 from fusec.ir.polynomial import common_factors, shifted
 
 _NO_AXES: frozenset[Axis] = frozenset()
+_Value = TypeVar("_Value", int, "Index")
 
 
 class Index(Node):
@@ -140,26 +142,28 @@ class Index(Node):
 
     def hint(self) -> int:
         """Return the value with each size at its hint and each axis at 0."""
-        total = self.const
-        for monomial, coefficient in self.terms:
-            product = coefficient
-            for atom in monomial:
-                match atom:
-                    case Size():
-                        product *= atom.hint
-                    case FloorDiv():
-                        product *= atom.dividend.hint() // (atom.divisor.hint() or 1)
-                    case Mod():
-                        product *= atom.dividend.hint() % (atom.divisor.hint() or 1)
-                    case _:
-                        product = 0
-            total += product
-        return total
+        return self.evaluate(_hint)
+
+    def evaluate(self, of: Callable[[Atom], _Value]) -> _Value | int:
+        """Return the sum with ``of(atom)`` in the place of each atom: a number, or an index."""
+        return self.const + sum(k * math.prod(map(of, atoms)) for atoms, k in self.terms)
 
     def __repr__(self) -> str:
         from fusec.ir.text import print_index  # local: text imports this module
 
         return print_index(self)
+
+
+def _hint(atom: Atom) -> int:
+    match atom:
+        case Size():
+            return atom.hint
+        case FloorDiv():
+            return atom.dividend.hint() // (atom.divisor.hint() or 1)
+        case Mod():
+            return atom.dividend.hint() % (atom.divisor.hint() or 1)
+        case _:
+            return 0
 
 
 def index(value: IntoIndex) -> Index:

@@ -7,6 +7,7 @@ so that bounds of the single terms prove nothing. Worked example: for ``i < 6``,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -33,8 +34,9 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
     limits = {a: a.limit for a in axes if a.limit is not None and _follows_from_axes(a.limit)}
     for coordinates in itertools.product(*(range(axis.extent.const) for axis in axes)):
         at = dict(zip(axes, coordinates, strict=True))
-        outside = any(at[axis] >= _value(limit, at) for axis, limit in limits.items())
-        if not outside and not 0 <= _value(value, at) < extent.const:
+        of = functools.partial(_value, at=at)
+        outside = any(at[axis] >= limit.evaluate(of) for axis, limit in limits.items())
+        if not outside and not 0 <= value.evaluate(of) < extent.const:
             return False
     return True
 
@@ -46,18 +48,13 @@ def _follows_from_axes(value: Index) -> bool:
     return positive and not any(isinstance(a, Size | Runtime) for a in value.atoms())
 
 
-def _value(value: Index, at: Mapping[Axis, int]) -> int:
-    """Return the value of an index that follows from axes, at one point."""
-    factors = ((k, [_atom(atom, at) for atom in atoms]) for atoms, k in value.terms)
-    return value.const + sum(k * math.prod(numbers) for k, numbers in factors)
-
-
-def _atom(atom: Atom, at: Mapping[Axis, int]) -> int:
+def _value(atom: Atom, at: Mapping[Axis, int]) -> int:
+    """Return the value of an atom that follows from axes, at one point."""
     match atom:
         case Axis():
             return at[atom]
-        case FloorDiv():
-            return _value(atom.dividend, at) // atom.divisor.const
-        case Mod():
-            return _value(atom.dividend, at) % atom.divisor.const
+        case FloorDiv() | Mod():
+            dividend: int = atom.dividend.evaluate(functools.partial(_value, at=at))
+            divisor = atom.divisor.const
+            return dividend // divisor if isinstance(atom, FloorDiv) else dividend % divisor
     raise InternalError(atom, stage="ir.points")
