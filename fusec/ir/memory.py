@@ -106,20 +106,12 @@ def _read_outside(kernel: Kernel, store: Store, awaited: set[Expr]) -> set[Buffe
     The store's own expression may load them outside reductions: those are the element's.
     """
     found: set[Buffer] = set()
-    others = [s.expr for s in kernel.stores if s is not store]
-    for roots, at_element in (([store.expr], True), (others, False)):
-        waiting, seen = [*roots], set(awaited)
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            match node:
-                case Load(buffer=buffer) if not at_element:
-                    found.add(buffer)
-                case Reduce():
-                    found.update(load.buffer for load in loads((node,)))
-            waiting += children(node)
+    for other in kernel.stores:
+        nodes = reach((other.expr,), lambda node: () if node in awaited else children(node))
+        outside = [node for node in nodes if node not in awaited]
+        found.update(n.buffer for n in loads(n for n in outside if isinstance(n, Reduce)))
+        if other is not store:
+            found.update(node.buffer for node in outside if isinstance(node, Load))
     return found
 
 

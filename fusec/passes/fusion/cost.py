@@ -23,6 +23,7 @@ from fusec.ir.expr import (
     Select,
     loads,
     postorder,
+    reductions,
 )
 from fusec.ir.graph import Extern, Kernel, View, kernel_nodes
 from fusec.ir.groups import pairs_of, rows_of_a_group, visited
@@ -212,7 +213,7 @@ def call_cost(call: Extern, machine: Machine) -> Cost:
         biased = len(products) == 2 and _is_biased(call)
         rate *= rates.library_biased if biased else rates.library_nested
     products_us = sum(products) / rate if machine.multiplies else 0.0
-    groups = pairs_of(n for line in call.decomposition for n in postorder((line.expr,)))
+    groups = pairs_of(postorder(line.expr for line in lines))
     products_us *= _passes(groups, machine.tiles.library_side)
     # A core stalls on the loads and stores of scores; a GPU overlaps them with products.
     copied = moved / machine.bytes_per_us
@@ -243,9 +244,9 @@ def _is_biased(call: Extern) -> bool:
 
 def _is_split(call: Extern, machine: Machine) -> bool:
     """Return True if the library would split a product's loop (split-K): few tiles, many terms."""
-    lines = [n for line in call.decomposition for n in postorder((line.expr,))]
-    terms = max((count(n.over) for n in lines if isinstance(n, Reduce)), default=0)
-    (result, *_) = call.outputs
+    sums = [n for line in call.decomposition for n in reductions(line.expr)]
+    terms = max((count(n.over) for n in sums), default=0)
+    result = next(iter(call.outputs), None)  # a call in place has none
     if terms < machine.tiles.library_terms or result is None or len(result.shape) < 2:
         return False
     *batch, rows, columns = (extent.hint() for extent in result.shape)

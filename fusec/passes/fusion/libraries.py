@@ -15,7 +15,6 @@ Worked example: on a processor where MKL takes its AVX2 path, ``mm(x, w.t())`` o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +22,7 @@ from fusec.ir.atoms import size_class
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View
+from fusec.ir.graph import Extern, RowLoop, Schedule, Step, View, launched_externs
 from fusec.ir.index import Index
 from fusec.ir.machine import RaceTuning
 
@@ -34,7 +33,7 @@ ATEN = "ATen"
 def choose_libraries(schedule: Schedule, tuning: RaceTuning, judge: Judge) -> Schedule:
     """Return the schedule with each product called in the library that the judge decides for."""
     equal: dict[str, list[Extern]] = {}
-    for call in _calls(schedule):
+    for call in launched_externs(schedule):
         if call.alternatives:
             equal.setdefault(describe_call(call), []).append(call)
     decided: dict[str, Decided] = {}
@@ -91,15 +90,6 @@ def _take(schedule: Schedule, chosen: dict[str, str]) -> Schedule:
             case _:
                 steps.append(step)
     return replace(schedule, steps=tuple(steps))
-
-
-def _calls(schedule: Schedule) -> Iterator[Extern]:
-    for step in schedule.steps:
-        match step:
-            case Extern():
-                yield step
-            case RowLoop():
-                yield from _calls(step.schedule)
 
 
 def _work(calls: list[Extern]) -> int:

@@ -7,13 +7,13 @@ import pytest
 from fusec.codegen.targets import CPU_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import BF16, F32, I64
 from fusec.ir.expr import Buffer, Cast, Op
-from fusec.ir.graph import Def, Graph, Kernel
+from fusec.ir.graph import Def, Extern, Graph, Kernel, whole_view
 from fusec.ir.index import Runtime, Size, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.passes.dag import find_uses
-from fusec.passes.fusion.cost import kernel_cost, kernel_operations, numel, programs
+from fusec.passes.fusion.cost import call_cost, kernel_cost, kernel_operations, numel, programs
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.fusion.unify import unify
 from tests.ir.graphs import axes, buffer, f32, gather, graph, layer_norm, load, total
@@ -168,3 +168,10 @@ def test_positions_read_from_memory_are_traffic_too() -> None:
     row = index(Runtime(load(ids, i), index(50)))
     line = Def(y, (i,), Op("mul", (load(table, row), f32(2))))
     assert traffic(graph((table, ids), (line,), y)) == {"ids": (32, 0), "t": (16, 0), "y": (0, 16)}
+
+
+def test_a_call_in_place_costs_its_bytes_and_a_launch() -> None:
+    """It has no result, whose tiles could be few."""
+    x = buffer("x", 25)
+    call = Extern("n", "aten.relu_.default", (whole_view(x),), (), (), "in place", impure=True)
+    assert call_cost(call, SIMPLE).us == pytest.approx(25 * 4 / 100 + 5)
