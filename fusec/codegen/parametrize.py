@@ -445,13 +445,10 @@ class _Rebuild:
             return self.unchanged(value)
         total = index(0)
         for atoms, by in sorted(value.terms, key=lambda t: sorted(self.places[a] for a in t[0])):
-            factor = index(by) if self.is_fixed(atoms, by) else number(by)
-            total = total + product(map(self.atom, atoms)) * factor
+            one = abs(by) == 1 and not self.lanes.isdisjoint(atoms)
+            is_fixed = one or not self.fixed.isdisjoint(atoms)
+            total += product(map(self.atom, atoms)) * (index(by) if is_fixed else number(by))
         return total + number(value.const) if value.const else total
-
-    def is_fixed(self, atoms: Sequence[Atom], step: int) -> bool:
-        one = abs(step) == 1 and not self.lanes.isdisjoint(atoms)
-        return one or not self.fixed.isdisjoint(atoms)
 
     def atom(self, atom: Atom) -> Index:
         match atom:

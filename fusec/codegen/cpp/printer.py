@@ -529,7 +529,7 @@ class CppPrinter:
                 function = "floordiv" if isinstance(atom, FloorDiv) else "mod"
                 a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
                 text = f"fusec_{function}({a}, {b})"
-                if not _is_of_sizes(atom):
+                if any(isinstance(a, Axis | Runtime) for a in index(atom).atoms()):
                     return text
                 return self.hoist(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
             case Runtime():
@@ -593,8 +593,3 @@ class CppPrinter:
                 return text if atom.expr.dtype is dtype else f"to_{kind}({text})"
             case _:
                 return f"v_{kind}({self.scalar_atom(atom)})"
-
-
-def _is_of_sizes(atom: FloorDiv | Mod) -> bool:
-    """Return True if a quotient or remainder depends on symbolic sizes only."""
-    return not any(isinstance(a, Axis | Runtime) for a in index(atom).atoms())

@@ -138,11 +138,6 @@ class TileGroups:
     first: Index
     last: Index
 
-    def ends_until(self, row: Index, group: Index) -> Expr:
-        """Return whether a group ends before a row, or with it: no such row is in the group."""
-        end = self.groups.end.substitute({self.groups.axis: group})
-        return Op("le", (end, IndexValue(row, end.dtype)))
-
     @property
     def rows(self) -> Expr:
         """How many rows of the tile are in the group; there are none if it is not positive."""

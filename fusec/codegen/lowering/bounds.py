@@ -10,7 +10,7 @@ from fusec.codegen.lowering.band import TileGroups
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.values import Values
 from fusec.ir.dtype import I32, I64, INT32_MAX
-from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select
+from fusec.ir.expr import Cast, Const, Expr, IndexValue, Op, Reduce, Select, as_value
 from fusec.ir.index import Axis, Index, Runtime, index, is_nonnegative, most
 from fusec.ir.monoid import SUM
 from fusec.passes.schedule.pointwise import power_of_two
@@ -32,16 +32,17 @@ class LoopBounds(Values):
             for scope in self.scopes:
                 scope.masks[lane] = below(index(lane), loop.extent)
 
+        end = tile.groups.end.substitute({tile.groups.axis: index(lane)})
+
         def before(row: Index) -> Index:
-            ended = Cast(tile.ends_until(row, index(lane)), I32)
+            ended = Cast(Op("le", (end, IndexValue(row, end.dtype))), I32)
             return index(Runtime(self.value(Reduce(SUM, (lane,), ended)), loop.extent + 1))
 
         return before(tile.first), (before(tile.last) + 1,)
 
     def extent_if(self, condition: Expr, extent: Index) -> Index:
         """Return the end of a loop: its extent, or 0 where a condition is false."""
-        whole = IndexValue(extent, I64) if extent.terms else Const(extent.const, I64)
-        end = self.value(Select(condition, whole, Const(0, I64)))
+        end = self.value(Select(condition, as_value(extent), Const(0, I64)))
         return index(Runtime(end, extent + 1))
 
     def extent_times(self, factor: Expr, extent: Index) -> Index:
@@ -49,16 +50,14 @@ class LoopBounds(Values):
 
         It is a product, not a ``Select`` of constants, from which ptxas would know the trip count.
         """
-        whole = IndexValue(extent, I64) if extent.terms else Const(extent.const, I64)
-        end = self.value(Op("mul", (Cast(factor, I64), whole)))
+        end = self.value(Op("mul", (Cast(factor, I64), as_value(extent))))
         return index(Runtime(end, extent + 1))
 
     def later(self, start: Index, full: Index) -> Index:
         """Return a loop remainder's start: after its full tiles, or at a band's later start."""
         if start is index(0):
             return full
-        kind = I64
-        later = self.value(Op("maximum", (IndexValue(start, kind), IndexValue(full, kind))))
+        later = self.value(Op("maximum", (IndexValue(start), IndexValue(full))))
         bounds = [most(start), most(full)]
         high = max((b for b in bounds if b is not None), default=0)
         extent = INT32_MAX if None in bounds else max(high, 0) + 1

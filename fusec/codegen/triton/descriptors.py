@@ -155,7 +155,9 @@ class _Finder:
         """Return a statement without the guard that its copy makes redundant, or unchanged."""
         match statement:
             case Let(var=var, value=Load() as load) if var in self.operands:
-                kind = self.kind_of_load(var)
+                kind = text_of(var.dtype)
+                if var in self.floats8:  # tensor cores multiply floats of 8 bits, not codes
+                    kind = floats8.HARDWARE[var.dtype.name]
                 copy = self.copy(load.buffer, kind, load.indices[0], load.guard)
                 if copy is not None and load.buffer.base not in self.written:
                     self.copies[var] = copy
@@ -168,10 +170,6 @@ class _Finder:
                     self.copies[put] = copy
                     return (put,)
         return (statement,)
-
-    def kind_of_load(self, var: Var) -> str:
-        """Return the type of a loaded tile: tensor cores multiply floats of 8 bits, not codes."""
-        return floats8.HARDWARE[var.dtype.name] if var in self.floats8 else text_of(var.dtype)
 
     def copy(
         self, buffer: Buffer, kind: str, offset: Index, guard: Expr | None

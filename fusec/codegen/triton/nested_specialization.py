@@ -134,7 +134,10 @@ def _dot(statement: Let | Update) -> Dot:
 def split_nested(program: Program, copied: Copies) -> RoleStatements | None:
     """Split a program into roles, or return None unless all loops multiply products' results."""
     loops = _innermost(program.body)
-    views = _views(program, copied)
+    named = (s for s in statements(program.body) if isinstance(s, Let))
+    views: dict[Expr, Let] = {
+        s.var: s for s in named if isinstance(s.value, Var) and s.value in copied
+    }
     found = [_iteration(loop, copied, views) for loop in loops]
     iterations = [one for one in found if one is not None]
     if not loops or len(iterations) < len(loops):
@@ -178,12 +181,6 @@ def _is_loops(loop: For) -> bool:
     """Return True for an innermost loop, or a loop that contains nothing but loops."""
     inside = [s for s in loop.body if isinstance(s, For)]
     return not inside or (len(inside) == len(loop.body) and all(map(_is_loops, inside)))
-
-
-def _views(program: Program, copied: Copies) -> dict[Expr, Let]:
-    """Return name -> definition, for transposes of copied tiles."""
-    body = (s for s in statements(program.body) if isinstance(s, Let))
-    return {s.var: s for s in body if isinstance(s.value, Var) and s.value in copied}
 
 
 def _bounds(program: Program, loops: list[For]) -> tuple[Let, ...] | None:
