@@ -153,13 +153,10 @@ class TritonPrinter:
         lines = self.lines or ["    pass"]
         if not self.program.programs:
             return [*(f"    {line}" for line in (*self._grid(), *self._lanes())), *lines]
-        turns = f"for pid in range(tl.program_id(0), {self._count()}, tl.num_programs(0)):"
+        count = " * ".join(self.index.factor(a.extent) for a in self.program.grid)
+        turns = f"for pid in range(tl.program_id(0), {count}, tl.num_programs(0)):"
         before = (*self._lanes(), turns)
         return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
-
-    def _count(self) -> str:
-        """Return the grid's number of iterations, a 32-bit expression like a launch's grid."""
-        return " * ".join(self.index.factor(a.extent) for a in self.program.grid)
 
     def _functions(self) -> list[str]:
         """Return the functions of ``FUNCTIONS`` that the kernels call, or that these call."""
