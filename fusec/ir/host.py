@@ -132,11 +132,6 @@ class HostProgram:
         """The loops over rows."""
         return tuple(s for s in self.statements if isinstance(s, HostLoop))
 
-    @property
-    def runs(self) -> tuple[NativeRun, ...]:
-        """The kernels that are launched together."""
-        return tuple(s for s in self.statements if isinstance(s, NativeRun))
-
 
 def steps_of(statement: HostStatement) -> tuple[Step, ...]:
     """Return the steps of a schedule that a statement runs."""

@@ -59,7 +59,7 @@ def test_runs_of_alike_kernels_share_a_function() -> None:
     schedule = separate(chain(*[F32] * 6)[0])
     programs = lower_all(schedule, find_target("cpu"))
     host = plan_host(schedule, run_bytes=FEW)
-    (run,) = host.runs
+    (run,) = (s for s in host.statements if isinstance(s, NativeRun))
     apart = replace(host, statements=(NativeRun(run.kernels[:3]), NativeRun(run.kernels[3:])))
     alike = run_codes(apart, programs, dict.fromkeys(programs, "k0"))
     assert [code.name for code in alike.values()] == ["k0_to_k2", "k0_to_k2"]
