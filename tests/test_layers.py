@@ -137,7 +137,9 @@ A part of `driver` or `tools` that has no row of its own has its folder's.
 PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
     "numpy": re.compile(r"fusec/(tools/interpreter/\w+|tools/bisect/interpret)\.py"),
-    "networkx": re.compile(r"fusec/(passes/(dag|fusion/fuse)|tools/report/html/layout)\.py"),
+    "networkx": re.compile(
+        r"fusec/(passes/(dag|fusion/fuse)|tools/(report/html/layout|emulator/flow))\.py"
+    ),
     "triton": re.compile(r"fusec/runtime/kernels/triton_interior\.py"),
 }
 """Libraries with one home. It may be part of a layer that may not import the library as a whole."""

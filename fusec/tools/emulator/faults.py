@@ -26,42 +26,6 @@ class UnknownPtx(FusecError):
         self.line = line
 
 
-KINDS = (
-    "",
-    "out of bounds",
-    "misaligned",
-    "outside of shared memory",
-    "uninitialised read",
-    "race with a read",
-    "race with a write",
-    "no proxy fence",
-    "deadlock",
-    "no such mbarrier",
-    "mbarrier touched",
-    "too many arrivals",
-    "register in flight",
-    "not waited for",
-    "divergent warp",
-    "bad descriptor",
-    "no such tensor map",
-    "step limit",
-    "trap",
-    "barrier count",
-    "no wgmma fence",
-    "transaction count",
-    "unsupported",
-    "outside of local memory",
-    "mbarrier race",
-    "register count",
-    "race between blocks",
-    "outside of tensor memory",
-    "tensor memory race",
-    "uninitialised tensor memory",
-    "tensor memory allocation",
-    "tensor memory leak",
-)
-"""The kinds of faults, by the engine's codes (``engine/warp.h``)."""
-
 _MEANINGS = {
     "out of bounds": "{bytes} bytes at {address} of global memory are in no buffer that was passed",
     "misaligned": "address {address} is no multiple of {bytes}",
@@ -105,6 +69,8 @@ _MEANINGS = {
     "that size, or none is allowed any more",
     "tensor memory leak": "{bytes} columns at {address} are never given back",
 }
+"""Each kind of fault and its message, in the order of the engine's codes (``engine/warp.h``)."""
+KINDS = ("", *_MEANINGS)
 
 
 @dataclass(frozen=True, slots=True)

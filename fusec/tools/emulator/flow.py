@@ -1,13 +1,14 @@
 """Find where lanes that diverge at a branch reconverge: the first block on all paths to the exit.
 
-That is the branch's immediate postdominator, found on the reversed graph of blocks (Cooper, Harvey,
-Kennedy: A Simple, Fast Dominance Algorithm, 2001). The order of blocks in the text does not tell:
-LLVM places blocks so that they fall through.
+That is the branch's immediate postdominator: the immediate dominator in the reversed graph of
+blocks. The order of blocks in the text does not tell: LLVM places blocks so that they fall through.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+
+import networkx
 
 from fusec.tools.emulator.parse import Instruction, Kernel, Symbol
 
@@ -22,15 +23,17 @@ def find_meetings(kernel: Kernel) -> dict[int, int]:
     starts = sorted({0, *kernel.labels.values()} | {at + 1 for at, to in targets.items() if to})
     starts = [start for start in starts if start <= count]
     exit_ = len(starts)
-    following: list[set[int]] = []
+    before: networkx.DiGraph[int] = networkx.DiGraph()
+    before.add_node(exit_)
     for number, start in enumerate(starts):
         end = starts[number + 1] if number + 1 < len(starts) else count
-        following.append(_following(kernel, targets, starts, exit_, start, end))
-    meeting = _postdominators(following, exit_)
+        following = _following(kernel, targets, starts, exit_, start, end)
+        before.add_edges_from((block, number) for block in following)
+    meeting = networkx.immediate_dominators(before, exit_)
     found = {}
     for at, to in targets.items():
         if to and (kernel.instructions[at].guard or len(to) > 1):
-            block = meeting[bisect_right(starts, at) - 1]
+            block = meeting.get(bisect_right(starts, at) - 1, exit_)  # in an endless loop: nowhere
             found[at] = NOWHERE if block == exit_ else starts[block]
     return found
 
@@ -63,49 +66,3 @@ def _following(
     if last.guard is not None or not ends:
         found.add(bisect_right(starts, end) - 1 if end < len(kernel.instructions) else exit_)
     return found or {exit_}
-
-
-def _postdominators(following: list[set[int]], exit_: int) -> list[int]:
-    """Return the immediate postdominator of each block; ``exit_`` is a virtual exit block."""
-    before: list[list[int]] = [[] for _ in range(exit_ + 1)]
-    for block, others in enumerate(following):
-        for other in others:
-            before[other].append(block)
-    order = _postorder(before, exit_)
-    rank = {block: number for number, block in enumerate(order)}
-    meeting: dict[int, int] = {exit_: exit_}
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(order[:-1]):
-            known = [other for other in following[block] if other in meeting]
-            new = known[0]
-            for other in known[1:]:
-                new = _common(new, other, meeting, rank)
-            if meeting.get(block) != new:
-                meeting[block] = new
-                changed = True
-    return [meeting.get(block, exit_) for block in range(exit_)]
-
-
-def _postorder(before: list[list[int]], root: int) -> list[int]:
-    order, seen, waiting = [], {root}, [(root, iter(before[root]))]
-    while waiting:
-        block, rest = waiting[-1]
-        following = next((other for other in rest if other not in seen), None)
-        if following is None:
-            order.append(block)
-            waiting.pop()
-        else:
-            seen.add(following)
-            waiting.append((following, iter(before[following])))
-    return order
-
-
-def _common(a: int, b: int, meeting: dict[int, int], rank: dict[int, int]) -> int:
-    while a != b:
-        while rank[a] < rank[b]:
-            a = meeting[a]
-        while rank[b] < rank[a]:
-            b = meeting[b]
-    return a
