@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from fusec.errors import UsageError
@@ -18,7 +19,6 @@ from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.tools.report.arguments import fitting
 from fusec.tools.report.explanation import Explanation, report_graph
-from fusec.tools.report.notebook import kernels_html
 from fusec.tools.report.observe import observe
 from fusec.tools.report.seen import Seen
 from fusec.tools.report.stages import (
@@ -67,10 +67,14 @@ class KernelText:
 
 
 class KernelTexts(list[KernelText]):
-    """Generated kernels, in order; a notebook shows them with their sources."""
+    """Generated kernels, in order; a notebook shows their names, which open to their texts."""
 
     def _repr_html_(self) -> str:
-        return kernels_html(self)
+        return "\n".join(
+            f"<details><summary>{escape(one.graph)} {escape(one.name)}</summary>"
+            f"<pre>{escape(one.notation)}\n\n{escape(one.source)}</pre></details>"
+            for one in self
+        )
 
 
 def explain(

@@ -31,6 +31,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any
 
 from torch import fx
@@ -56,7 +57,6 @@ from fusec.ir.sum_order import axes_of_terms, sizes_of_sums
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager import node_costs
 from fusec.tools.report.expectation import Expectation
-from fusec.tools.report.notebook import explanation_html
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import (
     buffer_bytes,
@@ -214,7 +214,7 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def _repr_html_(self) -> str:
-        return explanation_html(self)
+        return f"<pre>{escape(str(self))}</pre>"  # of a notebook
 
     def __str__(self) -> str:
         # Local: as above.
