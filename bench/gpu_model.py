@@ -4,7 +4,7 @@
     python -m bench.gpu_model build/bench/gpu.json   # the kernels of a run's rows
 
 Each launch is built for sm_90 in the plan that it was measured in, and modelled for a device with
-the memory that the record names (`tools/report/expectation.py`). The model reads machine code, so
+the memory that the record names (`tools/report/kernel_time.py`). The model reads machine code, so
 Triton has to be the version that was measured. A record of launches names each launch's plan
 (`launches-*.json`). In a run's record, kernels are found by name, those of a race in the
 configuration that won: it has to be a run of this version, for plans have numbers there.
@@ -36,10 +36,10 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan, print_plan
-from fusec.tools.report.expectation import Expectation
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.kernel_time import Expectation
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.report.static_rules import SHORT_US
 
 KEPT = Path(__file__).parent / "results" / "launches-h100-2026-11-26.json"

@@ -13,9 +13,9 @@ from bench import workloads
 from bench.workload import Workload
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.report.static_rules import CheckedKernel
 
 TARGET = "sm_90"

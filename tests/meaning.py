@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusec.driver.structures import verify
-from fusec.tools.bisect.interpret import differs
-from fusec.tools.bisect.steps import Step
+from fusec.tools.bisect.interpret import Step, differs
 
 
 def check(step: Step, made: Any) -> None:

@@ -22,7 +22,7 @@ from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.choice import Choice, Decided
 from fusec.options import Options
-from fusec.tools.bisect.steps import Step, record_steps
+from fusec.tools.bisect.interpret import Step, record_steps
 
 BF16 = torch.bfloat16
 

@@ -81,10 +81,8 @@ LAYERS: dict[str, set[str]] = {
     "tools.clock": FOUNDATION
     | {"frontend", "runtime", "torch_interior", "driver.launches", "driver.observers"},
     "tools.terminal": set(),
-    "tools.multiplied": {"frontend", "torch_interior"},
-    "tools.records": WHOLE | {"driver.partition"},
-    "tools.dumps": WHOLE | {"tools.records"},
-    "tools.summary": WHOLE | {"tools.multiplied"},
+    "tools.dumps": WHOLE | {"driver.partition"},
+    "tools.summary": WHOLE,
     "tools.assembly": {"errors", "runtime"},
     "tools.static_amd": frozenset(),
     "tools.static_checks": COMPILER | {"runtime", "tools.assembly", "tools.static_amd"},
@@ -92,10 +90,10 @@ LAYERS: dict[str, set[str]] = {
     "tools.report": WHOLE
     | {"backend", "driver.build", "driver.compiler", "driver.backend"}
     | {"tools.clock", "tools.dumps", "tools.emulator", "tools.static_checks", "tools.summary"}
-    | {"tools.assembly", "tools.records", "tools.terminal", "tools.verify"},
+    | {"tools.assembly", "tools.terminal", "tools.verify"},
     "tools.bisect": WHOLE
     | {"driver.blame", "driver.compiler", "driver.backend", "driver.partition"}
-    | {"tools.clock", "tools.interpreter", "tools.records", "tools.terminal", "tools.verify", ""},
+    | {"tools.clock", "tools.interpreter", "tools.dumps", "tools.terminal", "tools.verify", ""},
     "tools.cli": WHOLE
     | {"driver.build", "driver.compiler", "export", "tools.report", "tools.bisect"}
     | {"tools.dumps", "tools.emulator", "tools.terminal", "archive", ""},

@@ -29,7 +29,7 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.ir.program import Carry, For, Let, Multiply, Program, Put, Statement, Unzip, Update
 from fusec.ir.rewrite import rewrite
 from fusec.passes.schedule.plan import LoopKind
-from fusec.tools.bisect.steps import copied
+from fusec.tools.bisect.interpret import copied
 from tests.meaning import check
 from tests.stages import step_of
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from fusec.driver.stages import all_stages
-from fusec.tools.records import printed
+from fusec.tools.dumps import printed
 from tests.stages import step_of
 from tests.support import TORCH
 

@@ -20,13 +20,12 @@ OF_OTHERS = {
     "fusec/tools/dumps.py": "names of files and folders",
     "fusec/tools/cli/lock.py": "quotes what the user typed",
     "fusec/errors.py": "file names in a traceback",
-    "fusec/tools/emulator/functions.py": "the PTX that Triton prints",
     "fusec/tools/emulator/parse.py": "the PTX that Triton prints",
     "fusec/frontend/origin.py": "the stack traces of FX nodes",
     "fusec/ir/names.py": "which characters of a wanted name an identifier has",
     "fusec/tools/report/breaks.py": "what Dynamo says of graph breaks and guards",
-    "fusec/tools/report/explained.py": "the names of FX nodes",
-    "fusec/tools/report/lock_text.py": "a file that people review, merge and edit",
+    "fusec/tools/report/explanation_text.py": "the names of FX nodes",
+    "fusec/tools/report/lock_file.py": "a file that people review, merge and edit",
     "fusec/runtime/cache/store.py": "names of files",
     "fusec/runtime/kernels/processor.py": "/proc/cpuinfo",
     "fusec/tools/static_amd.py": "the assembly that Triton prints",
@@ -39,7 +38,7 @@ OF_OTHERS = {
 LEFT = {
     "fusec/tools/cli/output.py": "which lines of a report are the user's code, to be dim",
     "fusec/tools/report/explanation.py": "a kernel's source lines, which programs hold as text",
-    "fusec/tools/report/widths.py": "which line of a printed kernel is which access",
+    "fusec/tools/report/static_rules.py": "which line of a printed kernel is which access",
 }
 """Text that fusec did: to be mended."""
 

@@ -194,7 +194,7 @@ HOPPER_MACHINE = Machine(
     ),
     part_share=0.01,
     fusion=GPU_CHUNKS,
-    # By the model alone (tools/report/expectation.py; Triton 3.7.1, 2026-11). Few rows: barriers of
+    # By the model alone (tools/report/kernel_time.py; Triton 3.7.1, 2026-11). Few rows: barriers of
     # an iteration cost more than its products (16 x 4096 -> 14336: 0.86 of the floor, 0.74 with 64
     # terms). Gradients of heads of 128 features take 0.69 of the time (causal, 2x32x4096).
     tiles=TileTuning(small_programs=3, skinny_step=(16, 128), nested_gradients=((128, 128, 8, 2),)),

@@ -36,7 +36,7 @@ the conditions on them. ``y = x[1:]`` of a table of at most 64 rows::
     argument f32 s0 128
     result f32 + s0 -1 128
 
-A second function, ``fusec_bytes``, returns the bytes of the workspace (``native_sizes.py``).
+A second function, ``fusec_bytes``, returns the bytes of the workspace (``native_code.py``).
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
 from fusec.errors import InternalError, UsageError
 from fusec.export.arena import Arena, plan_arena, verify_arena
-from fusec.export.native_sizes import (
+from fusec.export.native_code import (
+    NativeWrite,
+    dense,
     print_extent,
     print_fixed_places,
     print_formula,
     print_places,
     print_size,
+    print_write,
+    write_of,
 )
-from fusec.export.native_writes import NativeWrite, dense, print_write, write_of
 from fusec.ir.argument import View, argument_views
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern

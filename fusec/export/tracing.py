@@ -24,7 +24,7 @@ from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError
 from fusec.export.native import add_native
 from fusec.export.packing import Packed, packed
-from fusec.export.size_conditions import not_empty, renamed, renamed_spec, shape_guards
+from fusec.export.size_formulas import not_empty, renamed, renamed_spec, shape_guards
 from fusec.frontend.fx_passes.freezing import RECIPE, Recipe
 from fusec.options import Options
 from fusec.runtime.calls.convention import Convention

@@ -4,7 +4,7 @@ Which candidate is fastest depends on the machine. So a pass only states the cho
 library (``passes/fusion/contract.py``), which library (``passes/fusion/libraries.py``), which
 memory format (``frontend/fx_passes/memory_formats.py``). A *judge* decides it: by the cost model or
 a rule (``Choice.by_rule``), by a race on this machine (``driver/race.py``), or as a lock file says
-(``tools/report/candidates.py``).
+(``tools/report/lock_file.py``).
 
 Worked example: a product of f32 matrices of 512 x 768 and 768 x 3072 has the kind "product", the
 reference "ATen" and the candidates "ATen", "oneDNN" and "MKL". The race on one processor returned

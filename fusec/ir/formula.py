@@ -1,7 +1,7 @@
 """Sizes as trees of strings and integers: the form in which all files store them.
 
 ``2*B + 1`` is ``("+", ("*", 2, "B"), 1)``. ``archive/sizes.py`` owns the grammar, because
-it reads these trees without the IR; ``export/native_sizes.py`` prints them as C.
+it reads these trees without the IR; ``export/native_code.py`` prints them as C.
 """
 
 from __future__ import annotations

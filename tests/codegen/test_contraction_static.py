@@ -21,9 +21,9 @@ from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.tools.assembly import assembly_of
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import StaticReport, inspect_kernel
 from tests.codegen.kernels import triton_source
 from tests.support import TRITON

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, assemble, take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import inspect_kernel
 
 UNITS = 132

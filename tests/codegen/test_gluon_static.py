@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import Assembly, assembly_of
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
 from tests.support import TRITON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.static_report import judge
 from tests.codegen.test_contraction_static import staged
 from tests.codegen.test_groups import experts, gated
 

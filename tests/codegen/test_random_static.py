@@ -16,7 +16,7 @@ from fusec.ir.dtype import F32, I64
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.program import Program
 from fusec.tools.assembly import assembly_of
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.static_report import judge
 from tests.codegen.kernels import triton_source
 from tests.codegen.programs import Builder, buffer
 from tests.codegen.test_contraction_static import staged, tensors

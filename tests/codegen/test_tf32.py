@@ -11,9 +11,9 @@ from fusec.codegen.targets import find_target
 from fusec.driver.compiler import allows_tf32
 from fusec.options import Options
 from fusec.tools.assembly import assembly_of
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.kernels import triton_source
 from tests.codegen.test_contraction_static import gelu_of_linear, tensors

@@ -20,9 +20,9 @@ from fusec.ir.scalar import SCALAR_OPS
 from fusec.options import Options
 from fusec.runtime.kernels import triton_kernel
 from fusec.tools.assembly import Assembly, assembly_of
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import StaticReport, inspect_kernel
 from tests.codegen import programs
 from tests.codegen.kernels import named_values, triton_source

@@ -12,7 +12,7 @@ from fusec import backend, errors
 from fusec.archive.graph import BadArchive
 from fusec.archive.model import Model
 from fusec.tools.report.explanation import Explanation
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.watching import Watch
 
 HEAD = """# Python interface
@@ -29,7 +29,7 @@ FUNCTIONS = (
 RETURNED = {
     "fusec.tools.report.Explanation": Explanation,
     "fusec.tools.report.watching.Watch": Watch,
-    "fusec.tools.report.seen.Seen": Seen,
+    "fusec.tools.report.run_report.Seen": Seen,
     "fusec.archive.model.Model": Model,
 }
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY

@@ -35,7 +35,7 @@ from fusec.ir.program import Program, Put
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage, fold
-from fusec.tools.records import Records
+from fusec.tools.dumps import Records
 from fusec.tools.report.observe import observe
 from tests.ir.graphs import buffer, graph, layer_norm, load
 
@@ -75,8 +75,11 @@ ELSEWHERE = {
         "by_pointers",
     ): "the second kernel of one program, for other addresses",
     ("fusec/driver/contests.py", "choose_libraries"): "another library as a candidate of a group",
-    ("fusec/tools/report/widths.py", "sink"): "a report on printed accesses, which changes nothing",
-    ("fusec/tools/report/widths.py", "join_pairs"): "the same",
+    (
+        "fusec/tools/report/static_rules.py",
+        "sink",
+    ): "a report on printed accesses, which changes nothing",
+    ("fusec/tools/report/static_rules.py", "join_pairs"): "the same",
     ("fusec/tools/bisect/interpret.py", "lower"): "a planned kernel computes what its program does",
 }
 """Uses of a rewrite that are no stage, and why."""

@@ -52,7 +52,7 @@ from fusec.notation import (
 )
 from fusec.options import Options
 from fusec.runtime.cache.store import open_cache
-from fusec.tools.records import Records
+from fusec.tools.dumps import Records
 from fusec.tools.report.observe import observe
 from fusec.tools.verify import kernels
 from tests.calls import calls_of

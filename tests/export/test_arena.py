@@ -14,7 +14,7 @@ from fusec.ir.host import Allocation, HostProgram
 from fusec.ir.memory import bytes_of, overwritable
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.memory.buffers import plan_host
-from fusec.tools.report.usage import peak_bytes
+from fusec.tools.report.traffic import peak_bytes
 from tests.codegen.host.test_wrapper import chain
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import F32

@@ -9,8 +9,7 @@ import pytest
 
 from fusec.errors import UsageError
 from fusec.export.native import Native, print_native
-from fusec.export.native_sizes import print_extent, print_formula
-from fusec.export.native_writes import NativeWrite, write_of
+from fusec.export.native_code import NativeWrite, print_extent, print_formula, write_of
 from fusec.ir.dtype import I64, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import CopyInto, Fresh, WriteInto

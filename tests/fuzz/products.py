@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusec.tools.bisect.shrink import shrink
+from fusec.tools.bisect.smaller import shrink
 from tests.support import values, with_layout
 
 SIZES = (16, 17, 24, 33, 40, 48, 50, 64, 65, 100, 129, 256)

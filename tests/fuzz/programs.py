@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import Unsupported
 
-from fusec.tools.bisect.shrink import shrink
+from fusec.tools.bisect.smaller import shrink
 from tests.support import HALF, LAYOUTS, TOLERANCE, check, copy_inputs, values, with_layout
 
 EXTENTS = {"a": (4, 7), "b": (6, 9), "c": (17, 12), "d": (1, 1), "e": (130, 67), "f": (2, 3)}

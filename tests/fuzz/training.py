@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusec.tools.bisect.shrink import shrink
+from fusec.tools.bisect.smaller import shrink
 from tests.fuzz.outcome import Outcome, Plan, differences, outcome_of
 
 SHAPES = ((2, 3), (3, 2), (6,), (3, 3), (1, 4))

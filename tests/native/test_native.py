@@ -26,7 +26,7 @@ from fusec.archive import sizes
 from fusec.archive.model import KEY
 from fusec.errors import UsageError
 from fusec.export import Call, build, weights_of
-from fusec.export.native_sizes import print_formula
+from fusec.export.native_code import print_formula
 from fusec.options import Options
 from fusec.processors import PROCESSORS
 from fusec.runtime.cache.entry import decode, encode

@@ -19,7 +19,7 @@ from fusec.ir.machine import Machine
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.assembly import assembly_of
 from fusec.tools.report.emulation import Emulator
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
 from tests.planted import recode

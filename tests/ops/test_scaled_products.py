@@ -15,7 +15,7 @@ import fusec
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import assembly_of
 from fusec.tools.report.emulation import Emulator, emulate
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
 from tests.ops.test_block_scaled_products import traces_recipes

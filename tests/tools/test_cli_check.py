@@ -23,7 +23,7 @@ from fusec.passes.schedule.plan import Plan
 from fusec.tools.cli import main
 from fusec.tools.report import comparison
 from fusec.tools.report.stages import assemble
-from fusec.tools.report.widths import match_accesses
+from fusec.tools.report.static_rules import match_accesses
 from tests.calls import calls_of
 from tests.planted import lower, plant, recode, reprint
 

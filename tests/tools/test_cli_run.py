@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusec.tools.cli import main
-from fusec.tools.report.script import run_script
+from fusec.tools.report.run_script import run_script
 
 SCRIPT = """
 import sys

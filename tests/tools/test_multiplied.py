@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.tools.multiplied import multiplied
+from fusec.tools.summary import multiplied
 
 aten = torch.ops.aten
 

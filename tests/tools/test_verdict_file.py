@@ -18,7 +18,7 @@ from fusec.runtime.race.verdicts import (
     store_verdict,
 )
 from fusec.tools.cli import main
-from fusec.tools.cli.verdict_file import Imported, export_verdicts, import_verdicts
+from fusec.tools.cli.cache import Imported, export_verdicts, import_verdicts
 from tests.limits import files_up_to
 
 MB = 1 << 20

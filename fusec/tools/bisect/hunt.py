@@ -1,4 +1,11 @@
-"""Drive a bisection: run the program, find the culprit, reduce it, find what affects the fault."""
+"""Drive a bisection: run the program, find the culprit, reduce it, find what affects the fault.
+
+What is slower is timed in the whole program, under other options, so that only options that help it
+are reported: a kernel, or a graph, that is faster by itself need not make the program faster.
+Another library may be slower elsewhere, and gradients in another memory format cost time in the
+optimizer. So the program runs once more for each option, silently, and its step times are compared;
+for a program of few steps, the times of its graphs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,8 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +24,6 @@ from fusec.errors import FusecError, ModelError
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, TensorType
 from fusec.tools.bisect.finding import WITHOUT_PASSES, Finding
-from fusec.tools.bisect.paces import Paces
 from fusec.tools.bisect.recorder import (
     Begun,
     Called,
@@ -25,16 +31,107 @@ from fusec.tools.bisect.recorder import (
     Ended,
     Event,
     Failed,
+    Stepped,
     Timing,
     drawn_below,
+    pace,
     read_events,
 )
 from fusec.tools.bisect.recorder import record as record_program
-from fusec.tools.bisect.shrink import shrink
-from fusec.tools.bisect.smaller import simpler
+from fusec.tools.bisect.smaller import shrink, simpler
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, Apart, Died, Outcome, run_apart, try_file
 from fusec.tools.terminal import format_us
+
+# -- the pace of a program -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Microseconds of a step of a program, and of its graphs; 0 where they are not known."""
+
+    step_us: float
+    graphs_us: float
+    eager_graphs_us: float
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Pace:
+        """Return the times among a run's events."""
+        graphs = [event for event in events if isinstance(event, Timing) and not event.kernel]
+        return cls(
+            next((event.us for event in events if isinstance(event, Stepped)), 0.0),
+            sum(graph.fusec_us for graph in graphs),
+            sum(graph.eager_us for graph in graphs),
+        )
+
+
+@dataclass(slots=True)
+class Paces:
+    """The paces of one program under several options, each measured on first use."""
+
+    hunt: Hunt
+    program: Runner
+    _known: dict[str, Pace | None] = field(default_factory=dict)
+
+    def under(self, more: Mapping[str, Any] | None) -> Pace | None:
+        """Return the pace with ``more`` over the user's options (None: eager), None on error."""
+        key = repr(more)
+        if key not in self._known:
+            self.hunt.say(f"timing the program {_under(more)}")
+            self._known[key] = self._measured(more)
+        return self._known[key]
+
+    def _measured(self, more: Mapping[str, Any] | None) -> Pace | None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "events"
+            file.touch()
+            try:
+                self.hunt.apart(pace, self.program, file, more, seconds=self.hunt.timeout)
+            except (Died, FusecError, RuntimeError):
+                return None
+            return Pace.of(read_events(file))
+
+    def both(self) -> tuple[float, float]:
+        """Return the microseconds of fusec and of eager: of a step if known, else of the graphs."""
+        ours, theirs = self.under({}), self.under(None)
+        if ours is None:
+            return 0.0, 0.0
+        if theirs is not None and ours.step_us and theirs.step_us:
+            return ours.step_us, theirs.step_us
+        return ours.graphs_us, ours.eager_graphs_us
+
+    def is_slower(self) -> bool:
+        """Return True if the program is slower than it is eagerly."""
+        ours, theirs = self.both()
+        return ours > _SLOWER_BY * theirs > 0
+
+    def helps(self, more: Mapping[str, Any], lost_us: float) -> bool:
+        """Return True if options win back more than half of the time that the program loses.
+
+        Args:
+            lost_us: by the culprit, used where the program as a whole is not slower than eager.
+        """
+        ours, theirs = self.both()
+        then = self.under(more)
+        if then is None or not ours:
+            return False
+        now = then.step_us if then.step_us and self._has_steps() else then.graphs_us
+        lost = ours - theirs if self.is_slower() else lost_us
+        return ours - now > lost / 2
+
+    def _has_steps(self) -> bool:
+        own, eager = self.under({}), self.under(None)
+        return bool(own and eager and own.step_us and eager.step_us)
+
+
+def _under(more: Mapping[str, Any] | None) -> str:
+    if more is None:
+        return "eagerly"
+    return "with " + (", ".join(f"{k}={v!r}" for k, v in more.items()) or "fusec")
+
+
+# -- the hunt --------------------------------------------------------------------------------------
+
 
 SECONDS = 100.0
 """Seconds that reducing a program may take."""

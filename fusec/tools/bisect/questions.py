@@ -25,9 +25,8 @@ from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.tools.bisect.excerpt import Excerpt, TensorType, static
 from fusec.tools.bisect.finding import Finding
-from fusec.tools.bisect.interpret import differs
+from fusec.tools.bisect.interpret import differs, record_steps
 from fusec.tools.bisect.source import WRONG, Fault, as_file, functions, plain_name
-from fusec.tools.bisect.steps import record_steps
 from fusec.tools.bisect.trial import AGREES, Died
 
 if TYPE_CHECKING:

@@ -36,8 +36,17 @@ from fusec.frontend.aot.only_eager import only_for_eager
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.options import Options
 from fusec.runtime.race.agreement import disagreement
-from fusec.tools.bisect.excerpt import Excerpt, Input, NotPlain, TensorType, from_graph
-from fusec.tools.bisect.slices import kernel_slices, library_slices, node_of, slice_of
+from fusec.tools.bisect.excerpt import (
+    Excerpt,
+    Input,
+    NotPlain,
+    TensorType,
+    from_graph,
+    kernel_slices,
+    library_slices,
+    node_of,
+    slice_of,
+)
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
 from fusec.tools.clock import Clock, clock_running, differentiated, time_in_turn

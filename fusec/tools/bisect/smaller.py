@@ -1,16 +1,16 @@
-"""Simplify an excerpt by one step: fewer results, fewer lines, smaller sizes.
+"""Reduce an excerpt as long as it shows its fault: fewer results, fewer lines, smaller sizes.
 
 Large steps come first, halves before single lines, so that a fault in one line of a thousand is
-found in some twenty trials. ``shrink`` tests whether the fault is still there.
+found in some twenty trials.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fusec.tools.bisect.excerpt import (
     Excerpt,
@@ -26,6 +26,26 @@ from fusec.tools.bisect.excerpt import (
     rewritten,
     static,
 )
+
+T = TypeVar("T")
+
+
+def shrink(
+    found: T, simpler: Callable[[T], Iterable[T]], fails: Callable[[T], bool], most: int
+) -> T:
+    """Return a failing case none of whose simpler cases fails, or the one after ``most`` trials."""
+    trials, progress = 0, True
+    while progress:
+        progress = False
+        for candidate in simpler(found):
+            trials += 1
+            if trials > most:
+                return found
+            if fails(candidate):
+                found, progress = candidate, True
+                break
+    return found
+
 
 _EXTENTS = (1, 2, 8, 32)
 """The values that an extent may be reduced to."""

@@ -197,7 +197,7 @@ def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:
     from sys import stderr
 
     from fusec.errors import ModelError
-    from fusec.tools.report.script import run_script
+    from fusec.tools.report.run_script import run_script
 
     with redirect_stdout(stderr), quiet_torch():
         ran = run_script(path, own, every=every, backend=backend)

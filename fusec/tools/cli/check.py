@@ -91,8 +91,8 @@ def _check_target(arguments: argparse.Namespace) -> None:
 
 def _check_kernels(arguments: argparse.Namespace) -> Any:
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.tools.report.lint_report import check_target, judge
     from fusec.tools.report.stages import choose_target
+    from fusec.tools.report.static_report import check_target, judge
 
     check_target(choose_target(arguments.target).name)
     return judge(stage_model(arguments), progress)

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         staged = stage_model(arguments)
     shown = explanation(target.name, staged, watched.seen)
     if arguments.static:
-        from fusec.tools.report.lint_report import judge, with_expectations  # local, as above
+        from fusec.tools.report.static_report import judge, with_expectations  # local, as above
 
         shown = with_expectations(shown, judge(staged, progress))
     show_report(shown, json=arguments.json)

@@ -30,14 +30,14 @@ from fusec.tools.cli.output import show, show_report, write_file
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
     from fusec.tools.report.breaks import Break
-    from fusec.tools.report.candidates import Record
     from fusec.tools.report.lock import Asked, Lock
+    from fusec.tools.report.lock_file import Record
 
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
 CHANGED = 1
 """The exit code where something changed."""
 _FIRST = "fusec lock"
-"""The first words of each file, which ``tools/report/lock_text.py`` parses."""
+"""The first words of each file, which ``tools/report/lock_file.py`` parses."""
 _FORCED = ("race", "descriptors", "roles")
 
 
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--json is for --check: the file itself is text.")
     check_model_line(arguments)
     # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.tools.report.candidates import Record
-    from fusec.tools.report.lock_text import print_lock
+    from fusec.tools.report.lock_file import Record, print_lock
 
     text = print_lock(_locked(arguments, _asked(arguments), Record())[0])
     if arguments.file is None:
@@ -75,10 +74,9 @@ def _check(arguments: argparse.Namespace) -> int:
         raise UsageError("--check takes the file alone: it says which model, and with what inputs.")
     text = _read(arguments.check)
     # Local: as above.
-    from fusec.tools.report.candidates import Pinned
     from fusec.tools.report.lock import read_target
     from fusec.tools.report.lock_changes import Changes, compare_locks
-    from fusec.tools.report.lock_text import parse_lock
+    from fusec.tools.report.lock_file import Pinned, parse_lock
 
     old = parse_lock(text, str(arguments.check))
     given = _arguments(old.asked, arguments)
@@ -123,7 +121,7 @@ def _locked(
 def _asked(arguments: argparse.Namespace) -> Asked:
     """Return a command line's model, inputs and options, as a file keeps them."""
     from fusec.tools.report.lock import Asked  # local, as above
-    from fusec.tools.report.lock_text import FLAGS
+    from fusec.tools.report.lock_file import FLAGS
 
     given = {name: getattr(arguments, name) for name in _FORCED}
     forced = tuple(f"{name}={value}" for name, value in given.items() if value is not None)

@@ -124,9 +124,8 @@ def _check_file(file: Path | None) -> None:
 def _profile_target(arguments: argparse.Namespace) -> int:
     # Local: these import torch, which a wrong command line shall not wait for.
     from fusec.tools.cli.model import load_with_inputs
-    from fusec.tools.report.profile import profile_model
+    from fusec.tools.report.profile import Steps, profile_model
     from fusec.tools.report.stages import this_device
-    from fusec.tools.report.steps import Steps
 
     device = this_device()
     progress(f"compiling and running {arguments.model} on {device}")
@@ -156,10 +155,9 @@ def _profile_script(arguments: argparse.Namespace) -> int:
         setattr(arguments, name, file and file.absolute())
     output = sys.stdout  # the script may replace sys.stdout
     # Local: as above.
-    from fusec.tools.report.profile import profile_of
-    from fusec.tools.report.script import run_script
+    from fusec.tools.report.profile import Steps, profile_of
+    from fusec.tools.report.run_script import run_script
     from fusec.tools.report.stages import this_device
-    from fusec.tools.report.steps import Steps
     from fusec.tools.report.watching import watch
 
     with watch(path.name) as watched:
@@ -186,7 +184,7 @@ def _profile_script(arguments: argparse.Namespace) -> int:
 
 
 def _show(made: Profile, arguments: argparse.Namespace) -> None:
-    from fusec.tools.report.profile_page import profile_page  # local, as above
+    from fusec.tools.report.profile import profile_page  # local, as above
 
     if arguments.json is not None:
         write_file(arguments.json, f"{made.to_json()}\n")

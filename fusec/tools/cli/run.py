@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.driver.observers import observing
     from fusec.tools.report.html import environment, render
     from fusec.tools.report.html.collect import Collected
-    from fusec.tools.report.script import run_script
+    from fusec.tools.report.run_script import run_script
     from fusec.tools.report.watching import watch
 
     if report is not None:

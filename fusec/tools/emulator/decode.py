@@ -25,8 +25,8 @@ from fusec.tools.emulator.parse import (
     Symbol,
 )
 from fusec.tools.emulator.parse import Vector as Parts
-from fusec.tools.emulator.row import Row
 from fusec.tools.emulator.rules import RULES
+from fusec.tools.emulator.tile_rules import Row
 from fusec.tools.emulator.vocabulary import CODES, pipe_of
 
 LANES = 32

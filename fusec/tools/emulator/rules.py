@@ -7,10 +7,17 @@ and are dropped: `launch` runs blocks one after the other.
 
 from __future__ import annotations
 
-from fusec.tools.emulator.copies import copy_rule, without_hint
 from fusec.tools.emulator.parse import Instruction, Literal, Register, Symbol, Vector
-from fusec.tools.emulator.products import mma_rule, tensor_rule, wgmma_rule
-from fusec.tools.emulator.row import Kind, Row, Rule
+from fusec.tools.emulator.tile_rules import (
+    Kind,
+    Row,
+    Rule,
+    copy_rule,
+    mma_rule,
+    tensor_rule,
+    wgmma_rule,
+    without_hint,
+)
 from fusec.tools.emulator.vocabulary import CODES, FLAG
 
 _INTEGERS = {

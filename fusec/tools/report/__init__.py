@@ -20,7 +20,7 @@ from fusec.options import Options
 from fusec.tools.report.arguments import fitting
 from fusec.tools.report.explanation import Explanation, report_graph
 from fusec.tools.report.observe import observe
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import (
     Staged,
     assemble,

@@ -38,9 +38,8 @@ from torch import nn
 from fusec.backend import fusec
 from fusec.errors import ModelError
 from fusec.runtime.race.agreement import disagreement
-from fusec.tools.report.arguments import Arguments, Given
+from fusec.tools.report.arguments import Arguments, Given, copied, plain
 from fusec.tools.report.stages import this_device
-from fusec.tools.report.subclasses import copied, plain
 from fusec.tools.terminal import fitted_table, wrapped
 from fusec.tools.verify.choices import with_either_choice
 from fusec.torch_interior import counters, pytree

@@ -2,7 +2,7 @@
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
-    {"schema": 1, "breaks": [as of ``seen.py``], "recompiles": [as there],
+    {"schema": 1, "breaks": [as of ``run_report.py``], "recompiles": [as there],
      "unseen": where fake tensors ended, or "",
      "graphs": [{
         "name": "forward",
@@ -20,8 +20,8 @@ Decisions are the merges taken and the rejected ones that still hold, and choice
 candidates, ``b`` and ``against``; ``saved_us`` is null where a merge was not legal. A loop runs its
 kernels and externs, which are also among the others, once for each chunk of rows; ``largest`` is
 the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
-``eager.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is the
-estimate of ``expectation.py`` from a kernel's machine code, if that was requested. ``passes`` are
+``eager_cost.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is the
+estimate of ``kernel_time.py`` from a kernel's machine code, if that was requested. ``passes`` are
 the user's (``fusec.register_pass``), with the lines of the graph that each has written.
 """
 
@@ -55,8 +55,8 @@ from fusec.ir.graph import (
 from fusec.ir.machine import Machine
 from fusec.ir.sum_order import axes_of_terms, sizes_of_sums
 from fusec.tools.report.breaks import Break, Recompile
-from fusec.tools.report.eager import node_costs
-from fusec.tools.report.expectation import Expectation
+from fusec.tools.report.eager_cost import node_costs
+from fusec.tools.report.kernel_time import Expectation
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import (
     buffer_bytes,
@@ -147,7 +147,7 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager.py`` say.
+    """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager_cost.py`` say.
 
     Attributes:
         remarks: where it is worse than eager, or bound by launches.
@@ -177,7 +177,7 @@ class GraphReport:
 
     def __str__(self) -> str:
         # Local: the text reads this module.
-        from fusec.tools.report.explained import graph_text
+        from fusec.tools.report.explanation_text import graph_text
 
         return graph_text(self)
 
@@ -218,7 +218,7 @@ class Explanation:
 
     def __str__(self) -> str:
         # Local: as above.
-        from fusec.tools.report.explained import explanation_text
+        from fusec.tools.report.explanation_text import explanation_text
 
         return explanation_text(self)
 

@@ -28,8 +28,7 @@ from torch import nn
 from fusec.backend import fusec
 from fusec.errors import ModelError, UsageError
 from fusec.frontend.named_sizes import name_size
-from fusec.tools.report.arguments import Arguments, Given
-from fusec.tools.report.subclasses import copied
+from fusec.tools.report.arguments import Arguments, Given, copied
 from fusec.tools.terminal import fitted_table, wrapped
 from fusec.torch_interior import counters, pytree, tensors_in
 

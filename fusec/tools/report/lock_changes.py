@@ -21,8 +21,7 @@ from typing import TypeAlias, TypeVar
 from fusec.ir.decision import Decision
 from fusec.passes.fusion.fuse import DETOUR
 from fusec.tools.report.breaks import Break
-from fusec.tools.report.lock import Lock, LockedCall, LockedGraph, LockedKernel
-from fusec.tools.report.parts import Part, title
+from fusec.tools.report.lock import Lock, LockedCall, LockedGraph, LockedKernel, Part, title
 from fusec.tools.terminal import format_bytes
 
 Entry: TypeAlias = LockedKernel | LockedCall

@@ -41,10 +41,9 @@ from fusec.frontend.parts import find_parts
 from fusec.ir.expr import reach
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
-from fusec.tools.records import Record, Records
-from fusec.tools.report.arguments import Arguments, Given
-from fusec.tools.report.eager import EagerCost, count_eager, graph_cost
-from fusec.tools.report.subclasses import plain
+from fusec.tools.dumps import Record, Records
+from fusec.tools.report.arguments import Arguments, Given, plain
+from fusec.tools.report.eager_cost import EagerCost, count_eager, graph_cost
 from fusec.torch_interior import (
     DataDependentOutputException,
     DynamicOutputShapeException,

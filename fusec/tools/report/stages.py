@@ -25,8 +25,7 @@ from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.runtime.heap import settled_heap
 from fusec.tools.assembly import Assembly, assembly_of
-from fusec.tools.dumps import BEFORE_CAPTURE
-from fusec.tools.records import Record, Records
+from fusec.tools.dumps import BEFORE_CAPTURE, Record, Records
 from fusec.tools.report.observe import Observed
 
 REWRITES = tuple(stage.name for stage in all_stages())

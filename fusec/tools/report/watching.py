@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from fusec.tools.clock import Clock, clock_running
-from fusec.tools.report.beside import Beside
 from fusec.tools.report.breaks import (
     Break,
     Place,
@@ -40,7 +39,8 @@ from fusec.tools.report.breaks import (
 )
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.observe import UNSEEN
-from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.report.run_report import Launch, Seen, SeenGraph
+from fusec.tools.report.run_script import Beside
 from fusec.tools.summary import ARTIFACT, GraphSummary
 from fusec.torch_interior import interned, trace_log
 

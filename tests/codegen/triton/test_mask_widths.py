@@ -8,10 +8,10 @@ import torch
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.codegen.targets import find_target
 from fusec.options import Options
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
-from fusec.tools.report.widths import BESIDE_WIDER
+from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_rules import BESIDE_WIDER
 from tests.codegen.test_contraction import tensor
 from tests.support import TRITON, check
 

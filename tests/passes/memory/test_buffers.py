@@ -34,7 +34,7 @@ from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.memory.buffers import plan_host
 from fusec.tools.interpreter.graph import run_graph
-from fusec.tools.report.usage import peak_bytes
+from fusec.tools.report.traffic import peak_bytes
 from tests.codegen.host.test_wrapper import chain, unary
 from tests.fuzz.graphs import Example, copy_extern
 from tests.fuzz.pipeline import lower_all, run_programs, small_target

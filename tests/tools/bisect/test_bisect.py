@@ -23,8 +23,7 @@ from fusec.errors import FusecError, ModelError, UsageError
 from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, from_graph
-from fusec.tools.bisect.hunt import Hunt, died, waiting
-from fusec.tools.bisect.paces import Paces
+from fusec.tools.bisect.hunt import Hunt, Paces, died, waiting
 from fusec.tools.bisect.recorder import Begun, Called, Ended, Stepped, Timing, pace, read_events
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here

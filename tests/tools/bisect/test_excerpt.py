@@ -23,12 +23,12 @@ from fusec.tools.bisect.excerpt import (
     alive,
     as_inputs,
     from_graph,
+    node_of,
     retyped,
+    slice_of,
     static,
 )
-from fusec.tools.bisect.shrink import shrink
-from fusec.tools.bisect.slices import node_of, slice_of
-from fusec.tools.bisect.smaller import simpler
+from fusec.tools.bisect.smaller import shrink, simpler
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file, functions
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusec.tools.report.advice import advice_on
 from fusec.tools.report.breaks import Break, Place, Recompile, Remedy
-from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.report.run_report import Launch, Seen, SeenGraph, advice_on
 from fusec.tools.summary import GraphSummary, KernelSummary
 
 KERNEL = KernelSummary("k0", "k0", ("add",), "", ())

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import fusec
-from fusec.tools.report import beside
-from fusec.tools.report.beside import Compared
+from fusec.tools.report import run_script
 from fusec.tools.report.breaks import Place
-from fusec.tools.report.seen import Seen, SeenGraph
+from fusec.tools.report.run_report import Seen, SeenGraph
+from fusec.tools.report.run_script import Compared
 from fusec.tools.report.watching import Watch
 from fusec.tools.summary import GraphSummary
 
@@ -95,7 +95,7 @@ def test_what_acts_on_anything_else_is_not_repeated(watched: Watch) -> None:
 
 def test_a_long_call_is_not_repeated(watched: Watch) -> None:
     compiled = torch.compile(lambda x: x.lgamma(), backend=watched.beside.backend)
-    x = torch.rand(beside._MOST_BYTES // 32)
+    x = torch.rand(run_script._MOST_BYTES // 32)
     for _ in range(6):
         compiled(x)
     assert not watched.seen.compared

@@ -16,7 +16,7 @@ from fusec.tools.report.breaks import (
     read_break,
     recompile_lines,
 )
-from fusec.tools.report.seen import Launch, Seen
+from fusec.tools.report.run_report import Launch, Seen
 
 REMEDY = Remedy("change it")
 HERE, THERE = Place("m.py", 3, "forward"), Place("m.py", 9, "other")

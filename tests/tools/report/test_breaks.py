@@ -13,7 +13,7 @@ from torch import nn
 
 from fusec.frontend.origin import NO_TEXT
 from fusec.tools.report.breaks import Break, Place, read_break, read_recompile
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.watching import watch
 from tests.tools.report import unclean
 

@@ -19,7 +19,7 @@ from fusec.ir.graph import Graph
 from fusec.options import Options
 from fusec.passes.fusion.contract import FUSED, LIBRARY, Group
 from fusec.passes.fusion.libraries import library_choice
-from fusec.tools.report.candidates import Pinned, Record, is_candidate
+from fusec.tools.report.lock_file import Pinned, Record, is_candidate
 from fusec.tools.report.observe import observe
 from tests.passes.fusion.test_libraries import product
 

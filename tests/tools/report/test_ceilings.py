@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusec.tools.report.ceilings import Ceilings
+from fusec.tools.report.profile import Ceilings
 
 
 @pytest.fixture

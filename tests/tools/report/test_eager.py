@@ -13,7 +13,7 @@ from torch import fx
 
 from fusec.driver.observers import Observer, observing
 from fusec.errors import ModelError
-from fusec.tools.report.eager import EagerCost, count_eager, graph_cost, tensor_bytes
+from fusec.tools.report.eager_cost import EagerCost, count_eager, graph_cost, tensor_bytes
 from fusec.tools.report.observe import new_fake_mode
 
 x = torch.empty(8, 16)

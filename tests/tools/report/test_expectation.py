@@ -17,10 +17,10 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
-from fusec.tools.report.expectation import Expectation, Work, expect, loop_runs, section_runs
-from fusec.tools.report.lint_report import judge
+from fusec.tools.report.kernel_time import Expectation, Work, expect, loop_runs, section_runs
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import take_through
+from fusec.tools.report.static_report import judge
 from fusec.tools.static_checks import DotTile, GlobalAccess, Section, StaticReport
 from tests.codegen.test_contraction_static import causal, offered, staged, tensors
 from tests.tools.report.test_static_rules import CLEAN, PRODUCT

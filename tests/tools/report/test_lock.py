@@ -15,12 +15,12 @@ from fusec.tools.report.lock import (
     LockedCall,
     LockedGraph,
     LockedKernel,
+    Part,
     describe_target,
     read_target,
 )
 from fusec.tools.report.lock_changes import Changes, compare_locks
-from fusec.tools.report.lock_text import parse_lock, print_lock
-from fusec.tools.report.parts import Part
+from fusec.tools.report.lock_file import parse_lock, print_lock
 from fusec.tools.report.stages import choose_target
 from tests.support import threads as run_with
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fusec.tools.report.breaks import Break, Place, Recompile, Remedy, read_recompile
-from fusec.tools.report.page import LINES
-from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.report.run_report import LINES, Launch, Seen, SeenGraph
 from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
 
 KERNEL = KernelSummary("k0", "k0", ("add",), "", ())

@@ -13,9 +13,7 @@ from torch import nn
 
 from fusec.errors import UsageError
 from fusec.tools.clock import Clock
-from fusec.tools.report.profile import Profile, profile_model, profile_of
-from fusec.tools.report.profile_page import profile_page
-from fusec.tools.report.steps import Steps
+from fusec.tools.report.profile import Profile, Steps, profile_model, profile_of, profile_page
 from fusec.tools.summary import GraphSummary
 from tests.tools.report.test_steps import lap_of, steps_with
 

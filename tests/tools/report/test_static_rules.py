@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from fusec.ir.index import Axis, index
-from fusec.tools.report.static_rules import RULES, CheckedKernel, find_faults
-from fusec.tools.report.widths import SMALL, UNALIGNED, Access, Demand
+from fusec.tools.report.static_rules import (
+    RULES,
+    SMALL,
+    UNALIGNED,
+    Access,
+    CheckedKernel,
+    Demand,
+    find_faults,
+)
 from fusec.tools.static_checks import DotTile, GlobalAccess, StaticReport
 
 LANE, OTHER = Axis("c", index(2048)), Axis("r", index(64))

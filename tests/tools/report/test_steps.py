@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fusec.tools.clock import Clock, Lap
-from fusec.tools.report.steps import OPTIMIZER, Steps
+from fusec.tools.report.profile import OPTIMIZER, Steps
 
 
 def lap_of(seconds: float, *, compiled: bool = False) -> Lap:

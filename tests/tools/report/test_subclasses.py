@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fusec
+from fusec.tools.report.arguments import copied
 from fusec.tools.report.comparison import compare
-from fusec.tools.report.subclasses import copied
 
 
 class Tagged(torch.Tensor):

@@ -15,8 +15,8 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.ir.program import Program
 from fusec.passes.schedule.plan import Plan
-from fusec.tools.report.expectation import Expectation, Work
-from fusec.tools.report.warp_times import _uneven, expect_roles, multiplied_by_tiles
+from fusec.tools.report.kernel_time import Expectation, Work
+from fusec.tools.report.role_time import _uneven, expect_roles, multiplied_by_tiles
 from fusec.tools.static_checks import Section
 from tests.codegen.test_contraction_static import causal, offered, staged, tensors
 from tests.tools.report.test_expectation import H200, Published, modelled

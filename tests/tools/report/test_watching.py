@@ -13,7 +13,7 @@ import fusec
 from fusec.driver.observers import OBSERVERS
 from fusec.tools.clock import Clock
 from fusec.tools.report.breaks import Place
-from fusec.tools.report.seen import Launch, Seen, SeenGraph
+from fusec.tools.report.run_report import Launch, Seen, SeenGraph
 from fusec.tools.summary import GraphSummary, KernelSummary
 from fusec.torch_interior import trace_log
 from tests.calls import calls_of

@@ -8,7 +8,7 @@ from fusec.ir.dtype import BF16, F32
 from fusec.ir.index import Size, index
 from fusec.ir.program import Program
 from fusec.tools.assembly import assembly_of
-from fusec.tools.report.widths import (
+from fusec.tools.report.static_rules import (
     MASKED,
     SCALAR,
     SCATTERED,

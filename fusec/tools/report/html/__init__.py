@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
 from fusec.frontend.modules import BETWEEN
-from fusec.tools.report.html.details import details_of
+from fusec.tools.report.html.details import details_of, leads_of
 from fusec.tools.report.html.document import Document
-from fusec.tools.report.html.leads import leads_of
 from fusec.tools.report.html.plots import memory_plot, roofline_plot
 from fusec.tools.terminal import format_bytes, format_seconds
 

@@ -20,12 +20,12 @@ from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, describe_failure
 from fusec.frontend.capture import main_device
 from fusec.options import Options
-from fusec.tools.report.eager import graph_cost
+from fusec.tools.report.eager_cost import graph_cost
 from fusec.tools.report.html.document import Document, Timing, document_of
+from fusec.tools.report.html.drawn import DrawnStep
 from fusec.tools.report.html.machine_code import judge_code
-from fusec.tools.report.html.steps import DrawnStep
 from fusec.tools.report.observe import Observed
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import Staged, take_through
 
 

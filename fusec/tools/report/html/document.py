@@ -24,19 +24,25 @@ from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.names import operation_words
 from fusec.passes.schedule.plan import print_plan
 from fusec.tools.report.breaks import Break, Recompile
-from fusec.tools.report.eager import EagerCall
+from fusec.tools.report.eager_cost import EagerCall
 from fusec.tools.report.explanation import GraphReport, on_target, report_graph
-from fusec.tools.report.html.folding import Alike, Segment, fold_calls, fold_steps, segments
+from fusec.tools.report.html.drawn import (
+    Alike,
+    DrawnStep,
+    Segment,
+    drawn_steps,
+    fold_calls,
+    fold_steps,
+    segments,
+)
 from fusec.tools.report.html.layout import Layout, lay_out
 from fusec.tools.report.html.machine_code import Judged
-from fusec.tools.report.html.roofline import Roof, cost_of, roof_of
-from fusec.tools.report.html.steps import DrawnStep, drawn_steps
+from fusec.tools.report.html.plots import Roof, cost_of, roof_of
 from fusec.tools.report.layers import Layers
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.static_rules import CheckedKernel, Finding
-from fusec.tools.report.traffic import buffer_bytes
-from fusec.tools.report.usage import Usage, usage_of
+from fusec.tools.report.traffic import Usage, buffer_bytes, usage_of
 
 SHOWN_OPS = 8
 SHOWN_DECISIONS = 24

@@ -1,6 +1,6 @@
 """Lay out the boxes and edges of a drawing, in pixels.
 
-From top to bottom: the segments of ``folding.py``, each with eager launches on the left and fusec's
+From top to bottom: the segments of ``drawn.py``, each with eager launches on the left and fusec's
 launches on the right. There, boxes are in rows, one for each generation of the graph
 (``networkx.topological_generations``). An edge goes down to the next row directly; any other leaves
 through the gap below its box, runs in a lane beside all boxes, and comes back through the gap above
@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import networkx
 
-from fusec.tools.report.html.folding import Segment
+from fusec.tools.report.html.drawn import Segment
 
 CALL_WIDTH, CALL_HEIGHT, CALL_GAP = 236, 22, 4
 BOX_WIDTHS, BOX_HEIGHT, BOX_GAP = (360, 273, 178), 62, 12

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.tools.assembly import Assembly
-from fusec.tools.report.lint_report import judge
 from fusec.tools.report.stages import Staged, assemble
+from fusec.tools.report.static_report import judge
 from fusec.tools.report.static_rules import CheckedKernel, Finding
 from fusec.tools.static_checks import PROCESSORS
 

@@ -41,9 +41,8 @@ from fusec.runtime.kernels import triton_kernel
 from fusec.runtime.kernels.triton_kernel import TritonKernel, TritonSource
 from fusec.tools.clock import Clock
 from fusec.tools.report.observe import observe
-from fusec.tools.report.profile import profile_of
+from fusec.tools.report.profile import Steps, profile_of
 from fusec.tools.report.stages import take_through
-from fusec.tools.report.steps import Steps
 from fusec.tools.summary import GraphSummary, summarize
 from tests.calls import calls_of
 

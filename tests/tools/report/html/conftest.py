@@ -14,7 +14,7 @@ from fusec.options import Options
 from fusec.tools.report.breaks import Break, Place, Remedy
 from fusec.tools.report.html.document import Document, document_of
 from fusec.tools.report.observe import observe
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import Staged, choose_target, take_through
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -15,8 +15,8 @@ import pytest
 
 from fusec.tools.cli import main
 from fusec.tools.report.html import render
+from fusec.tools.report.html.details import leads_of
 from fusec.tools.report.html.document import Document
-from fusec.tools.report.html.leads import leads_of
 from tests.tools.report.html.conftest import HOSTILE
 
 webdriver = pytest.importorskip("selenium.webdriver")

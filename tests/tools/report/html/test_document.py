@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from fusec.ir.host import FreeBuffers
 from fusec.ir.memory import bytes_of
 from fusec.tools.report.html.document import Document, Timing, document_of
+from fusec.tools.report.html.drawn import drawn_steps
 from fusec.tools.report.html.machine_code import judge_code
-from fusec.tools.report.html.steps import drawn_steps
-from fusec.tools.report.seen import Seen
+from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import Staged
-from fusec.tools.report.usage import peak_bytes
+from fusec.tools.report.traffic import peak_bytes
 from tests.tools.report.html.conftest import stage
 
 

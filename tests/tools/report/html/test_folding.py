@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.tools.report.eager import EagerCall
-from fusec.tools.report.html.folding import fold_calls, segments
+from fusec.tools.report.eager_cost import EagerCall
+from fusec.tools.report.html.drawn import fold_calls, segments
 from fusec.tools.report.layers import Layers
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from fusec.tools.report.html.document import Document
-from fusec.tools.report.html.folding import Segment
+from fusec.tools.report.html.drawn import Segment
 from fusec.tools.report.html.layout import BOX_HEIGHT, COLUMNS, LEFT, Layout, Place, lay_out
 
 CHAIN = [(0, 1), (1, 2), (2, 3)]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fusec.tools.report.html.details import hint, leads_of
 from fusec.tools.report.html.document import Box, Document, Timing
-from fusec.tools.report.html.leads import hint, leads_of
 from fusec.tools.report.static_rules import Finding
 
 

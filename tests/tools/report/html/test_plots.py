@@ -9,10 +9,17 @@ import torch
 
 from fusec.codegen.targets import find_target
 from fusec.tools.report.html.document import Document
-from fusec.tools.report.html.plots import BOTTOM, HEIGHT, LEFT, memory_plot, roofline_plot
-from fusec.tools.report.html.roofline import cost_of, roof_of
-from fusec.tools.report.html.steps import drawn_steps
-from fusec.tools.report.usage import Moment, Usage
+from fusec.tools.report.html.drawn import drawn_steps
+from fusec.tools.report.html.plots import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    cost_of,
+    memory_plot,
+    roof_of,
+    roofline_plot,
+)
+from fusec.tools.report.traffic import Moment, Usage
 from tests.tools.report.html.conftest import stage
 
 

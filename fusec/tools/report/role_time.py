@@ -1,15 +1,15 @@
 """Estimate the time of a warp-specialized kernel from its roles' times, which overlap.
 
 Programs are persistent, and the producer warp loads the next tiles while consumer warps multiply:
-the time is the norm of the roles' times and of memory's (``expectation.py``: the largest decides).
+the time is the norm of the roles' times and of memory's (``kernel_time.py``: the largest decides).
 Consumers wait only for the first load, and the time of a tile is that of the products and then of
 the epilogue. Where products multiply results of others
-(``codegen/triton/nested_specialization.py``), an iteration takes what ``expectation.py`` says of
+(``codegen/triton/nested_specialization.py``), an iteration takes what ``kernel_time.py`` says of
 products that alternate with a softmax, of one block.
 
 No iteration is shorter than the time until a freed slot is full again, over the other slots.
 
-Constants are those of ``expectation.py``, which also has their errors.
+Constants are those of ``kernel_time.py``, which also has their errors.
 
 Worked example: an attention of 128 queries and 128 keys, head dimension 128, 8 warps: an iteration
 has 2048 clocks of products, half of which count, 1010 of the softmax, and a chain of 1300: 0.61.
@@ -26,7 +26,7 @@ from fusec.ir.expr import Dot
 from fusec.ir.index import Axis, product
 from fusec.ir.machine import Machine
 from fusec.ir.program import For, Let, Program, Update, is_product
-from fusec.tools.report.expectation import (
+from fusec.tools.report.kernel_time import (
     CHAIN,
     CLOCKS_US,
     FED,

@@ -14,7 +14,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "warnings": [the same]}
 
 Facts are null where a kernel does not build; ``instructions_per_byte`` also where it loops, the
-last three where the model of ``expectation.py`` does not cover the GPU or the kernel.
+last three where the model of ``kernel_time.py`` does not cover the GPU or the kernel.
 ``code`` names the kernel whose code this one runs, itself or an equal one.
 
 Worked example::
@@ -41,7 +41,8 @@ from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.fusion.cost import kernel_products
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.tools.assembly import Assembly
-from fusec.tools.report.expectation import (
+from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.report.kernel_time import (
     MODELLED,
     SMALL,
     Expectation,
@@ -50,12 +51,17 @@ from fusec.tools.report.expectation import (
     expect,
     section_runs,
 )
-from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.report.role_time import expect_roles, multiplied_by_tiles
 from fusec.tools.report.stages import Staged, assemble
-from fusec.tools.report.static_rules import SHORT_US, CheckedKernel, Finding, find_faults
+from fusec.tools.report.static_rules import (
+    SHORT_US,
+    Access,
+    CheckedKernel,
+    Finding,
+    find_faults,
+    match_accesses,
+)
 from fusec.tools.report.traffic import step_bytes
-from fusec.tools.report.warp_times import expect_roles, multiplied_by_tiles
-from fusec.tools.report.widths import Access, match_accesses
 from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
 from fusec.tools.terminal import format_bytes, format_table
 
