@@ -25,16 +25,15 @@ from fusec import backend  # noqa: F401  its observers look at these compiles, t
 from fusec.archive.model import CALLING, KEY, named_tensors
 from fusec.codegen.targets import Target, find_target
 from fusec.errors import FusecError, ModelError, UsageError, describe_failure
-from fusec.export.description import bound_arguments, describe
-from fusec.export.native import SIGNATURE
-from fusec.export.native_names import NAMES, describe_native
+from fusec.export.native import NAMES, SIGNATURE, describe_native
 from fusec.export.packing import pack
 from fusec.export.tracing import (
     Seen,
+    bound_arguments,
     compile_graph,
+    describe,
     fake_module,
     faked,
-    mapped,
     name_sizes,
     tracing,
 )
@@ -45,7 +44,7 @@ from fusec.tools.report.arguments import fitting
 from fusec.tools.report.breaks import break_lines, merge_breaks, read_break
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.watching import watch
-from fusec.torch_interior import FakeTensorMode, TorchDynamoException, maybe_mark_dynamic
+from fusec.torch_interior import FakeTensorMode, TorchDynamoException, maybe_mark_dynamic, pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,8 @@ def _variant(
     seen = Seen()
     with tracing(mode, call.train):
         fake = fake_module(fn, mode, move)
-        args, named = mapped(move, list(call.args)), mapped(move, dict(call.named))
+        given = list(call.args), dict(call.named)
+        args, named = pytree.tree_map_only(torch.Tensor, move, given)
         sizes = {id(move(tensor)): names for tensor, names in call.sizes}
         for tensor, names in call.sizes:
             for axis in (k for k, name in enumerate(names) if name is not None):

@@ -37,6 +37,18 @@ the conditions on them. ``y = x[1:]`` of a table of at most 64 rows::
     result f32 + s0 -1 128
 
 A second function, ``fusec_bytes``, returns the bytes of the workspace (``native_code.py``).
+
+The signature has types and sizes by position, because the library is compiled before any names are
+known. Beside it is a text that names arguments and results, a line each::
+
+    needs x86_64 avx avx2        the features of the processor
+    size B                       of each dynamic size; several may have one name
+    input 1 batch['mask']        an argument, numbered in the order of the model's call
+    weight up.weight             a tensor of the weights' file
+    or head.weight               another name of it
+    held rope.frequencies        a value in the archive, the blob "held/" and the name
+    unread                       an argument that is not read
+    result result['logits']      the name of each result
 """
 
 from __future__ import annotations
@@ -44,7 +56,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+from fusec.archive import trees
 from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
@@ -71,6 +85,70 @@ from fusec.ir.names import Names
 from fusec.ir.program import Program
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.memory.buffers import plan_host
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+NAMES = "names.txt"
+
+
+def describe_native(
+    calling: Mapping[str, Any],
+    signature: str,
+    returned: int,
+    needed: str,
+    sizes: Mapping[str, str],
+) -> str:
+    """Return the names for a signature.
+
+    Args:
+        calling: as ``archive.model.read_calling`` reads it.
+        sizes: names of the signature's sizes.
+        returned: how many results the graph has.
+        needed: the features of the processor.
+    Raises:
+        UsageError: for written weights, results that are no tensors, and names that C cannot read.
+    """
+    rows = [line.split() for line in signature.splitlines()[1:]]
+    arguments = [kind for kind, *_ in rows if kind in ("argument", "written", "unread")]
+    lines = [f"needs {needed}"]
+    # The graph's other arguments are sizes, which have lines of their own.
+    lines += [f"size {sizes[rest[0]]}" for kind, *rest in rows if kind == "size"]
+    given: list[Any] = [k for k in calling["graph"] if k is None or isinstance(k, int)]
+    places = zip(given, arguments, strict=True)
+    read = sorted(k for k, kind in places if kind != "unread" and k < len(calling["tensors"]))
+    for position, kind in zip(given, arguments, strict=True):
+        lines += _argument(calling, position, kind, read)
+    paths = dict(trees.tensors_of(calling["result"], "result"))
+    if returned != sum(kind == "result" for kind, *_ in rows):
+        raise UsageError("a result that is no tensor, which C cannot be given.")
+    lines += [f"result {paths.get(k, 'result')}" for k in range(returned)]
+    for line in lines:
+        if not line.isprintable() or not line.isascii() or set(line) & set('"\\'):
+            raise UsageError(f"C reads no such name: {line!r}. Give it letters and digits.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _argument(calling: Mapping[str, Any], position: int, kind: str, read: list[int]) -> list[str]:
+    tensors = calling["tensors"]
+    if kind == "unread":
+        return ["unread"]
+    if position < len(tensors):
+        return [f"input {read.index(position)} {tensors[position]['path']}"]
+    row = calling["weights"][position - len(tensors)]
+    first, *others = row["names"]
+    if kind == "written":
+        raise UsageError(
+            f"the model writes to {first}, and a model in C has no state that calls share: make it "
+            "an input, or call eval()."
+        )
+    if row["held"]:
+        return [f"held {first}"]
+    return [f"weight {first}", *(f"or {name}" for name in others)]
+
+
+# -- the wrapper -----------------------------------------------------------------------------------
+
 
 FORMAT = "fusec native 2"
 """The first line of a signature: the version of the interface."""

@@ -1,8 +1,12 @@
-"""Trace a model's one graph on fake tensors, and compile it for a file."""
+"""Trace a model's one graph on fake tensors, compile it for a file, and describe how it is called.
+
+The description is data that ``archive/model.py`` reads.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +17,9 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
-from fusec.archive.graph import Spec, formulas_in
+from fusec.archive import trees
+from fusec.archive.graph import Spec, formulas_in, spec_of
+from fusec.archive.model import HELD, named_tensors
 from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with, context_of
@@ -29,6 +35,7 @@ from fusec.frontend.fx_passes.freezing import RECIPE, Recipe
 from fusec.options import Options
 from fusec.runtime.calls.convention import Convention
 from fusec.runtime.calls.executable import BoxedCall
+from fusec.tools.report.arguments import signature_of
 from fusec.torch_interior import (
     FakeCopyMode,
     FakeTensor,
@@ -39,6 +46,9 @@ from fusec.torch_interior import (
     unset_fake_temporarily,
     whole_backward,
 )
+
+# -- the graph -------------------------------------------------------------------------------------
+
 
 _SQUEEZES = {getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims")}
 _PLACES = {
@@ -109,7 +119,9 @@ def compile_graph(
         seen.recipe = _take_constants(graph)
         if seen.recipe is not None:
             places = enumerate(graph.graph.find_nodes(op="placeholder"))
-            seen.unread = frozenset(k for k, node in places if _is_unread(node))
+            # Shapes use sizes without consuming them.
+            tensors = [place for place in places if isinstance(place[1].meta["val"], torch.Tensor)]
+            seen.unread = frozenset(k for k, node in tensors if not node.users)
         native: Addition | None = None
         if options.native:
             asked = shape_guards(graph)
@@ -149,11 +161,6 @@ def _guard_places(gm: fx.GraphModule) -> None:
         elif len(rest) > 1 and rest[1] is not None:
             place, extent = rest[1], shape[rest[0]]
             bool(place < extent if place >= 0 else place + extent >= 0)
-
-
-def _is_unread(node: fx.Node) -> bool:
-    """Return True for a tensor without consumers. (Shapes use sizes without consuming them.)"""
-    return not node.users and isinstance(node.meta["val"], torch.Tensor)
 
 
 def _traced(nodes: Any) -> tuple[Any, ...]:
@@ -233,19 +240,6 @@ def fake_module(
     return made
 
 
-def mapped(move: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return nested arguments with each tensor moved."""
-    match value:
-        case torch.Tensor():
-            return move(value)
-        case tuple() | list():
-            return type(value)(mapped(move, part) for part in value)
-        case dict():
-            return {key: mapped(move, part) for key, part in value.items()}
-        case _:
-            return value
-
-
 def name_sizes(
     seen: Seen, sizes: Mapping[int, tuple[str | None, ...]], *, may_fix: bool
 ) -> dict[str, str]:
@@ -315,3 +309,195 @@ def _take_constants(gm: fx.GraphModule) -> Recipe | None:
         gm.graph.erase_node(node)
     gm.recompile()
     return recipe
+
+
+# -- the call --------------------------------------------------------------------------------------
+
+
+_BY = {
+    inspect.Parameter.POSITIONAL_ONLY: "order",
+    inspect.Parameter.VAR_POSITIONAL: "order",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+    inspect.Parameter.KEYWORD_ONLY: "name",
+    inspect.Parameter.VAR_KEYWORD: "name",
+}
+
+
+def describe(
+    fn: Callable[..., Any],
+    fake: Callable[..., Any],
+    given: tuple[list[Any], dict[str, Any]],
+    result: Any,
+    seen: Seen,
+    sizes: Mapping[int, tuple[str | None, ...]],
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return how the graph is called, as ``archive.model.read_calling`` reads it.
+
+    Also return the held values, of buffers that no ``state_dict`` has and of constants, by name.
+    """
+    taken = seen.parts[0].arguments[: len(seen.given)]
+    specs = {id(argument): spec for argument, spec in zip(seen.given, taken, strict=True)}
+    tensors: list[tuple[str, torch.Tensor]] = []
+
+    def leaf(tensor: torch.Tensor, path: str) -> trees.Tree:
+        tensors.append((path, tensor))
+        return {"tensor": len(tensors) - 1}
+
+    arguments = [
+        {"name": name, "by": by, "tree": trees.describe(value, name, leaf), "default": default}
+        for name, by, value, default in bound_arguments(fn, *given)
+    ]
+    frozen = _frozen(fn, fake, seen) if seen.recipe is not None else []
+    weights, held = _weights(fn, fake, seen)
+    weights += [(torch.empty(0), row) for row, _ in frozen]
+    held |= {f"{HELD}{row['names'][0]}": content for row, content in frozen}
+    positions = {id(t): k for k, (_, t) in reversed(list(enumerate(tensors)))}
+    positions |= {id(t): len(tensors) + k for k, (t, _) in enumerate(weights)}
+    made = {id(t): k for k, t in enumerate(seen.returned)}
+
+    def returned(tensor: torch.Tensor, path: str) -> trees.Tree:
+        if id(tensor) in positions:
+            return {"argument": positions[id(tensor)]}
+        if id(tensor) in made:
+            return {"tensor": made[id(tensor)]}
+        raise UsageError(f"{path} is a tensor that the model's graph does not return.")
+
+    rows = [
+        {
+            "path": path,
+            "spec": specs.get(id(tensor)) or _unread(tensor, sizes.get(id(tensor), ())),
+            "gradient": tensor.requires_grad,
+        }
+        for path, tensor in tensors
+    ]
+    calling = {
+        "arguments": arguments,
+        "tensors": rows,
+        "weights": [row for _, row in weights],
+        "graph": [_taken(positions, seen, k, spec) for k, spec in enumerate(taken)]
+        + list(range(len(tensors) + len(weights) - len(frozen), len(tensors) + len(weights))),
+        "result": trees.describe(result, "result", returned),
+    }
+    return calling, held
+
+
+def _unread(tensor: torch.Tensor, names: Sequence[str | None]) -> Spec:
+    """Return the spec of a tensor that the graph does not take."""
+    dtype, extents, strides = spec_of(tensor)
+    if not any(names):
+        return dtype, extents, strides
+    shape = [name or extent for name, extent in zip(names, extents, strict=True)]
+    dense = [("*", 1, 1, *shape[axis + 1 :]) for axis in range(len(shape))]
+    return dtype, tuple(shape), tuple(dense)
+
+
+def _taken(positions: Mapping[int, int], seen: Seen, k: int, spec: Spec) -> Any:
+    """Return a graph's argument as data: a size, a position, or None if it is unread."""
+    if k in seen.unread:
+        return None
+    return spec if isinstance(seen.given[k], int) else _position(positions, k, seen.given[k])
+
+
+def _position(positions: Mapping[int, int], k: int, argument: Any) -> int:
+    found = positions.get(id(argument))
+    if found is None:
+        raise UsageError(
+            f"argument {k} of the graph, a {type(argument).__name__}, is neither an input nor a "
+            "tensor of the module: make it a parameter, a buffer or an input."
+        )
+    return found
+
+
+def bound_arguments(
+    fn: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+) -> list[tuple[str, str, Any, bool]]:
+    """Return (name, how it may be given, value, whether that is its default) of each argument.
+
+    Raises:
+        UsageError: if they do not fit the signature.
+    """
+    parameters = signature_of(fn)
+    if not parameters:
+        return [(f"argument {k}", "order", value, False) for k, value in enumerate(args)]
+    try:
+        bound = inspect.Signature(list(parameters.values())).bind(*args, **named)
+    except TypeError as error:
+        raise UsageError(f"the inputs do not fit ({', '.join(parameters)}): {error}.") from error
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    found: list[tuple[str, str, Any, bool]] = []
+    ordered = True
+    for name, value in bound.arguments.items():
+        by, parameter = _BY[parameters[name].kind], parameters[name]
+        match parameter.kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                found += [(f"{name}[{k}]", by, part, False) for k, part in enumerate(value)]
+            case inspect.Parameter.VAR_KEYWORD:
+                found += [(key, by, part, False) for key, part in value.items()]
+            case _ if name in given or trees.is_plain(value):
+                by = "name" if by == "either" and not ordered else by
+                is_like = trees.is_plain(value) and type(value) is type(parameter.default)
+                found.append((name, by, value, is_like and value == parameter.default))
+            case _:  # a default that is no data: later arguments are passed by name
+                ordered = False
+    return found
+
+
+def _weights(
+    fn: Callable[..., Any], fake: Callable[..., Any], seen: Seen
+) -> tuple[list[tuple[torch.Tensor, dict[str, Any]]], dict[str, bytes]]:
+    """Return the tensors of the module that the graph takes, each with its row, and held values."""
+    if not isinstance(fn, nn.Module) or not isinstance(fake, nn.Module):
+        return [], {}
+    names: dict[int, list[str]] = {}
+    for name, tensor in named_tensors(fake).items():
+        names.setdefault(id(tensor), []).append(name)
+    saved, real = fn.state_dict().keys(), named_tensors(fn)
+    rows, held = [], {}
+    given = enumerate(seen.given)
+    read = {id(t): t for k, t in given if id(t) in names and k not in seen.unread}
+    sources = seen.recipe.positions if seen.recipe is not None else ()
+    fixed = {id(seen.given[k]) for k in sources}
+    for tensor in read.values():
+        own = names[id(tensor)]
+        value = real[own[0]]
+        if id(tensor) in fixed:  # exchanged, it would not match the constants
+            own = [f"frozen {own[0]}"]
+        kept = not any(name in saved for name in own)
+        if kept:
+            held[f"{HELD}{own[0]}"] = _content(own[0], value)
+        parameter = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        row = {"names": own, "spec": spec_of(tensor), "parameter": parameter, "held": kept}
+        rows.append((tensor, row))
+    return rows, held
+
+
+def _frozen(
+    fn: Callable[..., Any], fake: Callable[..., Any], seen: Seen
+) -> list[tuple[dict[str, Any], bytes]]:
+    """Compute the constants from the current weights; return their rows as weights, and values."""
+    assert seen.recipe is not None and isinstance(fn, nn.Module) and isinstance(fake, nn.Module)
+    real = named_tensors(fn)
+    names = {id(tensor): name for name, tensor in named_tensors(fake).items()}
+    sources = [real[names[id(seen.given[k])]] for k in seen.recipe.positions]
+    if any(isinstance(tensor, FakeTensor) for tensor in sources):
+        raise UsageError("freeze computes with weights, so that they are needed: --with-weights.")
+    with torch.no_grad():
+        values = seen.recipe.compute(*(tensor.detach() for tensor in sources))
+    specs = seen.parts[0].arguments[len(seen.given) :]
+    return [
+        ({"names": [f"frozen {k}"], "spec": spec, "parameter": False, "held": True},
+         _content(f"frozen {k}", value))
+        for k, (spec, value) in enumerate(zip(specs, values, strict=True))
+    ]  # fmt: skip
+
+
+def _content(name: str, tensor: torch.Tensor) -> bytes:
+    """Return a tensor's elements as bytes."""
+    if isinstance(tensor, FakeTensor):
+        raise UsageError(
+            f"{name} is in no state_dict, so that the archive holds its value, and the model was "
+            "built without memory: give --with-weights."
+        )
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

@@ -15,7 +15,7 @@ A row may prefer the library's call, with a reason. The node then becomes an ``E
 they replace the call (``passes/fusion/contract.py``). A row with ``alone`` is used only where no
 library may be called. Where torch leaves open which of several results is right, as of ``topk`` of
 equal elements, the row's ``choice`` says in plain torch which one the rule computes: tools compare
-with that, too (``tools/verify/choices.py``), and ``precision="eager"`` keeps eager's kernel.
+with that, too (``tools/verify/kernels.py``), and ``precision="eager"`` keeps eager's kernel.
 """
 
 from __future__ import annotations
