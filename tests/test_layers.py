@@ -136,7 +136,7 @@ PINNED = {
     "sympy": re.compile(r"fusec/frontend/(shapes|size_facts)\.py"),
     "numpy": re.compile(r"fusec/(tools/interpreter/\w+|tools/bisect/interpret)\.py"),
     "networkx": re.compile(
-        r"fusec/(passes/(dag|fusion/fuse)|tools/(report/html/layout|emulator/flow))\.py"
+        r"fusec/(passes/(dag|fusion/fuse)|tools/(report/html/layout|emulator/decode))\.py"
     ),
     "triton": re.compile(r"fusec/runtime/kernels/triton_interior\.py"),
 }

@@ -213,7 +213,8 @@ def parse(ptx: str) -> Kernel:
     if threads is None:
         raise UnknownPtx(name, 0, "no .reqntid says how many threads a block has")
     registers = re.search(r"\.maxnreg\s+(\d+)", entry[3])
-    body = _Body(name, _own_files(ptx), functions)
+    own = frozenset(int(n) for n, path in _FILE.findall(ptx) if path.startswith("<"))
+    body = _Body(name, own, functions)  # other files are libraries of Triton
     body.read(ptx[: entry.start()], 1, outside=True)
     body.read(_body_text(ptx[entry.end() :]), ptx.count("\n", 0, entry.end()) + 1)
     return Kernel(
@@ -227,11 +228,6 @@ def parse(ptx: str) -> Kernel:
         int(threads[1]),
         int(registers[1]) if registers else 0,
     )
-
-
-def _own_files(ptx: str) -> frozenset[int]:
-    """Return the numbers of files that are printed kernels; others are libraries of Triton."""
-    return frozenset(int(n) for n, path in _FILE.findall(ptx) if path.startswith("<"))
 
 
 def _body_text(text: str) -> str:
@@ -366,12 +362,11 @@ class _Body:
         if guard is not None:
             predicate = Register(self._scoped(guard), bool(negated))
         parts = tuple(opcode.replace("::", "_").split("."))
-        if any(isinstance(o, Address) and self._is_argument(o.base) for o in operands):
+        bases = [one.base for one in operands if isinstance(one, Address)]
+        arguments = self.arguments.values()
+        if any(isinstance(base, Symbol) and base.name in arguments for base in bases):
             parts = tuple("local" if part == "param" else part for part in parts)
         self.instructions.append(Instruction(parts, operands, predicate, line, self.place))
-
-    def _is_argument(self, base: Register | Symbol | Literal) -> bool:
-        return isinstance(base, Symbol) and base.name in self.arguments.values()
 
     def _operand(self, text: str, line: int) -> Operand:
         if text.startswith("{"):

@@ -326,10 +326,6 @@ def _shfl(one: Instruction, _: Kind) -> Row | None:
     return Row("shfl", (*results, *rest), choice=CODES[one.opcode[2].upper()])
 
 
-def _vote(one: Instruction, _: Kind) -> Row | None:
-    return Row("vote", one.operands, choice=CODES[one.opcode[2].upper()])
-
-
 def _redux(one: Instruction, _: Kind) -> Row | None:
     kind, words = one.opcode[-1], set(one.opcode[3:-1])
     made = CODES[f"ATOMIC_{one.opcode[2].upper()}"]
@@ -397,10 +393,6 @@ def _brx(one: Instruction, _: Kind) -> Row | None:
     return Row("brx", (index,), target=table.name)
 
 
-def _nothing(_one: Instruction, _: Kind) -> Row | None:
-    return Row("nothing")
-
-
 def _set_registers(one: Instruction, _: Kind) -> Row | None:
     (number,) = one.operands
     if one.opcode[1] not in ("inc", "dec") or not isinstance(number, Literal):
@@ -409,8 +401,8 @@ def _set_registers(one: Instruction, _: Kind) -> Row | None:
     return Row("set_registers", flags=flags, count=number.bits)
 
 
-def _policy(one: Instruction, _: Kind) -> Row | None:
-    return Row("mov", (one.operands[0], 0), type=CODES["U64"])
+def _nothing(_one: Instruction, _: Kind) -> Row | None:
+    return Row("nothing")
 
 
 RULES: dict[str, Rule] = {
@@ -465,7 +457,7 @@ RULES: dict[str, Rule] = {
     "ldmatrix": _matrix("ldmatrix"),
     "stmatrix": _matrix("stmatrix"),
     "shfl": _shfl,
-    "vote": _vote,
+    "vote": lambda one, _: Row("vote", one.operands, choice=CODES[one.opcode[2].upper()]),
     "activemask": _only("activemask", "activemask.b32"),
     "redux": _redux,
     "elect": lambda one, _: Row("elect", one.operands),
@@ -488,6 +480,6 @@ RULES: dict[str, Rule] = {
     "nanosleep": _nothing,
     "prefetch": _nothing,
     "discard": _nothing,
-    "createpolicy": _policy,
+    "createpolicy": lambda one, _: Row("mov", (one.operands[0], 0), type=CODES["U64"]),
 }
 """The rule of each opcode."""

@@ -2,7 +2,8 @@
 
 NumPy has no bf16: a bf16 array is a float32 array that holds values of bf16 only. It is rounded, to
 nearest even, wherever a value of that type is made: by a cast, an operation, a reduction, a store.
-So are arrays of 8-bit floats. An operation on f16 or bf16 is computed in float32 and rounded once.
+So are arrays of 8-bit floats. Torch's conversion rounds. An operation on f16 or bf16 is computed in
+float32 and rounded once.
 
 Worked example: ``scalar_operation("add", BF16)(a, b)`` is ``round_to(BF16)(a + b)``.
 """
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, E2M1, F4X2, F8, F16, DType, FloatFormat
+from fusec.ir.dtype import BOOL, F4X2, F8, F16, DType
 from fusec.ir.monoid import EXPSUM, MIN, RECURRENCE, Monoid
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 
@@ -49,46 +51,18 @@ def numpy_type(dtype: DType) -> type[np.generic]:
     return _NUMPY_TYPES[dtype.name]
 
 
-def encode(values: Array, layout: FloatFormat) -> Array:
-    """Return the code of the nearest number of a format, ties to even, for each value."""
-    bits = np.asarray(values, dtype=np.float32).view(np.uint32).astype(np.int64)
-    magnitude, dropped = bits & 0x7FFFFFFF, 23 - layout.mantissa
-    rebias = (127 - layout.bias) << 23
-    # The last bit that is kept; without a mantissa it is the one that normal numbers leave out.
-    last = magnitude >> dropped & 1 if layout.mantissa else magnitude >> dropped > 0
-    codes = (magnitude + (1 << dropped >> 1) - 1 + last - rebias) >> dropped
-    if layout.mantissa:
-        small = magnitude < rebias + (1 << 23)  # subnormal: a multiple of the least number
-        number = np.where(small, magnitude, 0).astype(np.uint32).view(np.float32)
-        multiple = np.rint(number.astype(np.float64) * 2.0 ** (layout.bias + layout.mantissa - 1))
-        codes = np.where(small, multiple.astype(np.int64), codes)
-    is_nan = magnitude > 0x7F800000
-    codes = np.where(codes > layout.largest, layout.too_large, codes)
-    codes = np.where(is_nan, layout.nan, codes)
-    negative = (bits >> 31 != 0) & (layout.has_negative_zero | (codes != 0))
-    return np.asarray(codes | np.where(negative, layout.sign, 0))
-
-
-def decode(codes: Array, layout: FloatFormat) -> Array:
-    """Return the numbers that codes of a format stand for, as float32."""
-    unsigned = codes & ~layout.sign
-    exponent, mantissa = unsigned >> layout.mantissa, unsigned & ((1 << layout.mantissa) - 1)
-    implicit = np.where(exponent > 0, 1 << layout.mantissa, 0) if layout.has_sign else 1
-    scale = np.maximum(exponent, int(layout.has_sign)) - layout.bias - layout.mantissa
-    with np.errstate(over="ignore"):  # where the code is none of a number
-        values = np.ldexp((mantissa + implicit).astype(np.float32), scale)
-    above = np.where(unsigned == layout.infinity, np.inf, np.nan)
-    is_number = (unsigned <= layout.largest) & (codes != layout.nan)
-    values = np.where(is_number, values, above).astype(np.float32)
-    return np.asarray(np.where(codes & layout.sign, -values, values))
-
-
 def round_to(dtype: DType) -> Operation:
     """Return the operation that rounds float32 values to the nearest numbers of a narrow type."""
-    layout = dtype.format
+    kind, layout = getattr(torch, dtype.torch_name), dtype.format
     if layout is None:
         raise InternalError(f"{dtype} is not narrow", stage="interpreter")
-    return lambda values: decode(encode(values, layout), layout)
+    most = torch.finfo(kind).max if layout.saturates else math.inf  # torch does so from 2.13 on
+
+    def rounded(values: Array) -> Array:
+        wide = torch.from_numpy(np.array(values, np.float32)).clamp(-most, most)
+        return np.asarray(wide.to(kind).float().numpy())
+
+    return rounded
 
 
 def convert(values: Array, dtype: DType) -> Array:
@@ -185,6 +159,9 @@ def _vectorized(function: Callable[[float], float]) -> Operation:
     return np.vectorize(function, otypes=[np.float64])
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_E2M1 = np.concatenate((_E2M1, -_E2M1))
+"""The numbers that the codes of f4e2m1 stand for."""
 _AS_IN_NUMPY = (
     "add", "remainder", "fmod", "minimum", "maximum", "copysign", "nextafter", "hypot", "abs",
     "floor", "ceil", "trunc", "sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
@@ -221,7 +198,7 @@ OPERATIONS: dict[str, Operation] = {
     "erfinv": _vectorized(_erfinv),
     "lgamma": _vectorized(_lgamma),
     **{name: round_to(dtype) for dtype, name in ROUND.items()},
-    "e2m1": lambda code: decode(code.astype(np.int64) & 15, E2M1),
+    "e2m1": lambda code: _E2M1[code.astype(np.int64) & 15],
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,

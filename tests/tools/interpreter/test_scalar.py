@@ -1,4 +1,4 @@
-"""Conversions of floats of 8 bits in the NumPy interpreter, against torch's bit by bit."""
+"""Conversions to narrow floats in the NumPy interpreter, against torch's."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import torch
 
 from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.dtype import BF16, F8, F16, DType
-from fusec.tools.interpreter.scalar import decode, encode
+from fusec.tools.interpreter.scalar import OPERATIONS, round_to
 from tests.float_cases import floats_near, narrowed
 
 
 @pytest.mark.parametrize("dtype", (F16, BF16, *F8), ids=str)
-def test_conversions_are_torchs_bit_by_bit(dtype: DType) -> None:
-    kind, layout = to_torch_dtype(dtype), dtype.format
-    assert layout is not None
-    signed, unsigned = {1: (torch.int8, np.uint8), 2: (torch.int16, np.uint16)}[dtype.itemsize]
+def test_values_are_rounded_as_torch_does(dtype: DType) -> None:
+    signed = {1: torch.int8, 2: torch.int16}[dtype.itemsize]
     every = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int32)
-    exact = every.to(signed).view(kind).float().numpy()
-    np.testing.assert_array_equal(decode(every.numpy(), layout), exact)
+    exact = every.to(signed).view(to_torch_dtype(dtype)).float().numpy()
+    np.testing.assert_array_equal(round_to(dtype)(exact), exact)
     x = floats_near(exact)
-    codes = encode(x, layout)
-    wanted = narrowed(torch.from_numpy(x), dtype).view(signed).numpy().view(unsigned)
-    number = ~np.isnan(x) if dtype.itemsize == 2 else slice(None)  # of NaN one code, no payload
-    np.testing.assert_array_equal(codes[number], wanted[number])
+    wanted = narrowed(torch.from_numpy(x), dtype).float().numpy()
+    found = round_to(dtype)(x)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_codes_of_four_bits_stand_for_sixteen_numbers() -> None:
+    found = OPERATIONS["e2m1"](np.arange(32, dtype=np.uint8)).tolist()
+    assert found[:8] == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert found[8:16] == [-x for x in found[:8]] and found[16:] == found[:16]
