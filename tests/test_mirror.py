@@ -20,7 +20,6 @@ ELSEWHERE = {
     "tools/cli/build": "export/test_building",
     "tools/cli/cache": "tools/test_cli",
     "tools/cli/check": "tools/test_cli_check",
-    "tools/cli/completion": "tools/test_cli_line",
     "tools/cli/doctor": "tools/test_cli",
     "tools/cli/dump": "tools/test_cli",
     "tools/cli/inputs": "tools/test_cli_line",
@@ -32,7 +31,7 @@ ELSEWHERE = {
     "tools/cli/report": "tools/test_cli_report",
     "tools/cli/run": "tools/test_cli_run",
     # A bisection is one thing, and each of its parts is read off what it ends with.
-    "tools/bisect/finding": "tools/bisect/test_bisect",
+    "tools/bisect/questions": "tools/bisect/test_bisect",
     "tools/bisect/hunt": "tools/bisect/test_bisect",
     "driver/contests": "driver/test_race",
     "frontend/aot/trials": "frontend/aot/test_eager_strides",
@@ -45,7 +44,6 @@ ELSEWHERE = {
     "ir/cpu_tuning": "codegen/test_targets",
     "ir/machine": "codegen/test_targets",
     "tools/bisect/interpret": "test_planted",
-    "tools/bisect/questions": "tools/bisect/test_bisect",
     "tools/bisect/recorder": "tools/bisect/test_bisect",
     "tools/bisect/smaller": "tools/bisect/test_excerpt",
     "tools/bisect/source": "tools/bisect/test_excerpt",
@@ -68,10 +66,8 @@ ELSEWHERE = {
     # The emulator's parts are tested by what kernels do in it.
     "tools/emulator/tile_rules": "tools/emulator/test_engine",
     "tools/emulator/decode": "tools/emulator/test_parse",
-    "tools/emulator/flow": "tools/emulator/test_engine",
     "tools/emulator/vocabulary": "tools/emulator/test_rules",
     # Archives are read as they are written.
-    "export/description": "export/test_building",
     "export/tracing": "export/test_building",
     "runtime/interior": "export/test_building",
     "archive/graph": "export/test_packing",
@@ -80,7 +76,6 @@ ELSEWHERE = {
     "archive/model": "export/test_building",
     # What C runs is tested by a program in C.
     "export/native_code": "native/test_native",
-    "export/native_names": "native/test_native",
     "export/size_formulas": "export/test_building",
     # What every compile runs through.
     "driver/build": "runtime/cache/test_store",
@@ -161,16 +156,11 @@ ELSEWHERE = {
     "tools/report/expect": "tools/test_expect",
     "tools/report/explanation_text": "tools/test_report",
     "tools/report/explanation": "tools/test_report",
-    "tools/report/html/collect": "tools/test_cli_report",
-    "tools/report/html/machine_code": "tools/report/html/test_document",
     "tools/report/html/drawn": "tools/report/html/test_document",
     "tools/report/traffic": "tools/report/html/test_document",
-    "tools/report/comparison": "tools/test_cli_check",
     "tools/report/observe": "tools/test_report",
     "tools/report/lock_changes": "tools/report/test_lock",
-    "tools/report/lock_file": "tools/report/test_lock",
     "tools/report/run_script": "tools/test_cli_run",
-    "tools/report/run_report": "tools/report/test_watching",
     "tools/report/stages": "tools/test_cli",
     "tools/report/static_report": "tools/test_cli_check",
     # What only a process, a library or several ranks can show.

@@ -1,5 +1,7 @@
 """Read dataclasses from JSON, each value checked against the type of its field.
 
+Fields that are not compared are no part of the JSON form: they have their defaults.
+
 Entries of the cache, archives and files of verdicts may be another release's, or forged: nothing in
 them is taken as it comes. Numbers are counts and times, so none is negative or infinite.
 
@@ -30,7 +32,8 @@ def read(kind: Any, found: Any, name: str) -> Any:
         ValueError: naming the value that is of another type.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        fields = _fields(kind)
+        compared = [field.name for field in dataclasses.fields(kind) if field.compare]
+        fields = {name: _fields(kind)[name] for name in compared}
         if not isinstance(found, dict) or not fields.keys() <= found.keys():
             raise ValueError(f"{name} has the fields {', '.join(fields)}")
         return kind(**{field: read(inner, found[field], field) for field, inner in fields.items()})

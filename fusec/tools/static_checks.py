@@ -153,14 +153,14 @@ class StaticReport:
     blocks: int
     occupancy: float
     dots: tuple[DotTile, ...]
-    wgmma: int
     mma: int
-    tcgen05: int
-    tma: int
     loops: int
     dot_loops: int
-    idle_dot_loops: int
-    serialised: tuple[str, ...]
+    wgmma: int = 0
+    tcgen05: int = 0
+    tma: int = 0
+    idle_dot_loops: int = 0
+    serialised: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
 
     @property
@@ -233,7 +233,8 @@ def inspect_kernel(asm: Assembly) -> StaticReport:
     registers, spill_bytes = _resources(said)
     code = _Code.parse(asm.text("sass"))
     shared_bytes = int(asm.metadata["shared"])
-    threads = _threads(ptx)
+    declared = re.search(r"\.reqntid (\d+)", ptx)
+    threads = int(declared[1]) if declared else 32
     blocks = _resident_blocks(processor, threads, registers, shared_bytes)
     dot_loops = [loop for loop in code.loops if code.has(loop, _TENSOR_OPCODES)]
     fed = _ROLES in ptx
@@ -281,14 +282,9 @@ def _inspect_amd(asm: Assembly, processor: Resources) -> StaticReport:
         blocks=blocks,
         occupancy=blocks * threads / processor.threads,
         dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
-        wgmma=0,
         mma=facts.products,
-        tcgen05=0,
-        tma=0,
         loops=facts.loops,
         dot_loops=facts.product_loops,
-        idle_dot_loops=0,
-        serialised=(),
     )
 
 
@@ -327,11 +323,6 @@ def _conversions(ttgir: str) -> tuple[int, ...]:
 def _dots(ttir: str) -> tuple[DotTile, ...]:
     found = _DOT.findall(ttir)
     return tuple(DotTile(int(m), int(n), int(k), dtype) for m, k, dtype, _, n, _ in found)
-
-
-def _threads(ptx: str) -> int:
-    match = re.search(r"\.reqntid (\d+)", ptx)
-    return int(match[1]) if match else 32
 
 
 def _assembler_output(asm: Assembly) -> str:

@@ -1,4 +1,4 @@
-"""Lay out reports for a terminal: its width, tables that fit it, paragraphs.
+"""Reports, as JSON and as text for a terminal: its width, tables that fit it, paragraphs.
 
 The width is the terminal's, or that of ``COLUMNS``; 100 where output goes to a file. Names are cut
 only where a table is wider than that, and the last column of a table is wrapped, never cut.
@@ -6,15 +6,45 @@ only where a table is wider than that, and the last column of a table is wrapped
 
 from __future__ import annotations
 
+import json
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any, TypeVar
 
+Row = TypeVar("Row")
 _DEFAULT, _LEAST = 100, 60
 _LEAST_NAME, _LEAST_TEXT = 8, 14
 _LEAST_BESIDE = 20
 _GAP = "  "
 _BELOW = " " * 6
+SCHEMA = 1
+"""Of the JSON forms, which are stable: fields are added, never renamed or removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a command found: it prints, has a JSON form, and is shown by a notebook."""
+
+    def text(self, *, whole: bool = False) -> str:
+        """Return the text; ``whole`` shows what is many, too."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form as dictionaries and lists; a module's docstring has its schema."""
+        return asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the JSON form."""
+        return json.dumps({"schema": SCHEMA, **self.to_dict()}, indent=indent)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text())}</pre>"
 
 
 def columns() -> int:
@@ -95,6 +125,14 @@ def in_units(value: float, units: Sequence[str]) -> str:
             return f"{digits} {unit}".rstrip()
         value /= 1000
     return f"{value:.0f} {largest}" if abs(value) >= 1000 else f"{value:.3g} {largest}"
+
+
+def alike(rows: Iterable[Row], kind: Callable[[Row], object]) -> list[list[Row]]:
+    """Group rows by kind, in the order of their first occurrence."""
+    found: dict[object, list[Row]] = {}
+    for row in rows:
+        found.setdefault(kind(row), []).append(row)
+    return list(found.values())
 
 
 def indented(lines: Sequence[str], by: int = 2) -> list[str]:

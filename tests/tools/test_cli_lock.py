@@ -66,9 +66,11 @@ def test_a_refactoring_that_loses_a_fusion_fails_with_its_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = lock(folder, capsys, "model.py:Head", *INPUTS, "--target", "cpu")
-    assert "  kernel add + layer_norm + gelu\n    computes add at model.py:13 in forward" in text
-    assert "    computes layer_norm of norm at" in text and "    computes gelu of act at" in text
-    assert "\n    sums 64 as loop*16\n" in text or "\n    sums 64 as loop*8\n" in text
+    (kernel,) = json.loads(text)["graphs"][0]["kernels"]
+    parts = [(part["op"], part["module"]) for part in kernel["parts"]]
+    assert parts == [("add", ""), ("layer_norm", "norm"), ("gelu", "act")]
+    assert kernel["parts"][0]["line"].startswith("model.py:13 in forward")
+    assert kernel["sums"] in ("64 as loop*16", "64 as loop*8")
     assert check(folder, capsys) == (0, "model.lock: as it was\n")
 
     (folder / "model.py").write_text(MODEL.replace("        h = self.norm(x + r)\n", LOST))
@@ -87,7 +89,7 @@ def test_a_refactoring_that_loses_a_fusion_fails_with_its_line(
 
 def test_a_line_that_moved_is_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = lock(folder, capsys, "model.py:Head", *INPUTS, "--train", "--target", "cpu")
-    assert "\ntrain\n" in first and "\ngraph backward\n" in first
+    assert '"flags": ["train"]' in first and '"name": "backward"' in first
     (folder / "model.py").write_text("# A comment.\n" + MODEL)
     assert check(folder, capsys)[0] == 0
 
@@ -98,11 +100,11 @@ def test_the_text_is_the_same_each_time_and_has_no_timing(
     given = ("model.py:softmax", "--input", "f32[8,64]", "--target", "sm_90")
     first = lock(folder, capsys, *given)
     assert run(folder, capsys, "lock", *given)[1] == first
-    assert "\ntarget sm_90\n" in first and "warps 1" in first
+    assert '"target": "sm_90"' in first and "warps 1" in first
     assert " us" not in first and " ms" not in first
     assert check(folder, capsys)[0] == 0
     dynamic = lock(folder, capsys, *given, "--dynamic")
-    assert "\ndynamic\n" in dynamic and "sums any as loop*64, warps 1" in dynamic
+    assert '"flags": ["dynamic"]' in dynamic and "any as loop*64, warps 1" in dynamic
 
 
 def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
@@ -110,8 +112,9 @@ def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
 ) -> None:
     inputs = ("--input", "f32[1024,64]", "f32[1024,64]")
     text = lock(folder, capsys, "model.py:Head", *inputs, "--target", "cpu")
-    assert "-> ATen" in text
-    (folder / "model.lock").write_text(text.replace("-> ATen", "-> oneDNN"))
+    assert '"candidate": "ATen"' in text
+    changed = text.replace('"candidate": "ATen"', '"candidate": "oneDNN"')
+    (folder / "model.lock").write_text(changed)
     with calls_of(race) as races:
         code, out = check(folder, capsys)
     assert not races

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from fusec.driver.launches import described_launches
 from fusec.frontend.origin import origin_of
@@ -137,11 +138,11 @@ def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
             kind = _type(functools.reduce(getattr, str(node.target).split("."), gm))
         target = _target(node)
         if target is not None and all(n.name in known for n in node.all_input_nodes):
-            args, kwargs = mapped((tuple(node.args), dict(node.kwargs)), _ref)
             where = next(iter(origin_of(node).source), "")
-            lines.append(Line(node.name, target, args, kwargs, kind, where))
+            line = Line(node.name, target, node.args, node.kwargs, kind, where)
+            lines.append(rewritten(line, lambda v: Ref(v.name) if isinstance(v, fx.Node) else v))
         elif kind is not None:
-            trained = trains and _requires_grad(node)
+            trained = trains and getattr(node.meta.get("example_value"), "requires_grad", False)
             inputs.append(Input(node.name, kind, trained=trained))
         else:
             continue
@@ -151,18 +152,9 @@ def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
     results = dict.fromkeys(
         n for n in (*returned, *written) if isinstance(known.get(n), TensorType)
     )
-    return alive(Excerpt(tuple(inputs), tuple(lines), tuple(results), trains, _has_symbols(gm)))
-
-
-def _requires_grad(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _has_symbols(gm: fx.GraphModule) -> bool:
-    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes) or any(
-        isinstance(n.meta.get("example_value"), torch.SymInt) for n in gm.graph.nodes
-    )
+    values = [n.meta.get("val", n.meta.get("example_value")) for n in gm.graph.nodes]
+    dynamic = any(isinstance(value, torch.SymInt) for value in values)
+    return alive(Excerpt(tuple(inputs), tuple(lines), tuple(results), trains, dynamic))
 
 
 def _type(value: Any) -> Type:
@@ -203,32 +195,13 @@ def _found(name: str) -> bool:
         return False
 
 
-def _ref(value: Any) -> Any:
-    return Ref(value.name) if isinstance(value, fx.Node) else value
-
-
 # -- what an excerpt is made of --------------------------------------------------------------------
-
-
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return an argument with each reference and constant in it changed."""
-    match value:
-        case tuple():
-            return tuple(mapped(one, change) for one in value)
-        case list():
-            return [mapped(one, change) for one in value]
-        case dict():
-            return {name: mapped(one, change) for name, one in value.items()}
-        case slice():
-            parts = (value.start, value.stop, value.step)
-            return slice(*(mapped(one, change) for one in parts))
-        case _:
-            return change(value)
 
 
 def rewritten(line: Line, change: Callable[[Any], Any]) -> Line:
     """Return a line with each reference and constant in its arguments changed."""
-    return replace(line, args=mapped(line.args, change), kwargs=mapped(line.kwargs, change))
+    args, kwargs = map_aggregate((line.args, line.kwargs), change)
+    return replace(line, args=args, kwargs=kwargs)
 
 
 def reads(line: Line) -> list[str]:

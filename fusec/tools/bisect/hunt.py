@@ -23,7 +23,7 @@ import torch
 from fusec.errors import FusecError, ModelError
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, TensorType
-from fusec.tools.bisect.finding import WITHOUT_PASSES, Finding
+from fusec.tools.bisect.questions import WITHOUT_PASSES, Finding
 from fusec.tools.bisect.recorder import (
     Begun,
     Called,

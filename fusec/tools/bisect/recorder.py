@@ -50,8 +50,7 @@ from fusec.tools.bisect.excerpt import (
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
 from fusec.tools.clock import Clock, clock_running, differentiated, time_in_turn
-from fusec.tools.verify.choices import with_either_choice
-from fusec.tools.verify.kernels import Exact, copy_of
+from fusec.tools.verify.kernels import Exact, copy_of, with_either_choice
 from fusec.torch_interior import (
     FakeTensor,
     TorchDynamoException,
@@ -528,13 +527,13 @@ def _trains(gm: fx.GraphModule) -> bool:
 def _values(gm: fx.GraphModule, given: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return the tensors that a graph was called with, by name; none where they are too large."""
     nodes = gm.graph.find_nodes(op="placeholder")
-    found = {n.name: v for n, v in zip(nodes, given, strict=True) if _is_real(v)}
+    found = {
+        n.name: v
+        for n, v in zip(nodes, given, strict=True)
+        if isinstance(v, torch.Tensor) and not isinstance(v, FakeTensor)
+    }
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     return found if size <= _KEPT_BYTES else {}
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
 def _most(args: Sequence[Any]) -> int:

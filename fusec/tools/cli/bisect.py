@@ -23,11 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UsageError
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
-from fusec.tools.cli.line import FORM, check_file, hint_behind, is_target, parse_behind
+from fusec.tools.cli.line import (
+    FORM,
+    add_program,
+    check_file,
+    hint_behind,
+    is_target,
+    take_program,
+)
 from fusec.tools.cli.output import check_writable, progress, quiet_torch, show, writing
 
 if TYPE_CHECKING:
-    from fusec.tools.bisect.finding import Finding
+    from fusec.tools.bisect.questions import Finding
 
 HELP = "find the graph, kernel, stage or merge at fault, and the least file that shows it"
 FOUND = 1
@@ -72,28 +79,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
     parser.add_argument("--dynamic", action="store_true", help="of a TARGET: with symbolic sizes")
     add_inputs(parser, f"of a TARGET, an argument of the call: {EXAMPLES}")
-    parser.add_argument(
-        "program",
-        metavar="TARGET|SCRIPT",
-        nargs=argparse.REMAINDER,
-        help="path.py:name or module:name; or a Python file, and its own arguments",
-    )
-    parser.set_defaults(parser=parser)
+    add_program(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the finding and write the file; return 1 if something is found."""
-    program = read_program(arguments)
+    first, own = take_program(arguments)
+    program = read_program(first, own, arguments)
     file = arguments.file.absolute()
     check_writable(file)
     # Local: it imports torch, which a wrong command line shall not wait for.
-    from fusec.tools.bisect.finding import WITHOUT_PASSES
     from fusec.tools.bisect.hunt import Hunt
+    from fusec.tools.bisect.questions import WITHOUT_PASSES
 
-    hint = "" if is_target(arguments.program[0]) else _hint(arguments)
-    if hint:
+    meant = dict.fromkeys(("-o", "--json"), f"bisect --{arguments.kind}")
+    if hint := "" if is_target(first) else hint_behind(first, own, meant):
         progress(hint)
-    progress(f"running {arguments.program[0]}, in a process of its own")
+    progress(f"running {first}, in a process of its own")
     hunt = Hunt(arguments.kind, progress, seconds=arguments.seconds, timeout=arguments.timeout)
     finding = hunt.run(program)
     if finding is None:
@@ -106,14 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
         if WITHOUT_PASSES in finding.helps:
             show(f"{finding}\n\n{_OWN_PASS}")
             return FOUND
-        shown = f"it shows when you run\n  python {_near(file)}" if written else _NO_FILE
+        near = os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file
+        shown = f"it shows when you run\n  python {near}" if written else _NO_FILE
         show(f"{finding}\n\n{shown}\n\nfor a bug report:\n  {finding.sentence}")
     return FOUND
-
-
-def _hint(arguments: argparse.Namespace) -> str:
-    script, *own = arguments.program[arguments.program[:1] == ["--"] :]
-    return hint_behind(script, own, dict.fromkeys(("-o", "--json"), f"bisect --{arguments.kind}"))
 
 
 _OWN_PASS = "the same graph agrees with eager without that pass, which is none of fusec's stages"
@@ -121,11 +119,6 @@ _NO_FILE = (
     "no file shows it by itself, neither on random inputs nor on the program's own:\n"
     "  FUSEC_DUMP_DIR=DIR keeps every stage of the whole program"
 )
-
-
-def _near(file: Path) -> str:
-    """Return a path relative to the working directory where it is below it."""
-    return os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
 
 
 def _write(file: Path, finding: Finding) -> bool:
@@ -149,21 +142,12 @@ def _write(file: Path, finding: Finding) -> bool:
 # -- the program -----------------------------------------------------------------------------------
 
 
-def read_program(arguments: argparse.Namespace) -> Any:
+def read_program(first: str, own: list[str], arguments: argparse.Namespace) -> Any:
     """Return a function that runs the user's program with a backend in fusec's place.
 
     Raises:
         UsageError: for a wrong command line, or a program that is neither a TARGET nor a script.
     """
-    given = arguments.program[arguments.program[:1] == ["--"] :]
-    if not given and len(arguments.input) > 1 and _names(arguments.input[-1]):
-        given = [arguments.input.pop()]  # --input takes all that follows it
-    if not given:
-        raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
-    first, *own = given
-    if is_target(first):
-        parse_behind(arguments, "program", own)
-    arguments.program = given
     if not (arguments.seconds >= 0 and arguments.timeout > 0):
         raise UsageError("--seconds and --timeout are numbers of seconds, more than 0.")
     if arguments.kind is None:
@@ -180,10 +164,6 @@ def read_program(arguments: argparse.Namespace) -> Any:
     if place.endswith(".py"):
         check_file(Path(place), FORM)
     return partial(call_target, first, tuple(arguments.input), arguments.train, arguments.dynamic)
-
-
-def _names(text: str) -> bool:
-    return is_target(text) or text.endswith(".py")
 
 
 def call_script(path: Path, own: list[str], every: bool, backend: Any) -> None:

@@ -36,7 +36,7 @@ from fusec.tools.cli.line import (
     forced_options,
     known_target,
 )
-from fusec.tools.cli.output import progress, show, show_report, user_code
+from fusec.tools.cli.output import progress, show_report, user_code
 
 if TYPE_CHECKING:
     import torch
@@ -68,11 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     _check_target(arguments)
     if arguments.static:
         verdict = _check_kernels(arguments)
-        show_report(verdict, json=arguments.json)
     else:
         judge = _emulate_kernels if arguments.emulate else _check_results
         verdict = (_check_invariance if arguments.invariant else judge)(arguments)
-        show(verdict.to_json() if arguments.json else verdict.text(whole=arguments.verbose))
+    show_report(verdict, json=arguments.json, whole=arguments.verbose)
     return FAULTS if verdict.faults else 0
 
 
@@ -90,16 +89,13 @@ def _check_target(arguments: argparse.Namespace) -> None:
 
 
 def _check_kernels(arguments: argparse.Namespace) -> Any:
-    # Local: these import torch, which `fusec --help` shall not wait for.
-    from fusec.tools.report.stages import choose_target
-    from fusec.tools.report.static_report import check_target, judge
+    from fusec.tools.report.static_report import judge  # local: it imports torch
 
-    check_target(choose_target(arguments.target).name)
     return judge(stage_model(arguments), progress)
 
 
 def _emulate_kernels(arguments: argparse.Namespace) -> Any:
-    # Local: as above.
+    # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
     from fusec.tools.report.emulation import emulate
@@ -114,7 +110,7 @@ def _check_invariance(arguments: argparse.Namespace) -> Any:
     # Local: as above.
     import torch
 
-    from fusec.tools.report.invariance import check_invariance
+    from fusec.tools.report.comparison import check_invariance
 
     if arguments.train:
         raise UsageError("--invariant compares results of inference: leave out --train.")

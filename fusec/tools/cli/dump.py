@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.tools.dumps import BEFORE_CAPTURE
     from fusec.tools.report.stages import check_assembly, choose_target
 
-    if arguments.stage is not None:
+    if arguments.stage in ASSEMBLY:
         check_assembly(arguments.stage, choose_target(arguments.target))  # with this machine's
     whole = arguments.directory is not None and arguments.stage is None
     early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
@@ -178,7 +178,7 @@ def stage_model(
 
     from fusec.options import Options
     from fusec.tools.cli.model import load_callable, load_with_inputs, observe_call
-    from fusec.tools.report.observe import new_fake_mode, observe_run
+    from fusec.tools.report.observe import new_fake_mode, observe
     from fusec.tools.report.stages import choose_target, take_each, take_through
 
     given = parse_inputs(arguments.input)
@@ -192,7 +192,7 @@ def stage_model(
             cpu = torch.device("cpu")
             fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
             target = choose(arguments.target)  # after the settings of torch in the model's file
-            seen = observe_run(fn, calls[0], train=arguments.train, target=target, **how)
+            seen = observe(fn, calls[0], train=arguments.train, target=target, run=True, **how)
         else:
             mode = new_fake_mode()
             fn = load_callable(arguments.model, len(given), mode)

@@ -27,7 +27,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -181,21 +181,6 @@ def parse_inputs(texts: Sequence[str], extents: dict[str, int] | None = None) ->
     return Inputs(tuple(specs), named, tuple(files))
 
 
-def each_call(specs: Sequence[Spec]) -> list[list[Spec]]:
-    """Return the inputs of each call: as many as the specs give sizes for.
-
-    Raises:
-        UsageError: if two specs give several sizes, and not as many.
-    """
-    tensors = [leaf for leaf in leaves(list(specs)) if isinstance(leaf, TensorInput)]
-    counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
-    if len(counts) > 1:
-        raise UsageError(
-            f"inputs have {' and '.join(map(str, sorted(counts)))} sizes: give as many for each."
-        )
-    return [[_of_call(spec, number) for spec in specs] for number in range(counts.pop())]
-
-
 def leaves(spec: Spec) -> Iterator[Spec]:
     """Yield the parts of a SPEC that are neither lists, tuples nor dictionaries."""
     match spec:
@@ -206,19 +191,6 @@ def leaves(spec: Spec) -> Iterator[Spec]:
             yield from leaves(list(spec.values()))
         case _:
             yield spec
-
-
-def _of_call(spec: Spec, number: int) -> Spec:
-    match spec:
-        case list():
-            return [_of_call(part, number) for part in spec]
-        case tuple():
-            return tuple(_of_call(part, number) for part in spec)
-        case dict():
-            return {name: _of_call(part, number) for name, part in spec.items()}
-    if not isinstance(spec, TensorInput) or not spec.later:
-        return spec
-    return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
 
 
 def parse_spec(text: str, extents: dict[str, int] | None = None) -> Spec:
@@ -283,7 +255,8 @@ def _tensor(text: str, match: re.Match[str], extents: dict[str, int] | None) -> 
         raise UsageError(
             f"input {text!r}: extents are integers, 0 or more. Write it as {EXAMPLES}."
         )
-    if bound is not None and (dtype[0] not in "iu" or not _is_bound(bound)):
+    is_bound = bound and bound.isascii() and bound.isdigit() and 1 <= int(bound) < 1 << 63
+    if bound is not None and (dtype[0] not in "iu" or not is_bound):
         raise UsageError(
             f"input {text!r}: a bound is a positive integer, and for indices only, as in "
             "i64[8,128]<50257."
@@ -311,7 +284,3 @@ def _named(axis: list[str], known: dict[str, int]) -> str | None:
         known[name] = next(8 * n for n in itertools.count(2) if 8 * n not in known.values())
     axis[0] = str(known[name])
     return name
-
-
-def _is_bound(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 63

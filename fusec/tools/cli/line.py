@@ -154,19 +154,40 @@ def check_directory(path: Path | None) -> None:
         raise NotWritable(f"cannot write to {path}: it is not yours to write")
 
 
-def parse_behind(arguments: argparse.Namespace, name: str, words: Sequence[str]) -> None:
-    """Parse the options that follow a TARGET; after a script they would be the script's own.
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Declare what a command runs and all that follows it, "--" included, as one list."""
+    program = parser.add_argument(
+        "program",
+        metavar="TARGET|SCRIPT",
+        nargs=argparse.PARSER,
+        help="path.py:name or module:name, as of fusec check; or a Python file and its arguments",
+    )
+    program.required = False  # an --input before it may have taken it
+    parser.set_defaults(parser=parser)
 
-    Args:
-        name: the argument that takes the TARGET and all behind it.
+
+def take_program(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the TARGET or script that a command runs, and the script's own arguments.
+
+    Options that follow a TARGET are parsed; after a script they are the script's own.
+
     Raises:
-        UsageError: if there is more than options.
+        UsageError: if there is none, or more than options follow a TARGET.
     """
-    setattr(arguments, name, None)
-    arguments.parser.parse_args(words, arguments)
-    hush(arguments.quiet)
-    if left := getattr(arguments, name):
-        raise UsageError(f"{left[0]!r} stands behind a TARGET, which takes options alone.")
+    given, inputs = arguments.program or [], arguments.input
+    given = given[given[:1] == ["--"] :]
+    if not given and len(inputs) > 1 and (is_target(inputs[-1]) or inputs[-1].endswith(".py")):
+        given = [inputs.pop()]
+    if not given:
+        raise UsageError(f"The following arguments are required: TARGET or SCRIPT. {FORM}.")
+    first, *own = given
+    if is_target(first):
+        arguments.program = None
+        arguments.parser.parse_args(own, arguments)
+        hush(arguments.quiet)
+        if left := arguments.program:
+            raise UsageError(f"{left[0]!r} stands behind a TARGET, which takes options alone.")
+    return first, own
 
 
 def hint_behind(script: str, own: Sequence[str], commands: Mapping[str, str]) -> str:

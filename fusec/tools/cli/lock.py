@@ -3,7 +3,7 @@
   fusec lock model.py:Block --input bf16[8,128,768] --train -o model.lock
   fusec lock --check model.lock
 
-The file is text for a review: kernels with what they compute and your lines, the order of sums,
+The file is JSON for a review: kernels with what they compute and your lines, the order of sums,
 eager kernels with reasons and libraries, launches, bytes and peak memory. It has no timings. Where
 a product has several candidates, it has the one that an earlier race here chose, else the one that
 the cost model prefers.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
 CHANGED = 1
 """The exit code where something changed."""
-_FIRST = "fusec lock"
+_FIRST = '{\n "fusec lock"'
 """The first words of each file, which ``tools/report/lock_file.py`` parses."""
 _FORCED = ("race", "descriptors", "roles")
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check is not None:
         return _check(arguments)
     if arguments.json:
-        raise UsageError("--json is for --check: the file itself is text.")
+        raise UsageError("--json is for --check: the file itself is JSON.")
     check_model_line(arguments)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.tools.report.lock_file import Record, print_lock
@@ -79,11 +79,10 @@ def _check(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.lock_file import Pinned, parse_lock
 
     old = parse_lock(text, str(arguments.check))
+    pinned = Pinned({one.choice: one.candidate for one in old.choices})
     given = _arguments(old.asked, arguments)
     check_model_line(given)
-    new, breaks = _locked(
-        given, old.asked, Pinned(dict(old.choices)), lambda _: read_target(old.target)
-    )
+    new, breaks = _locked(given, old.asked, pinned, lambda _: read_target(old.target))
     versions = (old.made_by, new.made_by) if old.made_by != new.made_by else None
     again = shlex.join(["fusec", "lock", *_words(old), "-o", str(arguments.check)])
     found = compare_locks(old, new, breaks)

@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,12 +26,13 @@ import torch
 from torch import nn
 
 from fusec.errors import ModelError, UsageError
-from fusec.tools.cli.inputs import Inputs, TensorInput, each_call
+from fusec.tools.cli.inputs import Inputs, TensorInput
 from fusec.tools.cli.line import EXPORTED, FORM, check_file, constructed
 from fusec.tools.cli.output import progress
 from fusec.tools.report.arguments import Arguments, described, fitting
 from fusec.tools.report.observe import Observed, observe
-from fusec.torch_interior import FakeTensorMode, converting_fakes
+from fusec.tools.report.run_script import package_of
+from fusec.torch_interior import FakeTensorMode, converting_fakes, pytree
 
 _Made = TypeVar("_Made")
 
@@ -127,9 +129,7 @@ def load_with_inputs(
         _refuse_sparse(made)
         return made.to(device) if isinstance(made, torch.Tensor) else made
 
-    specs = _fitting(fn, given)
-    each: list[Any] = each_call([list(specs.args), dict(specs.named)])
-    calls = [Arguments(tuple(args), named).mapped(make) for args, named in each]
+    calls = [call.mapped(make) for call in each_call(_fitting(fn, given))]
     if not isinstance(fn, nn.Module):
         return fn, calls
     fn = fn.train(train).to(device)
@@ -209,20 +209,12 @@ def _import_file(path: Path) -> ModuleType:
     except ImportError as error:
         if "relative import with no known parent" not in str(error):
             raise
-        folder, name = _in_package(path)
+        package, folder = package_of(path)
+        name = f"{package}.{path.stem}" if package else path.stem
         raise UsageError(
             f"{str(path)!r} imports from its package: write {name}:NAME, in the folder {folder}."
         ) from error
     return module
-
-
-def _in_package(path: Path) -> tuple[Path, str]:
-    """Return the folder that a file's package is in, and the name of the module from there."""
-    folder, names = path.resolve().parent, [path.stem]
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(names)
 
 
 def _search_first(folder: str) -> None:
@@ -326,6 +318,28 @@ def _call_factory(found: Callable[..., Any], mode: AbstractContextManager[Any], 
 
 
 # -- its arguments ---------------------------------------------------------------------------------
+
+
+def each_call(given: Arguments) -> list[Arguments]:
+    """Return the inputs of each call: as many as the specs give sizes for.
+
+    Raises:
+        UsageError: if two specs give several sizes, and not as many.
+    """
+    found = pytree.tree_leaves((given.args, dict(given.named)))
+    tensors = [spec for spec in found if isinstance(spec, TensorInput)]
+    counts = {1 + len(spec.later) for spec in tensors if spec.later} or {1}
+    if len(counts) > 1:
+        raise UsageError(
+            f"inputs have {' and '.join(map(str, sorted(counts)))} sizes: give as many for each."
+        )
+
+    def of_call(spec: Any, number: int) -> Any:
+        if not isinstance(spec, TensorInput) or not spec.later:
+            return spec
+        return replace(spec, shape=(spec.shape, *spec.later)[number], later=())
+
+    return [given.mapped(partial(of_call, number=number)) for number in range(counts.pop())]
 
 
 def _fitting(fn: Callable[..., Any], given: Inputs) -> Arguments:

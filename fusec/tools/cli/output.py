@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
-from fusec.errors import LOUD, EnvironmentProblem, NotWritable
+from fusec.errors import LOUD, EnvironmentProblem, NotWritable, UsageError
+from fusec.tools.terminal import Report
 
 _quiet = ContextVar("quiet", default=False)
 
@@ -62,9 +62,9 @@ def show(text: str, language: str = "text") -> None:
         raise EnvironmentProblem(f"results cannot be written to standard output: {error}") from None
 
 
-def show_report(report: Any, *, json: bool) -> None:
+def show_report(report: Report, *, json: bool, whole: bool = False) -> None:
     """Print a report, as text or in its JSON form."""
-    show(report.to_json() if json else str(report))
+    show(report.to_json() if json else report.text(whole=whole))
 
 
 @contextmanager
@@ -77,7 +77,14 @@ def writing(what: object) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise NotWritable if a file cannot be written; leave no new file behind."""
+    """Raise an error for a file that cannot be written; leave no new file behind.
+
+    Raises:
+        UsageError: if there is no directory for it.
+        NotWritable: otherwise.
+    """
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"there is no directory for {str(path)!r}.")
     there = path.exists()
     if there and not (path.is_file() or path.is_dir()):  # a pipe, such as /dev/stdout
         return

@@ -15,24 +15,24 @@ For a script, options of fusec come before it, the script's own after it.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusec.errors import NotWritable, UsageError
+from fusec.errors import UsageError
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.tools.cli.line import (
+    add_program,
     check_file,
     check_model_line,
     forced_options,
     hint_behind,
     is_target,
-    parse_behind,
+    take_program,
 )
-from fusec.tools.cli.output import progress, show, user_code, write_file
+from fusec.tools.cli.output import check_writable, progress, show, user_code, write_file
 
 if TYPE_CHECKING:
     from fusec.tools.report.profile import Profile
@@ -69,56 +69,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="compile also the models that a script does not"
     )
-    # What is profiled and all that follows it, "--" included, in one list.
-    what = parser.add_argument(
-        "what",
-        metavar="TARGET|SCRIPT",
-        nargs=argparse.PARSER,
-        help="path.py:name or module:name, as of fusec check; or a Python file and its arguments",
-    )
-    what.required = False  # an --input before it may have taken it
-    nothing = {"target": None, "descriptors": None, "roles": None, "run": False}
-    parser.set_defaults(parser=parser, **nothing)
+    add_program(parser)
+    parser.set_defaults(target=None, descriptors=None, roles=None, run=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the profile; return 0, or the exit code of a script that fails."""
+    first, own = take_program(arguments)
     if arguments.by not in VIEWS:
         raise UsageError.unknown("view", arguments.by, VIEWS)
-    _read_rest(arguments)
-    for file in (arguments.json, arguments.trace):
-        _check_file(file)
-    return _profile_target(arguments) if arguments.model else _profile_script(arguments)
-
-
-def _read_rest(arguments: argparse.Namespace) -> None:
-    """Parse the words after a TARGET as options of this command; a script has its own."""
-    what, arguments.model = arguments.what, None
-    if what is None and arguments.input and is_target(arguments.input[-1]):
-        what = [arguments.input.pop()]
-    if what is None:
-        raise UsageError("The following arguments are required: TARGET or SCRIPT.")
-    if not is_target(what[0]):
-        if arguments.input or arguments.train:
-            raise UsageError(f"{what[0]!r} is a script; --input and --train are of a TARGET.")
-        return
-    parse_behind(arguments, "what", what[1:])
-    arguments.model = what[0]
-    if arguments.by not in VIEWS:
-        raise UsageError.unknown("view", arguments.by, VIEWS)
-    if arguments.steps < 1:
-        raise UsageError("--steps is 1 at least.")
-    check_model_line(arguments)
-
-
-def _check_file(file: Path | None) -> None:
-    """Raise an error for a file that cannot be written, before anything runs."""
-    if file is None:
-        return
-    if not file.resolve().parent.is_dir():
-        raise UsageError(f"there is no directory for {str(file)!r}.")
-    if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
-        raise NotWritable(f"cannot write {file}: it is a directory, or in one that is not yours")
+    arguments.model = first if is_target(first) else None
+    if arguments.model:
+        if arguments.steps < 1:
+            raise UsageError("--steps is 1 at least.")
+        check_model_line(arguments)
+    elif arguments.input or arguments.train:
+        raise UsageError(f"{first!r} is a script; --input and --train are of a TARGET.")
+    for file in filter(None, (arguments.json, arguments.trace)):
+        check_writable(file)
+    return _profile_target(arguments) if arguments.model else _profile_script(first, own, arguments)
 
 
 def _profile_target(arguments: argparse.Namespace) -> int:
@@ -146,8 +115,7 @@ def _profile_target(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _profile_script(arguments: argparse.Namespace) -> int:
-    script, *own = arguments.what[arguments.what[0] == "--" :]
+def _profile_script(script: str, own: list[str], arguments: argparse.Namespace) -> int:
     path = Path(script)
     check_file(path, "SCRIPT is a Python file")
     for name in ("json", "trace"):  # the script may change the directory

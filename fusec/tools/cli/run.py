@@ -20,7 +20,6 @@ import sys
 from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 
-from fusec.errors import UsageError
 from fusec.tools.cli.line import check_file, hint_behind
 from fusec.tools.cli.output import check_writable, progress, show, write_file
 from fusec.tools.cli.report import write_report
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.driver.observers import observing
     from fusec.tools.report.html import environment, render
-    from fusec.tools.report.html.collect import Collected
+    from fusec.tools.report.html.document import Collected
     from fusec.tools.report.run_script import run_script
     from fusec.tools.report.watching import watch
 
@@ -90,10 +89,6 @@ def _script(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
     """Return the script and its arguments, after checks of the files to read and write."""
     script, *own = arguments.script[arguments.script[0] == "--" :]
     check_file(Path(script), "SCRIPT is a Python file")
-    record = arguments.json
-    if record is not None and not record.resolve().parent.is_dir():
-        raise UsageError(f"there is no directory for --json {str(record)!r}.")
-    for file in (record, arguments.output):
-        if file is not None:
-            check_writable(file)
+    for file in filter(None, (arguments.json, arguments.output)):
+        check_writable(file)
     return Path(script), own

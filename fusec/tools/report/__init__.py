@@ -24,7 +24,7 @@ from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import (
     Staged,
     assemble,
-    check_stage,
+    check_assembly,
     choose_target,
     take_each,
     take_through,
@@ -62,7 +62,7 @@ class KernelText:
         Raises:
             UsageError: for a stage that the target does not have.
         """
-        check_stage(stage, self.staged.target)
+        check_assembly(stage, self.staged.target)
         return assemble(self.staged, self.name).text(self.staged.target.assembly[stage])
 
 

@@ -69,8 +69,9 @@ def fitting(
     """
     parameters = signature_of(fn)
     if parameters:
-        unknown = [] if _takes_any_name(parameters) else [n for n in named if n not in parameters]
-        if unknown:  # before a missing argument: it may be that one, misspelt
+        any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        unknown = [name for name in named if name not in parameters]
+        if unknown and not any_name:  # before a missing argument: it may be that one, misspelt
             near = nearest(unknown[0], (*parameters, *options))
             hint = f"; did you mean {near}=?" if near else ""
             raise TypeError(f"it has no argument {unknown[0]!r}{hint}")
@@ -78,10 +79,6 @@ def fitting(
     elif named:
         raise TypeError("its arguments have no names")
     return Arguments(tuple(args), dict(named))
-
-
-def _takes_any_name(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def described(fn: Callable[..., Any]) -> str:

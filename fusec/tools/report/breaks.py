@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,9 +111,9 @@ def read_break(text: str) -> Break:
     title, explanation, hints = _message(text)
     asked = f"{title}\n{explanation}"
     reason = printable(_ADDRESS.sub(r"\1", explanation or title)).rstrip(".")
-    found = next((r(m) for p, r in _REMEDIES if (m := re.search(p, asked)) is not None), None)
     useful = [hint for hint in hints if not _USELESS.search(hint)]
-    remedy = found or Remedy(printable(useful[0]).rstrip(".") if useful else "none is known")
+    other = Remedy(printable(useful[0]).rstrip(".") if useful else "none is known")
+    remedy = _remedy(_REMEDIES, asked) or other
     return Break(_place(text), reason, remedy, bool(_SKIPPED.search(text)))
 
 
@@ -179,52 +179,61 @@ def with_code(place: Place) -> Place:
     return replace(place, function=function, code=code)
 
 
-_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+_REMEDIES = (
     (
         r"builtin (?:operator )?`?print",
-        lambda m: Remedy(
+        Remedy(
             "print outside of what is compiled",
             "torch._dynamo.config.reorderable_logging_functions.add(print)",
         ),
     ),
     (
         r"logging\.Logger method",
-        lambda m: Remedy(
+        Remedy(
             "log outside of what is compiled, or let Dynamo leave the call out: add the method to "
             "torch._dynamo.config.ignore_logging_functions"
         ),
     ),
     (
         r"Tensor\.item\(\)|_local_scalar_dense",
-        lambda m: Remedy(
+        Remedy(
             "keep the number a tensor, without .item()",
             "torch._dynamo.config.capture_scalar_outputs = True",
         ),
     ),
     (
         r"Data-dependent branching|data-dependent control flow",
-        lambda m: Remedy(
+        Remedy(
             "compute both and choose: torch.where(condition, a, b); torch.cond where both are too "
             "much"
         ),
     ),
     (
         r"Dynamic (?:shape|slicing) operator|output shape depends on input Tensor data",
-        lambda m: Remedy(
+        Remedy(
             "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
             "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
         ),
     ),
     (
         r"function `<function (\S+) at .*torch\.compiler\.disable`",
-        lambda m: Remedy(f"remove torch.compiler.disable from {m[1]}, or call {m[1]} outside"),
+        Remedy(r"remove torch.compiler.disable from \1, or call \1 outside"),
     ),
     (
         r"torch\.compiler\.disable`",
-        lambda m: Remedy("remove torch.compiler.disable, or call what it wraps outside"),
+        Remedy("remove torch.compiler.disable, or call what it wraps outside"),
     ),
 )
-"""Patterns of a break's title and reason -> its remedy."""
+"""Patterns of a break's title and reason -> its remedy, which may name groups of a match."""
+
+
+def _remedy(rows: Iterable[tuple[str, Remedy]], text: str) -> Remedy | None:
+    """Return the first remedy whose pattern is found in a text."""
+    for pattern, remedy in rows:
+        if (match := re.search(pattern, text)) is not None:
+            return replace(remedy, change=match.expand(remedy.change))
+    return None
+
 
 # -- recompiles ----------------------------------------------------------------------------------
 
@@ -240,8 +249,8 @@ def read_recompile(metrics: Mapping[str, Any], place: Place) -> Recompile | None
         return None
     guard = re.sub(r"^\d+/\d+: |\s{2,}# .*", "", str(reason).strip().splitlines()[0])
     said = printable(guard)
-    remedies = (r(m) for p, r in _RECOMPILE_REMEDIES if (m := re.search(p, said)) is not None)
-    remedy = next(remedies, Remedy("keep what the guard names the same from call to call"))
+    other = Remedy("keep what the guard names the same from call to call")
+    remedy = _remedy(_RECOMPILE_REMEDIES, said) or other
     seconds = float(metrics.get("entire_frame_compile_time_s") or 0.0)
     return Recompile(place, said, remedy, seconds)
 
@@ -268,44 +277,34 @@ def place_of_compile(metrics: Mapping[str, Any]) -> Place:
     return Place(path, behind or first, name)
 
 
-_RECOMPILE_REMEDIES: tuple[tuple[str, Callable[[re.Match[str]], Remedy]], ...] = (
+_RECOMPILE_REMEDIES = (
     (
         r"___stack\d+",
-        lambda m: Remedy("it is compiled for what a graph break hands over: mend the break first"),
+        Remedy("it is compiled for what a graph break hands over: mend the break first"),
     ),
     (
         r"len\(.*_modules\)|___check_obj_id|___check_type_id",
-        lambda m: Remedy(
-            "none: another object runs the same code, and is compiled for itself", meant=True
-        ),
+        Remedy("none: another object runs the same code, and is compiled for itself", meant=True),
     ),
     (
         r"^len\((.+)\) == \d",
-        lambda m: Remedy(f"let {m[1]} keep its length, or change it outside of what is compiled"),
+        Remedy(r"let \1 keep its length, or change it outside of what is compiled"),
     ),
     (
         r"tensor '(.+)' size mismatch at index (\d+)",
-        lambda m: Remedy(
-            f"torch._dynamo.mark_dynamic({m[1]}, {m[2]}), or torch.compile(..., dynamic=True)"
-        ),
+        Remedy(r"torch._dynamo.mark_dynamic(\1, \2), or torch.compile(..., dynamic=True)"),
     ),
     (
         r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch",
-        lambda m: Remedy(f"call it with the same {m[2]} of {m[1]} each time"),
+        Remedy(r"call it with the same \2 of \1 each time"),
     ),
     (
         r"^Unexpected recompilation",
-        lambda m: Remedy("none: threads compiled it at the same time, or a guard depends on more"),
+        Remedy("none: threads compiled it at the same time, or a guard depends on more"),
     ),
-    (r"training", lambda m: Remedy("none: training and evaluation are two graphs", meant=True)),
-    (
-        r"grad_mode",
-        lambda m: Remedy("none: with and without gradients are two graphs", meant=True),
-    ),
-    (
-        r"^(.+?) == [-\d.]",
-        lambda m: Remedy(f"pass {m[1]} as a tensor where it changes with each call"),
-    ),
+    (r"training", Remedy("none: training and evaluation are two graphs", meant=True)),
+    (r"grad_mode", Remedy("none: with and without gradients are two graphs", meant=True)),
+    (r"^(.+?) == [-\d.]", Remedy(r"pass \1 as a tensor where it changes with each call")),
 )
 """Patterns of a guard that failed -> the remedy."""
 
@@ -324,18 +323,16 @@ def break_lines(breaks: Sequence[Break]) -> list[str]:
     """Return each break with its line, reason and remedy; nothing if there are none."""
     lines = [f"graph breaks: {len(breaks)}"] if breaks else []
     for one in breaks:
-        times = f" ({one.count} times)" if one.count > 1 else ""
-        lines += paragraph("", f"{one.place}{times}")
-        lines += paragraph("", one.said)
-        lines += paragraph("", f"-> {one.remedy}")
+        lines += _lines(one, f" ({one.count} times)" if one.count > 1 else "")
     return lines
 
 
 def recompile_lines(recompiles: Sequence[Recompile]) -> list[str]:
     """Return each function that was compiled again; nothing if there are none."""
     lines = [f"recompiles: {sum(one.count for one in recompiles)}"] if recompiles else []
-    for one in recompiles:
-        lines += paragraph("", str(one.place))
-        lines += paragraph("", one.said)
-        lines += paragraph("", f"-> {one.remedy}")
-    return lines
+    return lines + [line for one in recompiles for line in _lines(one)]
+
+
+def _lines(one: Break | Recompile, times: str = "") -> list[str]:
+    texts = (f"{one.place}{times}", one.said, f"-> {one.remedy}")
+    return [line for text in texts for line in paragraph("", text)]

@@ -1,20 +1,26 @@
-"""Compare a model's results by fusec with eager's, both against fp64's.
+"""Compare a model's results: by fusec with eager's, and of large calls with those of small ones.
 
-The model runs three times on copies of the same random inputs, on this machine's GPU or else its
-CPU: eagerly, eagerly in fp64, and compiled, where a failure inside fusec is an error. Outputs,
-inputs and buffers after the call and, in training, gradients have to agree by the rule of
-docs/numerics.md (``runtime/race/agreement.py``).
+``compare``: the model runs three times on copies of the same random inputs, on this machine's GPU
+or else its CPU: eagerly, eagerly in fp64, and compiled, where a failure inside fusec is an error.
+Outputs, inputs and buffers after the call and, in training, gradients have to agree by the rule of
+docs/numerics.md (``runtime/race/agreement.py``). Where the model draws random numbers (dropout),
+the compiled one draws eager's, as fusec's own differ. Objects other than tensors, such as a cache
+of keys and values, are compared by the tensors in them.
 
-The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+``check_invariance``: the model is compiled once, under ``batch_invariant``, and called with parts
+of the same random inputs: with the first 1, 2 or 33 rows, say, of the axes that differ from call to
+call, on one thread and on several. Each element has to have the bits that the largest call gives.
+
+The JSON forms, schema 1, are stable: fields are added, never renamed or removed::
 
     {"schema": 1, "device": "cpu", "compiled": 1,
      "eager_random": true if the model draws random numbers,
      "results": [{"name", "dtype", "shape", "eager_error", "fusec_error", "problem", "call"}],
      "faults": [the name of each result with a problem]}
 
-Where the model draws random numbers (dropout), the compiled one draws eager's, as fusec's own
-differ. Objects other than tensors, such as a cache of keys and values, are compared by the tensors
-in them.
+    {"schema": 1, "compiled": 1,
+     "results": [{"name", "dtype", "shape", "threads", "calls", "problem"}],
+     "faults": [the name of each result with a problem]}
 
 Errors are the largest distance of an element from fp64's; null for results that are not floats.
 ``call`` counts from 0, ``compiled`` the graphs that Dynamo made for all calls together.
@@ -22,11 +28,11 @@ Errors are the largest distance of an element from fp64's; null for results that
 Worked example::
 
     >>> print(compare(torch.nn.LayerNorm(768), [torch.randn(8, 768)], train=True))
+    >>> print(check_invariance(block, [torch.randn(1, 64)], [torch.randn(33, 64)]))
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,15 +42,15 @@ import torch
 from torch import nn
 
 from fusec.backend import fusec
-from fusec.errors import ModelError
+from fusec.errors import ModelError, UsageError
+from fusec.frontend.named_sizes import name_size
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.report.arguments import Arguments, Given, copied, plain
 from fusec.tools.report.stages import this_device
-from fusec.tools.terminal import fitted_table, wrapped
-from fusec.tools.verify.choices import with_either_choice
-from fusec.torch_interior import counters, pytree
+from fusec.tools.terminal import Report, fitted_table, wrapped
+from fusec.tools.verify.kernels import with_either_choice
+from fusec.torch_interior import counters, pytree, tensors_in
 
-SCHEMA = 1
 _PLAIN = (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 """Types that are compared as they are; other objects are compared by their tensors."""
 _FEW = 12
@@ -75,7 +81,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Report):
     """The report of ``fusec check``.
 
     Attributes:
@@ -92,24 +98,18 @@ class Comparison:
     def faults(self) -> tuple[Result, ...]:
         return tuple(result for result in self.results if result.problem)
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
-        document = {
-            "schema": SCHEMA,
+    def to_dict(self) -> dict[str, Any]:
+        return {
             "device": self.device,
             "compiled": self.compiled,
             "eager_random": self.draws,
             "results": [asdict(result) for result in self.results],
             "faults": [result.name for result in self.faults],
         }
-        return json.dumps(document, indent=indent)
 
     def text(self, *, whole: bool = False) -> str:
         """Return the text: of many tensors, the kinds and those that disagree; all if ``whole``."""
         return "\n".join(_lines(self, whole=whole))
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def compare(
@@ -384,7 +384,7 @@ def _called(result: Result, calls: int) -> str:
     return f"call {result.call}: {result.name}" if calls > 1 else result.name
 
 
-def _shape(result: Result) -> str:
+def _shape(result: Result | InvariantResult) -> str:
     return "x".join(map(str, result.shape))
 
 
@@ -393,3 +393,189 @@ _RANDOM = "random numbers: eager's, for the model draws some (dropout, say), and
 
 def _number(error: float | None) -> str:
     return "" if error is None else f"{error:.2g}"
+
+
+# -- bits in batches of several sizes --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantResult:
+    """One result of all calls; ``problem`` is where bits differ, or empty."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    threads: tuple[int, ...]
+    calls: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance(Report):
+    """The report of ``fusec check --invariant``; ``compiled`` counts the graphs of Dynamo."""
+
+    results: tuple[InvariantResult, ...]
+    compiled: int = 1
+
+    @property
+    def faults(self) -> tuple[InvariantResult, ...]:
+        return tuple(result for result in self.results if result.problem)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "compiled": self.compiled,
+            "results": [asdict(result) for result in self.results],
+            "faults": [result.name for result in self.faults],
+        }
+
+    def text(self, *, whole: bool = False) -> str:
+        """Return the text; results are few, so that ``whole`` shows no more."""
+        rows = [("", "type", "shape", "calls", "")]
+        rows += [
+            (
+                result.name,
+                result.dtype,
+                _shape(result),
+                str(result.calls),
+                result.problem or "the same bits",
+            )
+            for result in self.results
+        ]
+        graphs = f"{self.compiled} graph{'s' * (self.compiled != 1)}"
+        return "\n".join(
+            [
+                *wrapped(
+                    f"the largest call beside all, on one thread and on several; {graphs} of Dynamo"
+                ),
+                "",
+                *fitted_table(rows, right=(3,), names=(0,), indent=2),
+                "",
+                f"faults: {len(self.faults) or 'none'}",
+            ]
+        )
+
+
+def check_invariance(
+    fn: Callable[..., Any], *calls: Given, options: Mapping[str, Any] | None = None
+) -> Invariance:
+    """Call a compiled model with parts of the largest call's inputs, and compare bits.
+
+    Args:
+        calls: the inputs of each call; axes whose sizes differ from call to call are the batch's.
+        options: of the compile, in addition to ``batch_invariant``.
+    Raises:
+        UsageError: if no size differs, or the model cannot be compiled for all sizes at once.
+        ModelError: if the model itself fails with these inputs.
+    """
+    given = [Arguments.of(call) for call in calls]
+    varying = _varying(given)
+    number = max(range(len(given)), key=lambda k: sum(t.numel() for t in _tensors(given[k])))
+    largest = given[number]
+    made = {"strict": True, **(options or {}), "batch_invariant": True}
+    compiled = torch.compile(_copy(fn), backend=fusec, fullgraph=True, options=made)
+    graphs, before = counters["stats"]["unique_graphs"], torch.get_num_threads()
+    threads = (1, max(2, before))
+    found: dict[int, list[dict[str, torch.Tensor]]] = {}
+    try:
+        for count in threads:
+            torch.set_num_threads(count)
+            found[count] = [_run_part(fn, compiled, largest, call, varying) for call in given]
+    finally:
+        torch.set_num_threads(before)
+    reference = found[threads[0]][number]
+    results = [
+        InvariantResult(
+            name,
+            str(whole.dtype).removeprefix("torch."),
+            tuple(whole.shape),
+            threads,
+            len(given),
+            _differs(whole, {n: [call[name] for call in found[n]] for n in threads}),
+        )
+        for name, whole in reference.items()
+    ]
+    return Invariance(tuple(results), counters["stats"]["unique_graphs"] - graphs)
+
+
+def _tensors(call: Arguments) -> list[torch.Tensor]:
+    return tensors_in((call.args, dict(call.named)))
+
+
+def _varying(calls: Sequence[Arguments]) -> list[dict[int, str]]:
+    """Return the axes of each input tensor whose sizes differ from call to call, with a name.
+
+    Axes of the same sizes in each call have the same name.
+    """
+    shapes = [[tuple(t.shape) for t in _tensors(call)] for call in calls]
+    found = [
+        {
+            axis: "sizes_" + "_".join(map(str, sizes))
+            for axis, sizes in enumerate(zip(*each, strict=True))
+            if len(set(sizes)) > 1
+        }
+        for each in zip(*shapes, strict=True)
+    ]
+    if not any(found):
+        raise UsageError(
+            "--invariant compares calls of several sizes: give those of the batch in --input, as "
+            '"f32[1|2|33,64]".'
+        )
+    return found
+
+
+def _run_part(
+    fn: Callable[..., Any],
+    compiled: Callable[..., Any],
+    largest: Arguments,
+    call: Arguments,
+    varying: Sequence[Mapping[int, str]],
+) -> dict[str, torch.Tensor]:
+    """Return the results of a call of the shapes of ``call`` with the values of ``largest``."""
+    shapes, axes = iter([t.shape for t in _tensors(call)]), iter(varying)
+
+    def part(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        own = value[tuple(slice(extent) for extent in next(shapes))]
+        own = own.clone(memory_format=torch.contiguous_format)
+        for axis, name in next(axes).items():
+            name_size(own, axis, name)
+        return own
+
+    inputs = largest.mapped(part)
+    try:
+        torch.manual_seed(_SEED)
+        with torch.no_grad():
+            output = compiled(*inputs.args, **inputs.named)
+    except Exception:
+        try:
+            with torch.no_grad():
+                inputs.call(_copy(fn))
+        except Exception as error:
+            raise ModelError.raised(error) from error
+        raise
+    leaves = pytree.tree_leaves_with_path(output)
+    return {
+        f"output{pytree.keystr(path)}": leaf.detach().clone()
+        for path, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _differs(whole: torch.Tensor, found: Mapping[int, Sequence[torch.Tensor]]) -> str:
+    """Return in which calls elements differ from those of the largest one, "" if in none."""
+    for threads, results in found.items():
+        for result in results:
+            shape = "x".join(map(str, result.shape)) or "a single number"
+            part = whole[tuple(slice(extent) for extent in result.shape)]
+            if part.shape != result.shape:
+                return f"{shape} is no part of it"
+            off = int((_bits(part) != _bits(result)).any(1).sum())
+            if off:
+                return f"{off} of {result.numel()} differ at {shape}, with threads: {threads}"
+    return ""
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of each element, as a row."""
+    return tensor.reshape(-1, 1).contiguous().view(torch.uint8)

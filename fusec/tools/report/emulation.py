@@ -20,7 +20,6 @@ Worked example::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -47,10 +46,8 @@ from fusec.tools.emulator.faults import EmulationError
 from fusec.tools.emulator.launch import EmulatedKernel, EmulatedTable, emulated
 from fusec.tools.report.arguments import Given
 from fusec.tools.report.comparison import Comparison, compare, draws_numbers
-from fusec.tools.terminal import fitted_table, wrapped
+from fusec.tools.terminal import Report, fitted_table, wrapped
 from fusec.tools.verify.kernels import Verification
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class KernelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Emulation:
+class Emulation(Report):
     """The report of ``fusec check --emulate``.
 
     Attributes:
@@ -96,24 +93,17 @@ class Emulation:
         wrong = () if self.comparison is None else self.comparison.faults
         return (*found, *(f"{result.name}: {result.problem}" for result in wrong))
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
+    def to_dict(self) -> dict[str, Any]:
         results = () if self.comparison is None else self.comparison.results
-        document = {
-            "schema": SCHEMA,
+        return {
             "target": self.target,
             "kernels": [asdict(row) for row in self.kernels],
             "results": [asdict(result) for result in results],
             "faults": list(self.faults),
         }
-        return json.dumps(document, indent=indent)
 
     def text(self, *, whole: bool = False) -> str:
-        """Return the report as text; ``whole`` as in ``Comparison.text``."""
         return "\n".join(_lines(self, whole=whole))
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def emulate(

@@ -27,11 +27,9 @@ the user's (``fusec.register_pass``), with the lines of the graph that each has 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from typing import Any
 
 from torch import fx
@@ -66,8 +64,8 @@ from fusec.tools.report.traffic import (
     row_loop_bytes,
     step_bytes,
 )
+from fusec.tools.terminal import Report
 
-SCHEMA = 1
 _LAUNCH_BOUND = 2.0
 """A graph is launch-bound if launching takes so many times as long as moving its bytes."""
 _LINE = re.compile(r"(.*?):(\d+) in ([^:]*)")
@@ -183,7 +181,7 @@ class GraphReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Report):
     """What ``fusec explain`` shows: one entry for each compiled graph.
 
     Attributes:
@@ -200,23 +198,14 @@ class Explanation:
     recompiles: tuple[Recompile, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form as dictionaries and lists."""
         return {
-            "schema": SCHEMA,
             "graphs": [asdict(graph) for graph in self.graphs],
             "breaks": [asdict(one) for one in self.breaks],
             "recompiles": [asdict(one) for one in self.recompiles],
             "unseen": self.unseen,
         }
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
-        return json.dumps(self.to_dict(), indent=indent)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"  # of a notebook
-
-    def __str__(self) -> str:
+    def text(self, *, whole: bool = False) -> str:
         # Local: as above.
         from fusec.tools.report.explanation_text import explanation_text
 
@@ -272,7 +261,10 @@ def report_graph(staged: Staged) -> GraphReport:
         modules=module_kinds(graph),
         called=staged.observed.called,
         sums=tuple(_report_sums(staged.compiled)) if staged.by_rule else (),
-        passes=tuple(_report_passes(staged)),
+        passes=tuple(
+            PassReport(name, rewritten, len(staged.records[name].structure.nodes))
+            for name, rewritten in staged.trace.passes.items()
+        ),
     )
     return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
 
@@ -314,11 +306,6 @@ def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
             f"launch-bound: launching takes some {launching:.2g} us, moving the bytes "
             f"{moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
         )
-
-
-def _report_passes(staged: Staged) -> Iterator[PassReport]:
-    for name, rewritten in staged.trace.passes.items():
-        yield PassReport(name, rewritten, len(staged.records[name].structure.nodes))
 
 
 def _report_loop(loop: RowLoop, machine: Machine) -> LoopReport:

@@ -24,6 +24,7 @@ from fusec.tools.report.explanation import (
 )
 from fusec.tools.report.layers import Layers
 from fusec.tools.terminal import (
+    alike,
     columns,
     fitted_table,
     format_bytes,
@@ -177,37 +178,32 @@ def _loop_lines(loop: LoopReport) -> list[str]:
 
 def _sum_lines(sums: Sequence[SumReport]) -> list[str]:
     """Return the axes that kernels sum over, and which sizes change the order."""
-    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for one in sums:
-        alike.setdefault((one.over, one.sizes), []).append(one.kernel)
     rows = [
         (
-            kernels[0] if len(kernels) == 1 else f"{len(kernels)} kernels",
-            f"over {', '.join(over)}",
-            f"changes with {', '.join(sizes)}" if sizes else "no symbolic size changes it",
+            f"{len(more) + 1} kernels" if more else one.kernel,
+            f"over {', '.join(one.over)}",
+            f"changes with {', '.join(one.sizes)}" if one.sizes else "no symbolic size changes it",
         )
-        for (over, sizes), kernels in alike.items()
+        for one, *more in alike(sums, lambda one: (one.over, one.sizes))
     ]
     return fitted_table(rows, names=(1,), indent=4) if rows else []
 
 
 def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
     """Return each kernel with its lines; kernels of equal layers are one, with their number."""
-    alike: dict[object, list[KernelReport]] = {}
-    for kernel in kernels:
+
+    def kind(kernel: KernelReport) -> object:
         outputs = tuple(map(_without_number, kernel.outputs))
         place = layers.folded(kernel.module)
-        key = (kernel.bytes, kernel.source, kernel.members, place, outputs)
-        alike.setdefault(key, []).append(kernel)
-    if not alike:
+        return kernel.bytes, kernel.source, kernel.members, place, outputs
+
+    groups = alike(kernels, kind)
+    if not groups:
         return []
-    rows = [
-        (k.name, format_bytes(k.bytes), _written(k, len(more), layers))
-        for k, *more in alike.values()
-    ]
+    rows = [(k.name, format_bytes(k.bytes), _written(k, len(more), layers)) for k, *more in groups]
     lines: list[str] = []
     width = max(len(name) for name, _, _ in rows), max(len(size) for _, size, _ in rows)
-    for (kernel, *_), (name, size, text) in zip(alike.values(), rows, strict=True):
+    for (kernel, *_), (name, size, text) in zip(groups, rows, strict=True):
         start = f"    {name:<{width[0]}}  {size:>{width[1]}}  "
         lines += wrapped(text, start, " " * min(len(start), 8 if columns() < _NARROW else 99))
         if kernel.expected is not None:
@@ -244,7 +240,8 @@ def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
     """Return merges, the largest gain first; those of equal layers are one, with their number."""
     groups = _alike(decisions)
     rows = [
-        (d.a, "with", d.b, _price(d.saved_us), _said(d, *more)) for d, *more in groups[:_DECISIONS]
+        (d.a, "with", d.b, _price(d.saved_us), f"{d.reason}{_times(more)}")
+        for d, *more in groups[:_DECISIONS]
     ]
     return _with_rest(fitted_table(rows, (3,), names=(0, 2), indent=4) if rows else [], groups)
 
@@ -257,9 +254,8 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
         said = [
             f"{shorten(d.a, _MERGED)} with {shorten(d.b, _MERGED)}",
             _price(d.saved_us),
-            f"{len(more) + 1} times" if more else "",
         ]
-        pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)))
+        pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)) + _times(more))
     lines: list[str] = []
     for reason, kept in pairs.items():
         lines += wrapped(reason, "    ", "    ") + wrapped("; ".join(kept), "      ", "      ")
@@ -275,20 +271,17 @@ def _choice_lines(choices: Sequence[Decision]) -> list[str]:
         judged, *rest = choice.reason.split("; ")
         judge, _, times = judged.partition(": ")
         told = judge if " us" in times else judged  # the column before it has the times' difference
-        said = f"{'; '.join([told, *rest])}{f', {len(more) + 1} times' if more else ''}"
+        said = f"{'; '.join([told, *rest])}{_times(more)}"
         rows.append((choice.a, "in", chosen, "not", other, _price(gain), said))
     return _with_rest(fitted_table(rows, (5,), names=(0, 2, 4), indent=4) if rows else [], groups)
 
 
 def _alike(decisions: Sequence[Decision]) -> list[list[Decision]]:
-    found: dict[object, list[Decision]] = {}
-    for decision in sorted(decisions, key=lambda d: -abs(d.saved_us or 0)):
-        found.setdefault(_decision_kind(decision), []).append(decision)
-    return list(found.values())
+    return alike(sorted(decisions, key=lambda d: -abs(d.saved_us or 0)), _decision_kind)
 
 
-def _said(decision: Decision, *more: Decision) -> str:
-    return f"{decision.reason}, {len(more) + 1} times" if more else decision.reason
+def _times(more: Sequence[Decision]) -> str:
+    return f", {len(more) + 1} times" if more else ""
 
 
 def _with_rest(lines: list[str], groups: Sequence[Sequence[Decision]]) -> list[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any, TypeVar
 
 from torch import fx
@@ -37,6 +38,7 @@ from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
 from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import extern_bytes, peak_bytes, step_bytes
+from fusec.tools.terminal import alike
 
 # -- what a launch computes ------------------------------------------------------------------------
 
@@ -103,15 +105,13 @@ class Program:
         found: set[fx.Node] = set()
         while waiting:
             node = waiting.pop()
-            if node in found or node.op != "call_function" or self._ends_before(node, read):
+            is_end = identifier(node.name) in read or node.name in self._calls
+            if node in found or node.op != "call_function" or is_end:
                 continue
             found.add(node)
             if node not in ends:
                 waiting += node.all_input_nodes
         return found
-
-    def _ends_before(self, node: fx.Node, read: set[str]) -> bool:
-        return identifier(node.name) in read or node.name in self._calls
 
     def _node(self, name: str) -> fx.Node | None:
         return self._nodes.get(name) or self._of_part(name)
@@ -247,20 +247,28 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """A choice, and the candidate that it took (``lock_file.py``)."""
+
+    choice: str
+    candidate: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lock:
     """The whole file.
 
     Attributes:
         made_by: versions of fusec and torch, which explain a difference, but count as none.
         target: as by ``describe_target``.
-        choices: each choice and the candidate it took (``tools/report/lock_file.py``), in order.
+        choices: in order.
     """
 
     made_by: str
     asked: Asked
     target: str
     graphs: tuple[LockedGraph, ...]
-    choices: tuple[tuple[str, str], ...] = ()
+    choices: tuple[Chosen, ...] = ()
 
 
 def make_lock(
@@ -272,7 +280,8 @@ def make_lock(
 ) -> Lock:
     """Return the record of a compile."""
     graphs = tuple(map(lock_graph, staged))
-    return Lock(made_by, asked, describe_target(target), graphs, tuple(choices))
+    made = tuple(starmap(Chosen, choices))
+    return Lock(made_by, asked, describe_target(target), graphs, made)
 
 
 def describe_target(target: Target) -> str:
@@ -383,14 +392,7 @@ def _call(call: Extern, program: Program) -> LockedCall:
 
 def _folded(entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
     """Return equal entries as one with their number, in order."""
-    found: dict[_Entry, list[_Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry, []).append(entry)
     return tuple(
-        replace(
-            entry,
-            times=len(alike),
-            buffers=frozenset(name for one in alike for name in one.buffers),
-        )
-        for entry, alike in found.items()
+        replace(some[0], times=len(some), buffers=frozenset().union(*(one.buffers for one in some)))
+        for some in alike(entries, lambda entry: entry)
     )

@@ -12,24 +12,23 @@ cause. Else it names the first line of the part that was lost.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fusec.ir.decision import Decision
 from fusec.passes.fusion.fuse import DETOUR
 from fusec.tools.report.breaks import Break
 from fusec.tools.report.lock import Lock, LockedCall, LockedGraph, LockedKernel, Part, title
-from fusec.tools.terminal import format_bytes
+from fusec.tools.terminal import Report, format_bytes
 
 Entry: TypeAlias = LockedKernel | LockedCall
 _Kind = TypeVar("_Kind", LockedKernel, LockedCall)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Report):
     """The result of a check.
 
     Attributes:
@@ -42,7 +41,7 @@ class Changes:
     versions: tuple[str, str] | None = None
     again: str = ""
 
-    def __str__(self) -> str:
+    def text(self, *, whole: bool = False) -> str:
         if not self.found:
             return f"{self.name}: as it was"
         count = f"{len(self.found)} change{'s' * (len(self.found) > 1)}"
@@ -51,9 +50,8 @@ class Changes:
             lines.append(f"  the lock is by {self.versions[0]}; this is {self.versions[1]}")
         return "\n".join([*lines, f"if that is meant: {self.again}"] if self.again else lines)
 
-    def to_json(self) -> str:
-        """Return the JSON form, schema 1: the changes as a list."""
-        return json.dumps({"schema": 1, "lock": self.name, "changes": self.found}, indent=2)
+    def to_dict(self) -> dict[str, Any]:
+        return {"lock": self.name, "changes": self.found}
 
 
 def compare_locks(old: Lock, new: Lock, breaks: Sequence[Break] = ()) -> tuple[str, ...]:
@@ -74,11 +72,11 @@ def compare_locks(old: Lock, new: Lock, breaks: Sequence[Break] = ()) -> tuple[s
     for name, graph in now.items():
         if name in before:
             found += (f"{name}: {change}" for change in _graph_changes(before[name], graph))
-    choices = dict(new.choices)
+    chosen = {one.choice: one.candidate for one in new.choices}
     found += (
-        f"{choice}: {choices[choice]}, was {name}"
-        for choice, name in old.choices
-        if choices.get(choice, name) != name
+        f"{was.choice}: {chosen[was.choice]}, was {was.candidate}"
+        for was in old.choices
+        if chosen.get(was.choice, was.candidate) != was.candidate
     )
     return tuple(found)
 
@@ -129,7 +127,7 @@ class _Compared:
         self.same: list[tuple[Entry, Entry]] = []
         lost, gained = _one_by_one(old.kernels), _one_by_one(new.kernels)
         gone, come = _one_by_one(old.calls), _one_by_one(new.calls)
-        for key in (_by_lines, _by_modules, _by_operations):
+        for key in (_by_lines, _places, lambda one: {part.op for part in one.parts}):
             self.same += [*_take_equal(lost, gained, key), *_take_equal(gone, come, key)]
         self.lost, self.gained, self.gone, self.come = lost, gained, gone, come
 
@@ -151,7 +149,7 @@ class _Compared:
         for whole in list(self.gained):
             parts = _places(whole)
             inside = [k for k in self.lost if _places(k) <= parts]
-            if len(inside) > 1 and _covers(inside, parts):
+            if len(inside) > 1 and parts <= frozenset().union(*map(_places, inside)):
                 names = " and ".join(_names([k.parts for k in inside]))
                 yield f"{names} fuse now{_at(whole.parts)}"
                 self.gained.remove(whole)
@@ -247,14 +245,6 @@ def _by_lines(entry: Entry) -> object:
     return frozenset((part.place, part.code) for part in entry.parts)
 
 
-def _by_modules(entry: Entry) -> object:
-    return _places(entry)
-
-
-def _by_operations(entry: Entry) -> object:
-    return frozenset(part.op for part in entry.parts)
-
-
 def _take_equal(
     old: list[_Kind], new: list[_Kind], key: Callable[[Entry], object]
 ) -> Iterator[tuple[Entry, Entry]]:
@@ -289,10 +279,6 @@ def _places(entry: Entry) -> frozenset[tuple[str, str]]:
     return frozenset(part.place for part in entry.parts)
 
 
-def _covers(entries: Iterable[Entry], places: frozenset[tuple[str, str]]) -> bool:
-    return places <= {place for entry in entries for place in _places(entry)}
-
-
 def _names(pieces: Sequence[Sequence[Part]]) -> list[str]:
     """Return names of the pieces of a kernel: their modules, if these differ, or operations."""
     modules = [_innermost({part.module for part in parts} - {""}) for parts in pieces]
@@ -311,6 +297,3 @@ def _at(parts: Sequence[Part]) -> str:
     """Return the first known line of some parts, as the end of a sentence."""
     line = next((part.line for part in parts if part.line), "")
     return f", at {line}" if line else ""
-
-
-__all__ = ["Changes", "compare_locks", "decision_between", "reason_of"]

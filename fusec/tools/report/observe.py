@@ -5,15 +5,15 @@ AOTAutograd. A module is copied without its weights' memory, so that its size do
 neither its state nor its gradients change.
 
 Where the model reads the values of its tensors (after a graph break, say), fake tensors do not
-suffice: the rest is not seen, and torch's trace gets the place (``UNSEEN``). ``observe_run`` sees
-all, on real tensors. Graph breaks and their reasons are in torch's trace, too: ``report.watching``.
+suffice: the rest is not seen, and torch's trace gets the place (``UNSEEN``). With ``run`` all is
+seen, on real tensors. Graph breaks and their reasons are in torch's trace, too (``watching.py``).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -95,12 +95,16 @@ class Observed:
 
 
 class _Observer:
-    """A ``torch.compile`` backend that keeps graphs and runs them as they are, on fake tensors."""
+    """A ``torch.compile`` backend that keeps graphs and runs them as they are.
 
-    def __init__(self, mode: FakeTensorMode, context: CompileContext, *, texts: bool) -> None:
-        self.mode = mode
-        self.context = context
-        self.texts = texts
+    Args:
+        run: on the program's real tensors, else on fake ones.
+    """
+
+    def __init__(
+        self, mode: FakeTensorMode, context: CompileContext, *, texts: bool, run: bool
+    ) -> None:
+        self.mode, self.context, self.texts, self.run = mode, context, texts, run
         self.observed: list[Observed] = []
         self.untraced: list[Exception] = []
 
@@ -167,21 +171,13 @@ class _Observer:
         return self.mode.from_tensor(plain(value)) if real else value
 
     def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-        def call(args: list[Any]) -> Any:
+        def on_fakes(args: list[Any]) -> Any:
             inputs = [self.fake(arg) for arg in args]
             args.clear()
             with self.mode:
                 return graph(*inputs)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
-
-class _RunObserver(_Observer):
-    """An observer whose graphs run on the program's real tensors."""
-
-    def boxed(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-        call = run_eagerly(graph)
+        call = run_eagerly(graph) if self.run else on_fakes
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
@@ -215,6 +211,7 @@ def observe(
     target: Target | None = None,
     texts: bool = False,
     adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
+    run: bool = False,
 ) -> tuple[Observed, ...]:
     """Return the graphs that ``fn(*inputs)`` compiles to, in the order in which they are compiled.
 
@@ -227,6 +224,7 @@ def observe(
         texts: keep the texts of the stages before capture.
         adapt: changes the context of the compile, such as its judges.
         mode: the mode of ``fn``'s and ``inputs``' fake tensors, if they have any.
+        run: on real tensors, with values to read.
     Raises:
         ModelError: what the model itself raised.
         Unsupported: if AOTAutograd traces none of the call's graphs.
@@ -239,11 +237,13 @@ def observe(
     target = target or find_target("cpu")
     known = format_judge(target, replace(chosen, race_budget_s=0.0))  # from earlier races only
     context = adapt(CompileContext(target, chosen, Trace("joint"), judge=known))
-    observer = _Observer(mode, context, texts=texts)
-    with mode, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
-        fake = _without_memory(fn, mode)
-        args = Arguments.of(inputs).mapped(partial(_fake_input, mode=mode, train=train))
-        compiled = torch.compile(fake, backend=observer, dynamic=dynamic)
+    observer = _Observer(mode, context, texts=texts, run=run)
+    on = nullcontext() if run else mode
+    with on, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
+        called = fn if run else _without_memory(fn, mode)
+        given = partial(_real_input if run else partial(_fake_input, mode=mode), train=train)
+        args = Arguments.of(inputs).mapped(given)
+        compiled = torch.compile(called, backend=observer, dynamic=dynamic)
         try:
             _call(compiled, args, train)
         except Exception as error:
@@ -253,41 +253,12 @@ def observe(
             if isinstance(error, NEEDS_VALUES):
                 trace_artifact(UNSEEN, partial(describe_frame, error))
             else:
-                _blame_model(fake, args, train)
+                _blame_model(called, args, train)
                 raise
     for untraced in observer.untraced:
         if not observer.observed:
             raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
         explain_fallback("a graph, forward and backward,", untraced, chosen)
-    return tuple(observer.observed)
-
-
-def observe_run(
-    fn: Callable[..., Any],
-    inputs: Given,
-    *,
-    train: bool = False,
-    dynamic: bool = False,
-    options: Options,
-    target: Target,
-    texts: bool = False,
-    adapt: Callable[[CompileContext], CompileContext] = lambda context: context,
-) -> tuple[Observed, ...]:
-    """Return the graphs as ``observe`` does, from a call on real tensors with values to read.
-
-    Raises:
-        ModelError: what the model itself raised.
-    """
-    known = format_judge(target, replace(options, race_budget_s=0.0))
-    context = adapt(CompileContext(target, options, Trace("joint"), judge=known))
-    observer = _RunObserver(new_fake_mode(), context, texts=texts)
-    args = Arguments.of(inputs).mapped(partial(_real_input, train=train))
-    with torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
-        try:
-            _call(torch.compile(_uncompiled(fn), backend=observer, dynamic=dynamic), args, train)
-        except Exception:
-            _blame_model(fn, args, train)
-            raise
     return tuple(observer.observed)
 
 

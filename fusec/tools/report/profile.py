@@ -29,7 +29,6 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import deque
@@ -54,7 +53,7 @@ from fusec.tools.report.arguments import Arguments, Given
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.watching import watch
 from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
-from fusec.tools.terminal import fitted_table, format_bytes, format_seconds
+from fusec.tools.terminal import Report, alike, fitted_table, format_bytes, format_seconds
 from fusec.torch_interior import tensors_in
 
 # -- the rates of a machine ------------------------------------------------------------------------
@@ -223,7 +222,6 @@ class Steps:
 # -- a profile -------------------------------------------------------------------------------------
 
 
-SCHEMA = 1
 ELSEWHERE = "Python, guards, autograd, and what is not compiled"
 _MODEL = "(the model itself)"
 _SPARE = 12
@@ -279,7 +277,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Report):
     """The report of ``fusec profile``.
 
     Attributes:
@@ -314,12 +312,14 @@ class Profile:
             for line in one.source or ("(no line)",)
         )
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
-        document = {"schema": SCHEMA, **asdict(self)}
+    def to_dict(self) -> dict[str, Any]:
+        document = asdict(self)
         document["copy_bytes_per_second"] = document.pop("copies")
         document["multiply_adds_per_second"] = document.pop("products")
-        return json.dumps(document, indent=indent)
+        return document
+
+    def text(self, *, whole: bool = False) -> str:
+        return profile_page(self)
 
 
 VIEWS: Mapping[str, Callable[[Profile], list[Entry]]] = {
@@ -336,22 +336,22 @@ def _title(one: Launched) -> str:
 
 def _added(rows: Iterable[tuple[str, Launched, float]]) -> list[Entry]:
     """Return the sum of the rows of each name, weighted by their shares, the slowest first."""
-    found: dict[str, list[tuple[Launched, float]]] = {}
-    for name, one, share in rows:
-        found.setdefault(name, []).append((one, share))
-    entries = [_entry(name, alike) for name, alike in found.items()]
+    entries = [
+        _entry(some[0][0], [(one, share) for _, one, share in some])
+        for some in alike(rows, lambda row: row[0])
+    ]
     return sorted(entries, key=lambda entry: -entry.seconds)
 
 
-def _entry(name: str, alike: Sequence[tuple[Launched, float]]) -> Entry:
-    modelled = [share * one.predicted_seconds for one, share in alike if one.predicted_seconds]
+def _entry(name: str, rows: Sequence[tuple[Launched, float]]) -> Entry:
+    modelled = [share * one.predicted_seconds for one, share in rows if one.predicted_seconds]
     return Entry(
         name,
-        sum(share * one.seconds for one, share in alike),
-        sum(share * one.calls for one, share in alike),
-        sum(share * one.bytes for one, share in alike),
-        sum(share * one.floor_seconds for one, share in alike),
-        sum(modelled) if len(modelled) == len(alike) else None,
+        sum(share * one.seconds for one, share in rows),
+        sum(share * one.calls for one, share in rows),
+        sum(share * one.bytes for one, share in rows),
+        sum(share * one.floor_seconds for one, share in rows),
+        sum(modelled) if len(modelled) == len(rows) else None,
     )
 
 

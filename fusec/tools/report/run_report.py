@@ -26,16 +26,17 @@ Seconds are of the wall clock. ``seconds`` of a launch are null where they were 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 from fusec.tools.report.breaks import Break, Place, Recompile, paragraph
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.run_script import Compared
 from fusec.tools.summary import GraphSummary
 from fusec.tools.terminal import (
+    Report,
+    alike,
     columns,
     fitted_table,
     format_bytes,
@@ -48,9 +49,6 @@ from fusec.tools.terminal import (
 )
 
 # -- the record ------------------------------------------------------------------------------------
-
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class SeenGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Report):
     """What happened while a program ran.
 
     Attributes:
@@ -133,11 +131,10 @@ class Seen:
 
     def by_module(self) -> list[tuple[str, float, int]]:
         """Return (module, seconds, calls) of what graphs launched, the slowest first."""
-        found: dict[str, tuple[float, int]] = {}
-        for launch in self.launches:
-            seconds, calls = found.get(launch.module, (0.0, 0))
-            found[launch.module] = seconds + launch.seconds, calls + launch.calls
-        rows = [(module, *spent) for module, spent in found.items()]
+        rows = [
+            (some[0].module, sum(one.seconds for one in some), sum(one.calls for one in some))
+            for some in alike(self.launches, lambda one: one.module)
+        ]
         return sorted(rows, key=lambda row: -row[1])
 
     def slowest(self, *, eager: bool) -> list[Launch]:
@@ -145,37 +142,28 @@ class Seen:
 
         They are those of one module; the slowest come first.
         """
-        found: dict[tuple[str, str, str], list[Launch]] = {}
-        for launch in self.launches:
-            if launch.eager == eager:
-                graph = "" if eager else launch.graph
-                found.setdefault((graph, launch.name, launch.module), []).append(launch)
+        own = [one for one in self.launches if one.eager == eager]
+        if eager:
+            own = [replace(one, graph="") for one in own]
         rows = [
-            Launch(graph, name, module, eager, alike[0].reason, *_added(alike))
-            for (graph, name, module), alike in found.items()
+            replace(
+                some[0],
+                calls=sum(one.calls for one in some),
+                seconds=sum(one.seconds for one in some),
+            )
+            for some in alike(own, lambda one: (one.graph, one.name, one.module))
         ]
         return sorted(rows, key=lambda row: -row.seconds)
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
-        document = {"schema": SCHEMA, **asdict(self), "advice": self.advice()}
+    def to_dict(self) -> dict[str, Any]:
+        document = {**asdict(self), "advice": self.advice()}
         document |= {"unmended": self.unmended(), "notes": self.notes()}
-        document["graphs"] = [
-            {**asdict(g.summary), **{k: v for k, v in asdict(g).items() if k != "summary"}}
-            for g in self.graphs
-        ]
-        return json.dumps(document, indent=indent)
+        for graph in document["graphs"]:
+            graph |= graph.pop("summary")
+        return document
 
-    def __str__(self) -> str:
-        # Local: the page reads this module.
-        from fusec.tools.report.run_report import page
-
+    def text(self, *, whole: bool = False) -> str:
         return page(self)
-
-
-def _added(launches: Iterable[Launch]) -> tuple[int, float]:
-    rows = list(launches)
-    return sum(row.calls for row in rows), sum(row.seconds for row in rows)
 
 
 # -- advice ----------------------------------------------------------------------------------------
@@ -201,7 +189,6 @@ _EAGER_REMEDIES = {
 """Part of a reason why an eager kernel is called -> what to do about it."""
 
 
-_Row = TypeVar("_Row")
 NONE = "none"
 """The first word of a remedy's text where there is no remedy."""
 
@@ -263,21 +250,13 @@ def _elsewhere(seen: Seen) -> float:
 
 def _fallbacks(seen: Seen) -> Iterator[Advice]:
     failed = [graph for graph in seen.graphs if graph.summary.problem]
-    for alike in _alike(failed, lambda graph: graph.summary.problem):
-        graph, *others = alike
+    for some in alike(failed, lambda graph: graph.summary.problem):
+        graph, *others = some
         more = f" and {len(others)} more run" if others else " runs"
         said = f"graph {graph.summary.id}{more} as eager kernels: {graph.summary.problem}"
-        share = sum(one.run_seconds for one in alike) / _running(seen)
-        place, remedy = _places([_place(one) for one in alike]), _bisected(seen, graph)
+        share = sum(one.run_seconds for one in some) / _running(seen)
+        place, remedy = _places([_place(one) for one in some]), _bisected(seen, graph)
         yield Advice(place, said, remedy, share or _elsewhere(seen), bound=not share)
-
-
-def _alike(rows: Iterable[_Row], kind: Callable[[_Row], object]) -> list[list[_Row]]:
-    """Group rows by kind, in the order of their first occurrence."""
-    found: dict[object, list[_Row]] = {}
-    for row in rows:
-        found.setdefault(kind(row), []).append(row)
-    return list(found.values())
 
 
 def _places(places: Iterable[str]) -> str:
@@ -296,16 +275,16 @@ def _place(graph: SeenGraph) -> str:
 
 def _breaks(seen: Seen) -> Iterator[Advice]:
     ranked = sorted(seen.breaks, key=lambda b: (not b.skipped, -b.count))
-    for alike in _alike(ranked, lambda b: (b.reason, str(b.remedy), b.skipped)):
-        one, place = alike[0], _places(str(b.place) for b in alike)
+    for some in alike(ranked, lambda b: (b.reason, str(b.remedy), b.skipped)):
+        one, place = some[0], _places(str(b.place) for b in some)
         yield Advice(place, one.said, str(one.remedy), _elsewhere(seen), bound=True)
 
 
 def _recompiles(seen: Seen) -> Iterator[Advice]:
-    for alike in _alike(seen.recompiles, lambda r: (r.kind, str(r.remedy))):
-        seconds, count = sum(r.seconds for r in alike), sum(r.count for r in alike)
-        one = replace(alike[0], seconds=seconds, count=count)
-        place = _places(str(r.place) for r in alike)
+    for some in alike(seen.recompiles, lambda r: (r.kind, str(r.remedy))):
+        seconds, count = sum(r.seconds for r in some), sum(r.count for r in some)
+        one = replace(some[0], seconds=seconds, count=count)
+        place = _places(str(r.place) for r in some)
         yield Advice(place, one.said, str(one.remedy), seconds=seconds, meant=one.remedy.meant)
 
 
@@ -538,15 +517,18 @@ def _numbered(graph: str) -> str:
 
 def _eager_kernels(launches: Sequence[Launch], most: int) -> list[str]:
     """Return eager kernels, those of one operation as one row, with the modules they are in."""
-    alike: dict[tuple[str, str], list[Launch]] = {}
-    for launch in launches:
-        if launch.calls:
-            alike.setdefault((launch.name, launch.reason), []).append(launch)
-    if not alike:
+    groups = alike((one for one in launches if one.calls), lambda one: (one.name, one.reason))
+    if not groups:
         return []
     rows = [
-        (sum(one.seconds for one in some), sum(one.calls for one in some), name, reason, some)
-        for (name, reason), some in alike.items()
+        (
+            sum(one.seconds for one in some),
+            sum(one.calls for one in some),
+            some[0].name,
+            some[0].reason,
+            some,
+        )
+        for some in groups
     ]
     rows.sort(key=lambda row: -row[0])
     table = fitted_table(

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -129,13 +129,10 @@ class _Watched:
             spent = (time.perf_counter() - start) * 1e6
             if spent > SMALL_US or not _are_few(args):
                 self.calls = -1
-            elif not _trains(made) or self._has_run_backward():
+            elif not _trains(made) or self.beside.clock.totals(f"backward {self.number}"):
                 self.calls = -1
                 self.beside.compare(self.compiled, self.eager, self.number, args)
         return made
-
-    def _has_run_backward(self) -> bool:
-        return bool(self.beside.clock.totals(f"backward {self.number}"))
 
 
 def _acts_on_nothing(gm: fx.GraphModule) -> bool:
@@ -225,7 +222,8 @@ def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: An
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
     vars(main).update(__file__=file, __loader__=loader, __builtins__=builtins, __cached__=None)
-    main.__package__, root = _package_of(Path(os.path.realpath(path)))
+    package, folder = package_of(path)
+    main.__package__, root = package or None, [str(folder)] if package else []
     before = set(threading.enumerate())
     with (
         mock.patch.object(sys, "argv", [str(path), *arguments]),
@@ -234,24 +232,24 @@ def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: An
         ),
         mock.patch.object(torch, "compile", taken.compile),
         _main_module(main),
-        _compiling_all() if every else _nothing(),
+        _compiling_all() if every else nullcontext(),
     ):
         code, raised = _run(main, file)
         _join(before)
         return Ran(code, raised, taken.count)
 
 
-def _package_of(path: Path) -> tuple[str | None, list[str]]:
-    """Return the package that a script is in, and the folder of that, for relative imports.
+def package_of(path: Path) -> tuple[str, Path]:
+    """Return the package that a file is in, "" for none, and the folder of that.
 
-    They work as under ``python -m package.script``.
+    Relative imports need them, which work as under ``python -m package.script``.
     """
     names: list[str] = []
-    folder = path.parent
-    while (folder / "__init__.py").exists():
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
         folder = folder.parent
-    return (".".join(names), [str(folder)]) if names else (None, [])
+    return ".".join(names), folder
 
 
 def _run(main: ModuleType, file: str) -> tuple[int, bool]:
@@ -296,11 +294,6 @@ def _main_module(main: ModuleType) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = own
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 class _Taken:

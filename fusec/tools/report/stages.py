@@ -160,16 +160,9 @@ def take_each(seen: Iterable[Observed], take: Callable[[Observed], Staged]) -> l
     return staged
 
 
-def check_stage(stage: str, target: Target) -> None:
-    """Raise UsageError if a target has no such stage; the message says which have."""
-    if stage not in STAGES:
-        raise UsageError.unknown("stage", stage, STAGES)
-    check_assembly(stage, target)
-
-
 def check_assembly(stage: str, target: Target) -> None:
     """Raise UsageError for a stage below the source that a target does not have."""
-    if stage in ASSEMBLY and stage not in target.assembly:
+    if stage not in target.assembly:
         raise UsageError(
             f"target {target.name!r} has no stage {stage!r}: its kernels are {target.language}. "
             f"Use --target {'|'.join(GPUS)}, or a stage out of {', '.join(LEVELS)}."

@@ -24,8 +24,8 @@ Worked example::
 
 from __future__ import annotations
 
-import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -63,27 +63,13 @@ from fusec.tools.report.static_rules import (
 )
 from fusec.tools.report.traffic import step_bytes
 from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
-from fusec.tools.terminal import format_bytes, format_table
+from fusec.tools.terminal import Report, format_bytes, format_table
 
-SCHEMA = 1
 _FACTS = (
-    "registers",
-    "spill_bytes",
-    "shared_bytes",
-    "blocks",
-    "occupancy",
-    "widest",
-    "narrowest",
-    "wide_share",
-    "wgmma",
-    "mma",
-    "tcgen05",
-    "tma",
-    "copies",
-    "barriers",
-    "convert_layouts",
+    "registers", "spill_bytes", "shared_bytes", "blocks", "occupancy", "widest", "narrowest",
+    "wide_share", "wgmma", "mma", "tcgen05", "tma", "copies", "barriers", "convert_layouts",
     "instructions",
-)
+)  # fmt: skip
 """Fields of ``StaticReport`` in the JSON form."""
 
 
@@ -98,12 +84,13 @@ class CheckedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class LintReport:
-    """The report of ``fusec check --static``."""
+class LintReport(Report):
+    """The report of ``fusec check --static``, and the seconds that it took."""
 
     target: str
     graphs: tuple[CheckedGraph, ...]
     kernels: tuple[CheckedKernel, ...]
+    seconds: float = 0.0
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -114,9 +101,7 @@ class LintReport:
         return find_faults(self.kernels, fault=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form as dictionaries and lists."""
         return {
-            "schema": SCHEMA,
             "target": self.target,
             "graphs": [asdict(graph) for graph in self.graphs],
             "kernels": [_kernel_dict(kernel) for kernel in self.kernels],
@@ -124,45 +109,28 @@ class LintReport:
             "warnings": [asdict(finding) for finding in self.warnings],
         }
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return the JSON form; the module's docstring has its schema."""
-        return json.dumps(self.to_dict(), indent=indent)
-
-    def __str__(self) -> str:
+    def text(self, *, whole: bool = False) -> str:
         return "\n".join(_lines(self))
 
 
 # -- facts ---------------------------------------------------------------------------------------
 
 
-def check_target(name: str) -> None:
-    """Raise UsageError for a target that the static checks do not cover."""
-    if name not in PROCESSORS:
-        raise UsageError(
-            f"target {name!r} has no static checks. Use --target {'|'.join(PROCESSORS)}: "
-            "no GPU is needed."
-        )
-
-
-def judge(
-    staged: Sequence[Staged],
-    say: Callable[[str], None] = lambda _: None,
-    assembled: Callable[[Staged, str], Assembly] | None = None,
-) -> LintReport:
+def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None) -> LintReport:
     """Compile the kernels of some graphs, all for one target, and report on them.
 
     Args:
         say: gets a line of progress for each graph.
-        assembled: compiles a kernel of a graph, by its name, in place of ``assemble``; it is called
-            from several threads.
     Raises:
         UsageError: for a target without static checks.
         Exception: the error that stopped the compile of a graph.
     """
+    start = time.perf_counter()
     kernels: list[CheckedKernel] = []
     graphs = []
     for one in staged:
-        check_target(one.target.name)
+        if one.target.name not in PROCESSORS:
+            raise UsageError.unknown("target of static checks", one.target.name, PROCESSORS)
         report = report_graph(one)
         graphs.append(
             CheckedGraph(one.name, len(report.externs), report.bytes_moved, report.bytes_floor)
@@ -170,27 +138,27 @@ def judge(
         if one.compiled is not None and one.compiled.distinct:
             count = len(one.compiled.functions.functions)
             say(f"graph {one.name}: machine code of {count} kernel{'s' * (count > 1)}")
-            kernels += _checked_kernels(one, assembled or assemble)
+            kernels += _checked_kernels(one, one.compiled)
     target = staged[0].target.name if staged else ""
-    return LintReport(target, tuple(graphs), tuple(kernels))
+    return LintReport(target, tuple(graphs), tuple(kernels), time.perf_counter() - start)
 
 
-def _checked_kernels(
-    staged: Staged, assembled: Callable[[Staged, str], Assembly]
-) -> list[CheckedKernel]:
+def judge_known(staged: Sequence[Staged], say: Callable[[str], None]) -> LintReport | None:
+    """Report on the graphs whose targets have static checks; None if there are none."""
+    known = [one for one in staged if one.target.name in PROCESSORS]
+    return judge(known, say) if known else None
+
+
+def _checked_kernels(staged: Staged, compiled: Compiled) -> list[CheckedKernel]:
     """Compile and inspect each function once, several at a time: ptxas is a process."""
-    compiled = staged.compiled
-    if compiled is None:
-        return []
     names = list(compiled.functions.functions)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fusec-check") as pool:
-        make = partial(assembled, staged)
-        inspected = pool.map(lambda name: _inspected(compiled, name, make), names)
+        inspected = pool.map(partial(_inspected, staged, compiled), names)
         facts = dict(zip(names, inspected, strict=True))
     found = []
     for step in all_launches(compiled.schedule):
         code = compiled.code[step.name]
-        static, accesses, problem = facts[compiled.functions.calls[code].function]
+        made, static, accesses, problem = facts[compiled.functions.calls[code].function]
         moved = step_bytes(step, staged.target.machine)
         found.append(
             CheckedKernel(
@@ -205,6 +173,7 @@ def _checked_kernels(
                 bytes=moved,
                 floor_us=moved / staged.target.machine.bytes_per_us,
                 expected=_expected(staged, step, static),
+                assembly=made,
             )
         )
     return found
@@ -243,15 +212,16 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
 
 
 def _inspected(
-    compiled: Compiled, name: str, make: Callable[[str], Assembly]
-) -> tuple[StaticReport | None, tuple[Access, ...], str]:
-    """Return a function's facts and accesses, and "", or none and why it does not build."""
+    staged: Staged, compiled: Compiled, name: str
+) -> tuple[Assembly | None, StaticReport | None, tuple[Access, ...], str]:
+    """Return a function's code, facts and accesses, and "", or none and why it does not build."""
     try:
-        static = inspect_kernel(make(name))
+        made = assemble(staged, name)
+        static = inspect_kernel(made)
     except BuildError as error:
-        return None, (), str(error)
+        return None, None, (), str(error)
     program, source = compiled.functions.functions[name], compiled.sources[name]
-    return static, match_accesses(program, source, static.accesses), ""
+    return made, static, match_accesses(program, source, static.accesses), ""
 
 
 def kind_of(program: Program) -> str:
@@ -313,23 +283,25 @@ def _kernel_dict(kernel: CheckedKernel) -> dict[str, Any]:
 
 # -- text ----------------------------------------------------------------------------------------
 
-_HEADER = (
-    "",
-    "kind",
-    "regs",
-    "spill",
-    "shared",
-    "blocks",
-    "occ",
-    "widths",
-    "16 B",
-    "barriers",
-    "conv",
-    "inst",
-    "inst/B",
-    "bytes",
-    "floor",
-)
+_COLUMNS: dict[str, Callable[[CheckedKernel, StaticReport], object]] = {
+    "regs": lambda kernel, static: static.registers,
+    "spill": lambda kernel, static: static.spill_bytes,
+    "shared": lambda kernel, static: static.shared_bytes,
+    "blocks": lambda kernel, static: static.blocks,
+    "occ": lambda kernel, static: f"{static.occupancy:.0%}",
+    "widths": lambda kernel, static: "-".join(
+        map(str, sorted({static.narrowest, static.widest} if static.accesses else ()))
+    ),
+    "16 B": lambda kernel, static: f"{static.wide_share:.0%}" if static.accesses else "",
+    "barriers": lambda kernel, static: static.barriers,
+    "conv": lambda kernel, static: static.convert_layouts,
+    "inst": lambda kernel, static: static.instructions,
+    "inst/B": lambda kernel, static: (
+        "loop" if kernel.instructions_per_byte is None else f"{kernel.instructions_per_byte:.1f}"
+    ),
+}
+"""Facts of the code in the table: title -> its text."""
+_HEADER = ("", "kind", *_COLUMNS, "bytes", "floor")
 
 
 def _lines(report: LintReport) -> list[str]:
@@ -363,27 +335,9 @@ def _graph_lines(graph: CheckedGraph, kernels: list[CheckedKernel]) -> list[str]
 
 def _row(kernel: CheckedKernel) -> tuple[str, ...]:
     static = kernel.static
+    facts = ("?" if static is None else str(fact(kernel, static)) for fact in _COLUMNS.values())
     costs = (format_bytes(kernel.bytes), f"{kernel.floor_us:.3g} us")
-    if static is None:
-        return (kernel.name, kernel.kind, *["?"] * (len(_HEADER) - 4), *costs)
-    rate = kernel.instructions_per_byte
-    widths = sorted({static.narrowest, static.widest})
-    return (
-        kernel.name,
-        kernel.kind,
-        str(static.registers),
-        str(static.spill_bytes),
-        str(static.shared_bytes),
-        str(static.blocks),
-        f"{static.occupancy:.0%}",
-        "-".join(map(str, widths)) if static.accesses else "",
-        f"{static.wide_share:.0%}" if static.accesses else "",
-        str(static.barriers),
-        str(static.convert_layouts),
-        str(static.instructions),
-        "loop" if rate is None else f"{rate:.1f}",
-        *costs,
-    )
+    return (kernel.name, kernel.kind, *facts, *costs)
 
 
 def _notes(kernel: CheckedKernel) -> list[str]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.pairs import join_pairs
@@ -31,6 +31,7 @@ from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
 from fusec.ir.index import Axis, Index, Size, product
 from fusec.ir.program import Let, Program, Put, Update, statements
+from fusec.tools.assembly import Assembly
 from fusec.tools.report.kernel_time import Expectation
 from fusec.tools.static_checks import WIDE, GlobalAccess, StaticReport
 
@@ -255,6 +256,7 @@ class CheckedKernel:
         floor_us: how long the memory needs for them.
         expected: how long it should take, by the model of ``kernel_time.py``; None if that does not
             cover it.
+        assembly: its code, down to the processor's; None where it does not build.
     """
 
     graph: str
@@ -268,6 +270,7 @@ class CheckedKernel:
     bytes: int
     floor_us: float
     expected: Expectation | None = None
+    assembly: Assembly | None = field(default=None, compare=False, repr=False)
 
     @property
     def instructions_per_byte(self) -> float | None:

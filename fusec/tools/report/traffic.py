@@ -41,6 +41,7 @@ from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.traffic import extern_bytes, view_bytes
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.stages import Staged
+from fusec.tools.terminal import alike
 
 # -- bytes moved -----------------------------------------------------------------------------------
 
@@ -74,10 +75,6 @@ def row_loop_bytes(loop: RowLoop, machine: Machine) -> int:
     return loop.rounds * (bytes_moved(loop.schedule, machine) + 3 * added) + 2 * copied + zeroed
 
 
-def _chunked_floor(loop: RowLoop) -> int:
-    return sum(map(view_bytes, loop.views)) + sum(map(buffer_bytes, loop.writes))
-
-
 def bytes_floor(schedule: Schedule) -> int:
     """Return the least bytes for the same externs; see the module's docstring."""
     read: dict[Buffer, int] = {}
@@ -91,7 +88,7 @@ def bytes_floor(schedule: Schedule) -> int:
             case Kernel() | ForeachKernel():
                 kernels.extend(step.kernels)
             case RowLoop():
-                total += _chunked_floor(step)
+                total += sum(map(view_bytes, step.views)) + sum(map(buffer_bytes, step.writes))
                 outside |= set(step.reads)
             case Extern():
                 total += extern_bytes(step)
@@ -199,11 +196,11 @@ def _hold(statement: HostStatement, held: dict[Buffer, int]) -> None:
 
 def _ranked(sizes: Iterable[tuple[str, int]], layers: Layers) -> tuple[tuple[str, int], ...]:
     """Return the largest of some buffers, those of repeated layers together."""
-    alike: dict[str, list[tuple[str, int]]] = {}
-    for name, size in sizes:
-        alike.setdefault(layers.folded(name), []).append((name, size))
     found = [
-        (f"{len(rows)} × {name}" if len(rows) > 1 else rows[0][0], sum(size for _, size in rows))
-        for name, rows in alike.items()
+        (
+            f"{len(more) + 1} × {layers.folded(name)}" if more else name,
+            size + sum(n for _, n in more),
+        )
+        for (name, size), *more in alike(sizes, lambda row: layers.folded(row[0]))
     ]
     return tuple(sorted(found, key=lambda row: -row[1])[:LARGEST])

@@ -19,7 +19,6 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,17 +47,6 @@ _STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")
 _BREAK = "dynamo_graph_break_reason"
 
 
-@dataclass(slots=True)
-class _Told:
-    """The events of torch's trace so far; ``callers`` are the user's lines that led to compiles."""
-
-    graphs: list[GraphSummary] = field(default_factory=list)
-    breaks: list[Break] = field(default_factory=list)
-    metrics: list[Mapping[str, Any]] = field(default_factory=list)
-    callers: dict[str, Place] = field(default_factory=dict)
-    unseen: str = ""
-
-
 def _caller(stack: Sequence[Mapping[str, Any]]) -> Place:
     """Return the innermost line of the user's program in a stack of torch's trace."""
     frames = [Place(interned(f["filename"]), f["line"], f["name"]) for f in stack]
@@ -67,13 +55,21 @@ def _caller(stack: Sequence[Mapping[str, Any]]) -> Place:
 
 
 class _Listener(logging.Handler):
-    """Keeps breaks, graphs and compiles from torch's trace; never fails the program."""
+    """Keeps breaks, graphs and compiles from torch's trace; never fails the program.
+
+    Attributes:
+        callers: the user's lines that led to compiles, by the number of the compile.
+    """
 
     summaries_only = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = _Told()
+        self.graphs: list[GraphSummary] = []
+        self.breaks: list[Break] = []
+        self.metrics: list[Mapping[str, Any]] = []
+        self.callers: dict[str, Place] = {}
+        self.unseen = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -84,24 +80,24 @@ class _Listener(logging.Handler):
     def _take(self, metadata: Mapping[str, Any], payload: str | None) -> None:
         name = metadata.get("artifact", {}).get("name")
         if name == _BREAK and payload and not is_planned(payload):
-            self.told.breaks.append(read_break(payload))
+            self.breaks.append(read_break(payload))
         elif name == UNSEEN and payload:
-            self.told.unseen = payload
+            self.unseen = payload
         elif name == ARTIFACT and payload:
-            self.told.graphs.append(GraphSummary.from_json(payload))
+            self.graphs.append(GraphSummary.from_json(payload))
         if "dynamo_start" in metadata:
             number = f"{metadata['frame_id']}/{metadata['frame_compile_id']}"
-            self.told.callers[number] = _caller(metadata["dynamo_start"]["stack"])
+            self.callers[number] = _caller(metadata["dynamo_start"]["stack"])
         for kind in ("compilation_metrics", "bwd_compilation_metrics"):
             if kind in metadata:
-                self.told.metrics.append(metadata[kind])
+                self.metrics.append(metadata[kind])
 
 
 class Watch:
     """The observation of a block: ``seen`` is its record so far, which is what it prints."""
 
     def __init__(self, what: str, listener: _Listener, clock: Clock) -> None:
-        self._what, self._told, self.clock = what, listener.told, clock
+        self._what, self._told, self.clock = what, listener, clock
         self._start, self._end = time.perf_counter(), 0.0
         self.beside = Beside(clock)
 
@@ -140,9 +136,6 @@ class Watch:
         caller = self._told.callers.get(str(metrics.get("compile_id")))
         return caller if caller is not None and is_library(place.path) else place
 
-    def _leave(self) -> None:
-        self._end = time.perf_counter()
-
     def to_json(self) -> str:
         """Return the JSON form, as of ``Seen``."""
         return self.seen.to_json()
@@ -166,7 +159,7 @@ def watch(what: str = "the block") -> Iterator[Watch]:
             try:
                 yield watched
             finally:
-                watched._leave()
+                watched._end = time.perf_counter()
     finally:
         trace_log.removeHandler(listener)
 

@@ -34,8 +34,14 @@ from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_r
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.race.agreement import disagreement
-from fusec.tools.verify.choices import with_either_choice
-from fusec.tools.verify.kernels import Exact, Tally, copy_of, kernels_are_off, place_of
+from fusec.tools.verify.kernels import (
+    Exact,
+    Tally,
+    copy_of,
+    kernels_are_off,
+    place_of,
+    with_either_choice,
+)
 from fusec.torch_interior import FakeTensor, fake_mode
 
 logger = logging.getLogger("fusec.verify.graphs")

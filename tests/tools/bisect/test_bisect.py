@@ -29,6 +29,7 @@ from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.tools.cli import main, new_parser
 from fusec.tools.cli.bisect import call_script, read_program
+from fusec.tools.cli.line import take_program
 from tests.calls import calls_of
 from tests.support import tune
 from tests.tools.bisect import plants
@@ -485,11 +486,13 @@ def test_a_script_may_end_its_process_itself() -> None:
 def test_options_may_stand_behind_a_target() -> None:
     line = ["bisect", "torch.nn:Softsign", "--crash", "--input", "f32[2]", "--json", "-q"]
     arguments = new_parser().parse_args(line)
-    assert read_program(arguments).args == ("torch.nn:Softsign", ("f32[2]",), False, False)
+    read = read_program(*take_program(arguments), arguments)
+    assert read.args == ("torch.nn:Softsign", ("f32[2]",), False, False)
     assert (arguments.kind, arguments.json, arguments.quiet) == (CRASH, True, True)
     line = ["bisect", "--wrong", str(Path(__file__)), "--crash", "--", "-q"]
     arguments = new_parser().parse_args(line)
-    assert read_program(arguments).args == (Path(__file__), ["--crash", "--", "-q"], False)
+    read = read_program(*take_program(arguments), arguments)
+    assert read.args == (Path(__file__), ["--crash", "--", "-q"], False)
     assert (arguments.kind, arguments.quiet) == (WRONG, False)
 
 

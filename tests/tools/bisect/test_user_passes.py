@@ -11,8 +11,8 @@ import torch
 import fusec
 from fusec.driver.user_passes import REGISTERED
 from fusec.notation import Expr, Graph, Op, op, rewrite
-from fusec.tools.bisect.finding import WITHOUT_PASSES
 from fusec.tools.bisect.hunt import Hunt
+from fusec.tools.bisect.questions import WITHOUT_PASSES
 from fusec.tools.bisect.source import CRASH, WRONG
 from fusec.tools.cli import main
 from fusec.tools.verify import kernels

@@ -33,14 +33,9 @@ CLEAN = StaticReport(
     blocks=12,
     occupancy=0.75,
     dots=(),
-    wgmma=0,
     mma=0,
-    tcgen05=0,
-    tma=0,
     loops=0,
     dot_loops=0,
-    idle_dot_loops=0,
-    serialised=(),
 )
 PRODUCT = replace(
     CLEAN,

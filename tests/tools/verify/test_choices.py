@@ -17,7 +17,7 @@ from fusec.frontend.value import ZERO, Value
 from fusec.ir.dtype import I64
 from fusec.tools.report.comparison import compare
 from fusec.tools.verify import kernels
-from fusec.tools.verify.choices import OwnChoices
+from fusec.tools.verify.kernels import OwnChoices
 from tests.planted import lower
 
 EXPERTS, CHOSEN = 16, 2

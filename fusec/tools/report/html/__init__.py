@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
 from fusec.frontend.modules import BETWEEN
-from fusec.tools.report.html.details import details_of, leads_of
+from fusec.tools.report.html.details import details_of, hint, leads_of
 from fusec.tools.report.html.document import Document
 from fusec.tools.report.html.plots import memory_plot, roofline_plot
 from fusec.tools.terminal import format_bytes, format_seconds
@@ -65,7 +65,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters.update(bytes=format_bytes, seconds=format_seconds, within=within)
+    made.filters.update(bytes=format_bytes, seconds=format_seconds, within=within, hint=hint)
     return made
 
 

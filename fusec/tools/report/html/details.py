@@ -14,14 +14,13 @@ JSON: only strings, as the page prints them::
 
 Worked example::
 
-    >>> [(lead.box, lead.heading, lead.hint) for lead in leads_of(document.graphs)][0]
+    >>> [(name, box.heading, hint(box)) for name, box in leads_of(document.graphs)][0]
     ('g0-b3', 'layer_norm + mm in h.*.attn', '0.48 of its memory floor')
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusec.ir.decision import Decision
@@ -37,45 +36,14 @@ LEAST_SHARE = 0.03
 AT_THE_FLOOR = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """A kind of launch that is worth a look.
-
-    Attributes:
-        box: its id in the page.
-        share: of the time of all graphs' launches, in 0..1.
-        us, word: microseconds of all of its launches in one call, and their origin.
-    """
-
-    box: str
-    heading: str
-    share: float
-    count: int
-    us: float
-    word: str
-    hint: str
-
-
-def leads_of(graphs: Sequence[Drawing]) -> tuple[Lead, ...]:
-    """Return the launches that take most of the time, the slowest first."""
+def leads_of(graphs: Sequence[Drawing]) -> list[tuple[str, Box]]:
+    """Return the launches that take most of the time, the slowest first, with their ids."""
     found = [
-        (box, f"g{g}-b{k}") for g, graph in enumerate(graphs) for k, box in enumerate(graph.boxes)
+        (f"g{g}-b{k}", box) for g, graph in enumerate(graphs) for k, box in enumerate(graph.boxes)
     ]
-    found.sort(key=lambda row: -row[0].spent_us)
-    total = sum(box.spent_us for box, _ in found)
-    return tuple(
-        Lead(
-            name,
-            f"{box.title} in {box.module}" if box.module else box.title,
-            box.spent_us / total,
-            box.count,
-            box.spent_us,
-            box.timing.word,
-            hint(box),
-        )
-        for box, name in found[:SHOWN_LEADS]
-        if box.spent_us >= LEAST_SHARE * total
-    )
+    found.sort(key=lambda row: -row[1].spent_us)
+    total = sum(box.spent_us for _, box in found)
+    return [row for row in found[:SHOWN_LEADS] if row[1].spent_us >= LEAST_SHARE * total]
 
 
 def hint(box: Box) -> str:

@@ -4,6 +4,10 @@ Sizes are bytes, times microseconds, rates per microsecond; each time has its or
 expected from the machine code, measured). Texts that many boxes share, such as the source of
 equal kernels, are stored once: a box has their numbers.
 
+Of a program that runs, the graphs are ``Collected``: the compiler passes on each to its observers,
+those from the cache, too. Once the program is done, they are taken through the pipeline once more,
+which times nothing and runs nothing: the result is what ran, as races return earlier verdicts.
+
 Worked example::
 
     >>> document = document_of("block.py:Block", staged, seen)
@@ -16,15 +20,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import fx
+
+from fusec.codegen.targets import find_target
+from fusec.driver.compiler import target_for
+from fusec.driver.launches import graph_id
+from fusec.driver.observers import Observer
+from fusec.driver.trace import Trace
+from fusec.errors import Unsupported, describe_failure
+from fusec.frontend.capture import main_device
 from fusec.frontend.modules import module_kinds
 from fusec.ir import text
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.names import operation_words
+from fusec.options import Options
 from fusec.passes.schedule.plan import print_plan
 from fusec.tools.report.breaks import Break, Recompile
-from fusec.tools.report.eager_cost import EagerCall
+from fusec.tools.report.eager_cost import EagerCall, graph_cost
 from fusec.tools.report.explanation import GraphReport, on_target, report_graph
 from fusec.tools.report.html.drawn import (
     Alike,
@@ -36,17 +50,20 @@ from fusec.tools.report.html.drawn import (
     segments,
 )
 from fusec.tools.report.html.layout import Layout, lay_out
-from fusec.tools.report.html.machine_code import Judged
 from fusec.tools.report.html.plots import Roof, cost_of, roof_of
 from fusec.tools.report.layers import Layers
+from fusec.tools.report.observe import Observed
 from fusec.tools.report.run_report import Seen
-from fusec.tools.report.stages import Staged
-from fusec.tools.report.static_rules import CheckedKernel, Finding
+from fusec.tools.report.stages import Staged, take_through
+from fusec.tools.report.static_report import LintReport, judge_known
+from fusec.tools.report.static_rules import CheckedKernel, Finding, find_faults
 from fusec.tools.report.traffic import Usage, buffer_bytes, usage_of
 
 SHOWN_OPS = 8
 SHOWN_DECISIONS = 24
 LANGUAGES = {"cpp": "C++", "triton": "Triton"}
+STAGES = {"ptx": "PTX", "sass": "SASS", "amdgcn": "assembly"}
+"""The stages below the source that are shown -> their labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +138,10 @@ class Box:
     def spent_us(self) -> float:
         """Microseconds of all of its launches in one call."""
         return self.timing.us * self.count
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} in {self.module}" if self.module else self.title
 
     @property
     def name(self) -> str:
@@ -221,7 +242,7 @@ def document_of(
     staged: Sequence[Staged],
     seen: Seen,
     *,
-    judged: Judged | None = None,
+    judged: LintReport | None = None,
     measured: Measured = lambda staged, step: None,
 ) -> Document:
     """Return the report of some graphs.
@@ -272,12 +293,14 @@ class _Drawer:
         self,
         staged: Staged,
         texts: _Texts,
-        judged: Judged | None,
+        judged: LintReport | None,
         measured: Measured,
         layers: Layers,
     ) -> None:
         self.staged, self.texts, self.measured = staged, texts, measured
-        self.judged, self.layers = judged, layers
+        self.layers = layers
+        own = [] if judged is None else [k for k in judged.kernels if k.graph == staged.name]
+        self.judged = {kernel.name: kernel for kernel in own}
         self.report = report_graph(staged)
         self.steps = fold_steps(drawn_steps(staged), layers)
         self.calls = fold_calls(staged.observed.eager.calls, layers)
@@ -300,11 +323,14 @@ class _Drawer:
     def box(self, position: int, alike: Alike[DrawnStep], edges: Sequence[tuple[int, int]]) -> Box:
         step, machine = alike.first, self.staged.target.machine
         cost = cost_of(step.step, machine)
-        checked = self.checked(step)
+        checked = self.judged.get(step.name)
+        kernels = () if checked is None else (checked,)
         moved = sum(s.bytes * (s.loop.rounds if s.loop else 1) for s in alike.members)
+        ops = operation_words(step.computes)
+        title = " + ".join([*ops[:SHOWN_OPS], *["…"] * (len(ops) > SHOWN_OPS)]) or "copy"
         return Box(
             kind=_kind(step),
-            title=on_target(self.staged.target, _shortened(operation_words(step.computes))),
+            title=on_target(self.staged.target, title),
             names=tuple(s.name for s in alike.members),
             module=alike.module,
             bytes=step.bytes,
@@ -318,9 +344,9 @@ class _Drawer:
             writes=tuple(map(self.tensor, step.step.writes)),
             decisions=_about(step, self.report.decisions),
             facts=() if checked is None else self.judged_facts(checked),
-            faults=_of(step, self.staged, self.judged.faults if self.judged else ()),
-            warnings=_of(step, self.staged, self.judged.warnings if self.judged else ()),
-            listings=self.listings(step),
+            faults=find_faults(kernels),
+            warnings=find_faults(kernels, fault=False),
+            listings=self.listings(step, checked),
             feeds=tuple(b for a, b in edges if a == position),
             fed_by=tuple(a for a, b in edges if b == position),
             calls=_calls_of(alike, self.calls, self.layers),
@@ -341,11 +367,6 @@ class _Drawer:
             return Timing(checked.expected.us, "expected")
         return Timing(modelled_us, "modelled")
 
-    def checked(self, step: DrawnStep) -> CheckedKernel | None:
-        if self.judged is None or not step.is_kernel:
-            return None
-        return self.judged.kernels.get((self.staged.name, step.name))
-
     def judged_facts(self, checked: CheckedKernel) -> tuple[tuple[str, str], ...]:
         static = checked.static
         if static is None:
@@ -360,7 +381,7 @@ class _Drawer:
             ("instructions", str(static.instructions)),
         )
 
-    def listings(self, step: DrawnStep) -> tuple[Listing, ...]:
+    def listings(self, step: DrawnStep, checked: CheckedKernel | None) -> tuple[Listing, ...]:
         """Return a step's texts, from index notation to machine code."""
         compiled = self.staged.compiled
         found = [self.texts.listing("Notation", text.print_step(step.step))]
@@ -372,14 +393,11 @@ class _Drawer:
             self.texts.listing("Schedule", plan.replace("    ", "\n    ")),
             self.texts.listing(label, compiled.sources[step.name]),
         ]
-        if self.judged is not None:
-            code = self.judged.texts.get((self.staged.name, step.code), {})
-            found += [self.texts.listing(stage, content) for stage, content in code.items()]
+        code = None if checked is None else checked.assembly
+        if code is not None:
+            shown = [stage for stage in code.stages if stage in STAGES]
+            found += [self.texts.listing(STAGES[stage], code.text(stage)) for stage in shown]
         return tuple(found)
-
-
-def _of(step: DrawnStep, staged: Staged, found: Sequence[Finding]) -> tuple[Finding, ...]:
-    return tuple(f for f in found if (f.graph, f.kernel) == (staged.name, step.name))
 
 
 def _kind(step: DrawnStep) -> str:
@@ -401,10 +419,6 @@ def _call(alike: Alike[EagerCall]) -> Call:
         alike.module,
         tuple(dict.fromkeys(call.line for call in members)),
     )
-
-
-def _shortened(ops: Sequence[str]) -> str:
-    return " + ".join([*ops[:SHOWN_OPS], *["…"] * (len(ops) > SHOWN_OPS)]) or "copy"
 
 
 def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:
@@ -452,3 +466,56 @@ def _calls_of(
         own = {k for k, module in on_line if module in modules or not modules}
         found |= own or {k for k, module in on_line if layers.layer_of(module) in own_layers}
     return tuple(sorted(found))
+
+
+# -- the graphs of a program that runs -------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Collected(Observer):
+    """Graphs that were compiled, each with its id and the options of its compile."""
+
+    graphs: list[tuple[fx.GraphModule, str, Options]] = field(default_factory=list)
+
+    def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:
+        self.graphs.append((gm, graph_id(trace.name), options))
+
+    def document(self, seen: Seen) -> Document:
+        """Return the report of what was collected and seen."""
+        staged = [_staged(*one) for one in self.graphs]
+        times, layers = _times(seen), seen.layers
+
+        def measured(one: Staged, step: DrawnStep) -> Timing | None:
+            what = step.code or (step.computes[0], layers.folded(step.module))
+            calls, seconds = times.get((one.name, what), (0, 0.0))
+            return Timing(seconds / calls * 1e6, "measured") if calls else None
+
+        targets = ", ".join(dict.fromkeys(one.target.name for one in staged))
+        judged = judge_known(staged, lambda _: None)
+        return document_of(seen.what, targets, staged, seen, judged=judged, measured=measured)
+
+
+def _staged(graph: fx.GraphModule, name: str, options: Options) -> Staged:
+    observed = Observed(name, graph, graph_cost(graph), {})
+    try:
+        target = target_for(main_device(graph), options)
+    except Unsupported as problem:
+        return Staged(observed, find_target("cpu"), Trace(name), None, problem.reason)
+    made = take_through(observed, target, options)
+    if made.failure is None:
+        return made
+    return Staged(observed, target, made.trace, None, describe_failure(made.failure))  # as it ran
+
+
+def _times(seen: Seen) -> Mapping[tuple[str, object], tuple[int, float]]:
+    """Return (calls, seconds) by (graph, code), and of eager kernels by (graph, (op, module)).
+
+    Launches of one code share its time.
+    """
+    found: dict[tuple[str, object], tuple[int, float]] = {}
+    for launch in seen.launches:
+        code = launch.name.partition(":")[0]
+        key = launch.graph, ((launch.name, launch.module) if launch.eager else code)
+        calls, seconds = found.get(key, (0, 0.0))
+        found[key] = calls + launch.calls, seconds + launch.seconds
+    return found

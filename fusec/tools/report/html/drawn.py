@@ -31,6 +31,7 @@ from fusec.tools.report.explanation import modules_of
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import step_bytes
+from fusec.tools.terminal import alike
 
 # -- launches --------------------------------------------------------------------------------------
 
@@ -219,11 +220,8 @@ def fold_calls(calls: Iterable[EagerCall], layers: Layers) -> list[Alike[EagerCa
 def _fold(
     items: Iterable[_Placed], kind: Callable[[_Placed], Hashable], layers: Layers
 ) -> list[Alike[_Placed]]:
-    groups: dict[Hashable, list[_Placed]] = {}
-    for item in items:
-        groups.setdefault(kind(item), []).append(item)
     found = []
-    for group in groups.values():
+    for group in alike(items, kind):
         path, *others = {item.module for item in group}
         found.append(Alike(tuple(group), layers.folded(path) if others else path))
     return found

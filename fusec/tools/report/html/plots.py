@@ -15,16 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Expr, postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.machine import Machine
 from fusec.passes.fusion.cost import call_cost, kernel_cost, kernel_operations, multiplied
-from fusec.tools.report.html.document import Drawing
 from fusec.tools.report.html.drawn import Launched
 from fusec.tools.report.traffic import Usage
 from fusec.tools.terminal import format_bytes, in_units
+
+if TYPE_CHECKING:
+    from fusec.tools.report.html.document import Drawing
 
 # -- costs and roofs -------------------------------------------------------------------------------
 

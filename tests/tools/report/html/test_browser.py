@@ -150,7 +150,7 @@ def test_search_fades_what_does_not_match_and_goes_through_what_does(
 def test_a_lead_goes_to_its_launch(page: webdriver.Chrome, document: Document) -> None:
     first = page.find_element(By.CSS_SELECTOR, ".leads a")
     first.send_keys(Keys.ENTER)
-    assert pressed(page) == leads_of(document.graphs)[0].box
+    assert pressed(page) == leads_of(document.graphs)[0][0]
 
 
 def test_the_dearest_launch_has_the_warmest_colour(

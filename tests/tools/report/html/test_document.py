@@ -9,9 +9,9 @@ from fusec.ir.host import FreeBuffers
 from fusec.ir.memory import bytes_of
 from fusec.tools.report.html.document import Document, Timing, document_of
 from fusec.tools.report.html.drawn import drawn_steps
-from fusec.tools.report.html.machine_code import judge_code
 from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import Staged
+from fusec.tools.report.static_report import judge_known
 from fusec.tools.report.traffic import peak_bytes
 from tests.tools.report.html.conftest import stage
 
@@ -171,7 +171,7 @@ def test_a_kernel_that_writes_what_it_reads_does_not_feed_itself() -> None:
 
 def test_a_gpu_s_kernels_have_machine_code_and_a_verdict() -> None:
     staged = stage(lambda x: torch.softmax(x * 2, -1), [torch.randn(64, 512)], "sm_90")
-    judged = judge_code(staged, lambda _: None)
+    judged = judge_known(staged, lambda _: None)
     assert judged is not None and judged.seconds > 0
     document = document_of("softmax", "sm_90", staged, Seen("softmax"), judged=judged)
     (box,) = document.graphs[0].boxes

@@ -19,7 +19,7 @@ from fusec.tools.report.kernel_time import Expectation, Work
 from fusec.tools.report.role_time import _uneven, expect_roles, multiplied_by_tiles
 from fusec.tools.static_checks import Section
 from tests.codegen.test_contraction_static import causal, offered, staged, tensors
-from tests.tools.report.test_expectation import H200, Published, modelled
+from tests.tools.report.test_kernel_time import H200, Published, modelled
 from tests.tools.report.test_static_rules import PRODUCT
 
 WAITING = (Section(-1, 200), Section(0, 30), Section(1, 3), Section(1, 30), Section(3, 40))

@@ -11,7 +11,7 @@ from torch import nn
 
 from fusec.errors import ModelError, UsageError
 from fusec.tools.cli import main
-from fusec.tools.report.invariance import check_invariance
+from fusec.tools.report.comparison import check_invariance
 
 MODELS = """
 import torch
