@@ -267,11 +267,6 @@ class Options:
         return ",".join(f"{name}={getattr(self, name)!r}" for name in sorted(parts))
 
 
-def choices_of(name: str) -> tuple[str, ...]:
-    """Return the values that the text of an option may have."""
-    return next(_declared(option).choices for option in fields(Options) if option.name == name)
-
-
 def environment_variables() -> tuple[Variable, ...]:
     """Return the environment variables that fusec reads, one row for each option."""
     return tuple(

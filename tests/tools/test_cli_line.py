@@ -9,17 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import shtab
 import torch
 
 import fusec
 from fusec.codegen.targets import TARGETS
 from fusec.errors import UsageError
 from fusec.processors import DEVICES
-from fusec.tools.cli import line, main
-from fusec.tools.cli.completion import SHELLS
-from fusec.tools.cli.inputs import TensorInput, each_call, parse_inputs
+from fusec.tools.cli import line, main, new_parser
+from fusec.tools.cli.inputs import TensorInput, parse_inputs
 from fusec.tools.cli.line import check_target_name, constructed, is_target
+from fusec.tools.cli.model import each_call
 from fusec.tools.report import stages
+from fusec.tools.report.arguments import Arguments
 from fusec.tools.static_checks import PROCESSORS
 from tests.support import without_compiler
 
@@ -84,7 +86,6 @@ WRONG = {
     "called twice": (["explain", "{m}:Net(8)(9)"], 2, "is no call"),
     "both checks": (["check", "--static", "--emulate", "{m}:Net"], 2, "leave out one"),
     "action": (["cache", "clean"], 2, "Did you mean 'clear'?"),
-    "a shell": (["completion", "bsh"], 2, "Did you mean 'bash'?"),
     "no script": (["run"], 2, "SCRIPT"),
     "no such script": (["run", "{d}/modle.py"], 2, "model.py'?"),
     "no directory for json": (["run", "--json", "/nowhere/x.json", "{m}"], 2, "no directory"),
@@ -104,8 +105,6 @@ WRONG = {
     "an option's value": (["explain", "{m}:Net", "--option", "fusion=maybe"], 2, "not 1 or 0"),
     "an option like no other": (["doctor", "--nope"], 2, "arguments: --nope.\nnext"),
     "no place for a report": (["run", "-o", "/proc/a.html", "{m}"], 4, "cannot write"),
-    "no place for verdicts": (["cache", "export", "/proc/x"], 4, "another directory"),
-    "a shell that is missing": (["completion"], 2, "bash|zsh"),
     "a name without a spec": (["explain", "{m}:Net", "--input", "x="], 2, "is no SPEC"),
     "half a spec of a name": (["check", "{m}:Net", "--input", "x=f32[8"], 2, "is no SPEC"),
     "no name of a file": (["check", "{m}:Net", "--input", "@"], 2, "no file"),
@@ -118,7 +117,7 @@ WRONG = {
     "what is no time": (["bisect", "--crash", "--timeout", "soon", "{m}"], 2, "invalid float"),
     "no kind of fault": (["bisect", "{m}:Net"], 2, "--wrong --crash --slower"),
     "no lock": (["lock", "--check", "{d}/no.lock"], 2, "no file"),
-    "no file of lock's": (["lock", "--check", "{m}"], 2, "begin with 'fusec lock'"),
+    "no file of lock's": (["lock", "--check", "{m}"], 2, "is no file of `fusec lock`"),
     "a lock and a model": (["lock", "--check", "{m}", "{m}:Net"], 2, "takes the file alone"),
     "a training step in C": (
         ["build", "{m}:Net", "--native", "--train"],
@@ -213,17 +212,10 @@ def test_help_has_the_exit_codes(capsys) -> None:
     assert "exit codes:\n  0  done\n" in capsys.readouterr().out
 
 
-def test_a_shell_completes_commands_options_stages_and_targets(capsys) -> None:
-    for shell in SHELLS:
-        assert main(["completion", shell]) == 0
-        script = capsys.readouterr().out
-        assert all(word in script for word in ("explain", "train", "sm_90", "online_softmax"))
-
-
-def test_what_completes_is_an_extra(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 4
-    assert "pip install 'fusec[cli]'" in capsys.readouterr().err
+def test_shtab_completes_the_commands() -> None:
+    for shell in ("bash", "zsh"):
+        script = shtab.complete(new_parser(), shell=shell)
+        assert all(word in script for word in ("explain", "--train"))
 
 
 # -- inputs --------------------------------------------------------------------------------------
@@ -322,8 +314,10 @@ def test_nested_inputs_may_be_written_as_they_are(capsys, model: Path) -> None:
     (spec,) = parse_inputs(["([f32[8,2|4], 3], {by: i64[2]<9, off: none})"]).specs
     small, large = TensorInput("f32", (8, 2)), TensorInput("f32", (8, 4))
     index = TensorInput("i64", (2,), 9)
-    calls = each_call([spec])
-    assert calls == [[([t, 3], {"by": index, "off": None})] for t in (small, large)]
+    calls = each_call(Arguments((spec,)))
+    assert [call.args for call in calls] == [
+        (([t, 3], {"by": index, "off": None}),) for t in (small, large)
+    ]
     assert parse_inputs(["[]", "{}"]).specs == ([], {})
     args = (f"{model}:nested", "--input", "[f32[8], f32[8]]", "{by: f32[8]}")
     (graph,) = explained(capsys, *args)["graphs"]

@@ -3,7 +3,7 @@
 A verdict is an entry of its own in the cache of compiled kernels, so that all promises of
 `cache/store.py` hold for it: in memory first, one file each, published by a rename, checked at each
 load. The caller's key names the structure of the group, the device and the versions: all that times
-depend on. The form of one (`tools/cli/cache.py` takes them to other machines)::
+depend on. The form of one::
 
     VERDICT ::= {"winner": name, "exhausted": bool, "laps": [LAP, ...], "sizes": [int, ...]}
     LAP     ::= {"name", "us", "p20", "p80": number or null, "dropped": text or null}

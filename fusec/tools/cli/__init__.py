@@ -35,7 +35,6 @@ from fusec.tools.cli import (
     build,
     cache,
     check,
-    completion,
     doctor,
     dump,
     explain,
@@ -58,7 +57,6 @@ COMMANDS = {
     "lock": lock,
     "cache": cache,
     "doctor": doctor,
-    "completion": completion,
 }
 
 
@@ -167,9 +165,10 @@ def _fail(error: Exception, args: list[str]) -> int:
     if "--traceback" in args:
         traceback.print_exception(error)
     inner = getattr(error, "inner_exception", None)  # torch.compile wraps the original
-    known = _out_of_memory(error) or (inner if isinstance(inner, FusecError) else error)
-    seen = str(known) if isinstance(known, FusecError) else _unexpected(error)
-    code = known.exit_code if isinstance(known, FusecError) else FusecError.exit_code
+    known = _out_of_memory(error) or inner or error
+    seen, code = f"the compile failed: {type(known).__name__}: {known}", FusecError.exit_code
+    if isinstance(known, FusecError):
+        seen, code = str(known), known.exit_code
     print(f"fusec: error: {seen}\nnext: {_next(known, args)}", file=sys.stderr)
     if "--json" in args and args[0] not in ("run", "profile"):
         show(json.dumps({"schema": 1, "error": seen, "exit_code": code}))
@@ -185,11 +184,6 @@ def _out_of_memory(error: Exception) -> EnvironmentProblem | None:
 
 
 _FULL = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory", "HIP out of memory")
-
-
-def _unexpected(error: Exception) -> str:
-    cause = getattr(error, "inner_exception", None) or error
-    return f"the compile failed: {type(cause).__name__}: {cause}"
 
 
 def _next(error: Exception, args: list[str]) -> str:
