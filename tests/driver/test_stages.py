@@ -65,6 +65,12 @@ ELSEWHERE = {
     ("fusec/passes/memory/in_place.py", "in_reading_order"): "what two stages have in common",
     ("fusec/passes/memory/in_place.py", "redirected"): "the same",
     ("fusec/passes/fusion/store_parts.py", "redirected"): "the same",
+    **{
+        (f"fusec/passes/kernel/{stage}.py", name): "what the stages that unroll have in common"
+        for stage in ("unroll_pairs", "unroll_parts", "unroll_windows", "short_sums")
+        for name in ("added_up", "unrolled")
+        if (stage, name) != ("short_sums", "added_up")
+    },
     ("fusec/codegen/lowering/lower.py", "lower_transformed"): "the part of it for one schedule",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",
     ("fusec/passes/schedule/vector_loops.py", "run_scans"): "the same",
