@@ -364,7 +364,7 @@ def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> l
     joint = nodes.gm.graph
     backward = _tangent_users(joint)
     gradients = [n for n in joint.nodes if n in backward and n in large]
-    leaving = _leaving(joint, gradients, large)
+    leaving = _leaving(joint, gradients)
     values = [tensor_of(node) for node in leaving]
     if not values or any(value is None or value.dtype is torch.float16 for value in values):
         return None
@@ -377,7 +377,7 @@ def hoist_gradients(nodes: NodeDefinitions, large: set[fx.Node], most: int) -> l
     return None
 
 
-def _leaving(joint: fx.Graph, gradients: list[fx.Node], large: set[fx.Node]) -> list[fx.Node]:
+def _leaving(joint: fx.Graph, gradients: list[fx.Node]) -> list[fx.Node]:
     """Return the smaller tensors computed from large gradients: those of rows, weights and bias."""
     users = {user for node in gradients for user in node.users}
     if any(n.op == "output" for n in users):
