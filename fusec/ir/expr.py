@@ -49,11 +49,16 @@ from fusec.ir.index import (
 )
 from fusec.ir.intern import Node
 from fusec.ir.monoid import Monoid
+from fusec.ir.reach import reach as reach
 from fusec.ir.scalar import SCALAR_OPS
 
-_T = TypeVar("_T")
 _NO_AXES: frozenset[Axis] = frozenset()
 _RESULTS = {"bool": BOOL, "i32": I32, "f32": F32}
+
+
+def _operator(name: str) -> Callable[[Any, Expr | float], Expr]:
+    """Return the method of a scalar operation on two expressions, or an expression and a number."""
+    return lambda self, other: op(name, self, other)
 
 
 class _Expr(Node):
@@ -79,6 +84,26 @@ class _Expr(Node):
     def substitute(self, mapping: Mapping[Axis, Index]) -> Expr:
         """Return this expression with axes replaced by indices; see ``substitute_all``."""
         return substitute_all((self,), mapping)[0]  # type: ignore[arg-type]
+
+    # Arithmetic, as ``op`` does it; of a product, a factor of exactly one is left out.
+    __add__ = _operator("add")
+    __sub__ = _operator("sub")
+    __truediv__ = _operator("div")
+    __and__ = _operator("and")
+    __or__ = _operator("or")
+
+    def __rsub__(self: Any, other: float) -> Expr:
+        return op("sub", other, self)
+
+    def __neg__(self: Any) -> Expr:
+        return op("neg", self)
+
+    def __mul__(self: Any, other: Expr | float) -> Expr:
+        product = op("mul", self, other)
+        for one, factor in (product.children, product.children[::-1]):
+            if isinstance(one, Const) and one.value == 1:
+                return factor
+        return product
 
 
 class Load(_Expr):
@@ -324,9 +349,21 @@ def _coerce(value: float | int | bool, dtype: DType) -> float | int | bool:
 # -- building ------------------------------------------------------------------------------------
 
 
-def op(name: str, *args: Expr) -> Expr:
-    """Return the operation ``name`` of ``args``."""
-    return Op(name, args)
+def op(name: str, *args: Expr | float) -> Expr:
+    """Return the operation ``name`` of ``args``; a number is a constant of the others' type."""
+    nodes = [arg for arg in args if isinstance(arg, _Expr)]
+    if len(nodes) < len(args):
+        kind = nodes[0].dtype
+        nodes = [arg if isinstance(arg, _Expr) else Const(arg, kind) for arg in args]
+    return Op(name, tuple(nodes))
+
+
+def select(condition: Expr, then: Expr | float, other: Expr | float) -> Expr:
+    """Return ``then`` where the condition is true, else ``other``; one of them may be a number."""
+    if isinstance(then, float | int):
+        then = Const(then, other.dtype)  # type: ignore[union-attr]
+    other = Const(other, then.dtype) if isinstance(other, float | int) else other
+    return Select(condition, then, other)
 
 
 def is_op(node: Expr, *names: str | None) -> TypeGuard[Op]:
@@ -406,29 +443,6 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
 
 _below: weakref.WeakKeyDictionary[Expr, tuple[Expr, ...]] = weakref.WeakKeyDictionary()
 """Node -> the nodes below it, while the node lives: these walks take 7 % of the passes' time."""
-
-
-def reach(roots: Iterable[_T], below: Callable[[_T], Iterable[_T]]) -> list[_T]:
-    """Return the distinct nodes that are reachable from ``roots``, and these, in post-order."""
-    seen: set[_T] = set()
-    order: list[_T] = []
-    stack: list[Any] = [*roots][::-1]
-    while stack:
-        node = stack.pop()
-        if node is _BELOW_DONE:
-            order.append(stack.pop())
-        elif node not in seen:
-            seen.add(node)
-            further = below(node)
-            if further:
-                stack += (node, _BELOW_DONE, *further)
-            else:
-                order.append(node)
-    return order
-
-
-_BELOW_DONE = object()
-"""Lies above a node on the stack of ``reach``: popped once all nodes below it are in order."""
 
 
 def loads(roots: Iterable[Expr]) -> list[Load]:

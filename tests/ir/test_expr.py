@@ -27,7 +27,9 @@ from fusec.ir.expr import (
     children,
     in_range,
     loads,
+    op,
     postorder,
+    select,
 )
 from fusec.ir.index import Axis, Runtime, Size, index
 from fusec.ir.monoid import MAX, SUM
@@ -52,6 +54,24 @@ def test_equal_expressions_are_one_object() -> None:
     assert IndexValue(index(A)) is IndexValue(index(A), I64)
     assert Op("add", (load(X, A), f32(1))) is Op("add", (load(X, A), f32(1)))
     assert load(X, A) is not load(X, B)
+
+
+def test_arithmetic_builds_operations_and_takes_numbers_of_the_same_type() -> None:
+    a, b = load(X, A), load(X, B)
+    below = op("lt", a, 2)
+    assert below is Op("lt", (a, f32(2)))
+    assert a + b is Op("add", (a, b)) and a - 1.5 is Op("sub", (a, f32(1.5)))
+    assert 1 - a is Op("sub", (f32(1), a)) and -(a / b) is Op("neg", (Op("div", (a, b)),))
+    assert below & op("gt", a, b) is Op("and", (below, Op("gt", (a, b))))
+    assert below | below is Op("or", (below, below))
+    assert select(below, 0, a) is Select(below, f32(0), a)
+    assert select(below, a, math.inf) is Select(below, a, f32(math.inf))
+
+
+def test_a_factor_of_one_is_left_out_and_only_that() -> None:
+    a = load(X, A)
+    assert a * 1 is a and f32(1) * a is a
+    assert a * 2 is Op("mul", (a, f32(2))) and op("mul", a, 1) is Op("mul", (a, f32(1)))
 
 
 def test_constants_that_differ_in_any_bit_or_type_are_kept_apart() -> None:
