@@ -30,7 +30,7 @@ DEFINITIONS = {
         "frontend/aot/quantization": {"_BLOCKS", "_GROUPS"},
         "frontend/ops/scaled_products": {"BLOCK", "TILE_BLOCKS", "TILE_ROWS"},
         "ir/scaled": {"BLOCK", "SCALED_TERMS", "TILE"},
-        "frontend/ops/random_ops": {"BITS", "LARGEST_RANGE", "_LOW"},
+        "frontend/ops/random": {"BITS", "LARGEST_RANGE", "_LOW"},
         "passes/memory/buffers": {"_MOST_BUFFERS"},
         "passes/schedule/access": {"LINE_BYTES", "VECTOR_BYTES"},
         "passes/schedule/tiling": {"MIN_LANES", "_LEAST_BYTES", "_TENSOR_LANES"},

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
-from fusec.frontend.ops import random_ops
+from fusec.frontend.ops import random as random_numbers
 from tests.frontend.tracing import CapturedAhead
 from tests.philox import uniforms
 from tests.support import backend_of, compile_with, seeded
@@ -80,7 +80,7 @@ def integers(dtype, low, high, seeds):
     return drawn([5, 33], 1, "integer", dtype, (low, high), seeds)
 
 
-LARGEST = torch.int64, -5, random_ops.LARGEST_RANGE - 5
+LARGEST = torch.int64, -5, random_numbers.LARGEST_RANGE - 5
 INTEGERS = [
     (torch.int64, 0, 7), (torch.int64, -5, 120), (torch.int64, 0, 1), (torch.int32, 0, 7),
     (torch.int32, -5, 120), (torch.uint8, 0, 7), (torch.uint8, 0, 120), (torch.float32, 0, 7),
@@ -135,19 +135,19 @@ def test_integers_lie_between_their_bounds():
 
 @pytest.mark.parametrize(("seed", "uniform"), ((12121362, 0.0), (16390493, 1 - 2**-24)))
 def test_normal_numbers_are_finite_where_the_uniform_one_is_least_and_greatest(seed, uniform):
-    radius, angle = random_ops._numbers(torch.tensor(seed), 1, 2)
+    radius, angle = random_numbers._numbers(torch.tensor(seed), 1, 2)
     assert radius == uniform
-    (normal,) = random_ops._normal(torch.tensor(seed), 1, torch.float32)
+    (normal,) = random_numbers.normal_numbers(torch.tensor(seed), 1, torch.float32)
     expected = math.sqrt(-2 * math.log(1 - uniform)) * math.cos(2 * math.pi * angle)
     assert math.isclose(normal, expected, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_uniform_numbers_of_16_bits_are_never_one(dtype):
-    values = random_ops._uniform(SEEDS[0], 100_000, dtype)
-    (exact,) = random_ops._numbers(SEEDS[0], 100_000, 1)
+    values = random_numbers.uniform_numbers(SEEDS[0], 100_000, dtype)
+    (exact,) = random_numbers._numbers(SEEDS[0], 100_000, 1)
     assert exact.to(dtype).max() == 1, "rounded they would be"
-    assert values.min() == 0 and values.max() == 1 - 2.0 ** -random_ops.BITS[dtype]
+    assert values.min() == 0 and values.max() == 1 - 2.0 ** -random_numbers.BITS[dtype]
     assert torch.equal(values.to(dtype).double(), values.double())
 
 

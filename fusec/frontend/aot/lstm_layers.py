@@ -13,23 +13,17 @@ from typing import Any
 
 import torch
 
+from fusec.frontend.ops.own_operations import eager_kernel
+
 _layer = torch.ops.aten.mkldnn_rnn_layer.default
-_library = torch.library.Library("fusec", "FRAGMENT")
-_library.define(
-    str(_layer._schema).replace("aten::mkldnn_rnn_layer", "lstm_layer"),
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
+@eager_kernel(str(_layer._schema).replace("aten::mkldnn_rnn_layer", "lstm_layer"), _layer)
 def lstm_layer(*args: Any) -> Any:
     """Call oneDNN's layer as in eager training: it returns the workspace, too."""
     plain = (arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args)
     with torch.enable_grad():
         return _layer(*plain)
-
-
-_library.impl("lstm_layer", lstm_layer, "CompositeExplicitAutograd")
-torch.library.register_fake("fusec::lstm_layer", _layer, lib=_library)
 
 
 def keeping_its_workspace(*args: Any) -> Any:

@@ -24,17 +24,15 @@ import torch
 
 from fusec.frontend.aot.trials import has_kernel
 from fusec.frontend.call import AtenCall
+from fusec.frontend.fx_passes.fx_nodes import aten
+from fusec.frontend.ops.own_operations import eager_kernel
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
 from fusec.torch_interior import OpOverload
 
-aten = torch.ops.aten
 
-_library = torch.library.Library("fusec", "FRAGMENT")
-_library.define("probability(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-
-
+@eager_kernel("probability(Tensor x) -> Tensor", torch.empty_like)
 def probability(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``x``.
 
@@ -44,10 +42,6 @@ def probability(x: torch.Tensor) -> torch.Tensor:
     if not bool(((x >= 0) & (x <= 1)).all()):
         raise RuntimeError("all elements should be between 0 and 1")
     return x.clone()
-
-
-_library.impl("probability", probability, "CompositeExplicitAutograd")
-torch.library.register_fake("fusec::probability", torch.empty_like, lib=_library)
 
 
 @lowers(torch.ops.fusec.probability.default)

@@ -15,7 +15,6 @@ eager kernels, which follow eager's stream.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,11 +24,16 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.aot.refusals import may_refuse
-from fusec.frontend.fx_passes.fx_nodes import call_like, cast_like, hint_of, tensor_of
-from fusec.frontend.ops.random_ops import LARGEST_RANGE
+from fusec.frontend.fx_passes.fx_nodes import (
+    aten,
+    call_like,
+    cast_like,
+    hint_of,
+    replace,
+    tensor_of,
+)
+from fusec.frontend.ops.random import LARGEST_RANGE
 from fusec.torch_interior import FakeTensor
-
-aten = torch.ops.aten
 
 DrawRule: TypeAlias = "Callable[..., fx.Node | tuple[fx.Node, ...] | None]"
 
@@ -48,8 +52,13 @@ def replace_draws(gm: fx.GraphModule) -> None:
         line = _DrawSite(node, seeds)
         with gm.graph.inserting_before(node):
             made = rule(line, *node.args, **{k: v for k, v in node.kwargs.items() if k in _NAMED})
+        if isinstance(made, tuple):
+            for user in node.users:
+                if "recompute" in user.meta:
+                    part: Any = made[user.args[1]]
+                    part.meta.setdefault("recompute", user.meta["recompute"])
         if made is not None:
-            _replace(node, made)
+            replace(node, made)
     for node in seeds.values():
         node.meta["val"] = node.meta["val"].new_empty(node.args[:1])
     if seeds:
@@ -73,20 +82,6 @@ def _is_replaceable(node: fx.Node) -> bool:
     )
 
 
-def _replace(node: fx.Node, made: fx.Node | tuple[fx.Node, ...]) -> None:
-    if isinstance(made, tuple):
-        for user in list(node.users):
-            assert user.target is operator.getitem
-            part = made[user.args[1]]  # type: ignore[index]
-            if "recompute" in user.meta and "recompute" not in part.meta:
-                part.meta["recompute"] = user.meta["recompute"]
-            user.replace_all_uses_with(part)
-            node.graph.erase_node(user)
-    else:
-        node.replace_all_uses_with(made)
-    node.graph.erase_node(node)
-
-
 class _DrawSite:
     """One draw of the graph, and methods that insert nodes in its place.
 
@@ -98,6 +93,7 @@ class _DrawSite:
         self.node, self.seeds = node, seeds
         value = node.meta["val"]
         self.result: FakeTensor = value[0] if isinstance(value, tuple | list) else value
+        self.wide = _wide(self.result.dtype)  # fine enough to be compared with a probability
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Insert a call with the source lines and tags of the draw."""
@@ -142,42 +138,44 @@ class _DrawSite:
     def number(self, value: float, dtype: torch.dtype) -> fx.Node:
         return self.call(aten.full.default, [], value, dtype=dtype, device=self.result.device)
 
-    def uniform(self) -> fx.Node:
-        """Insert uniform numbers that are fine enough to be compared with a probability."""
-        wide = self.result.dtype is torch.float64
-        return self.draw("uniform", torch.float64 if wide else torch.float32)
-
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         return cast_like(self.node, node, dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 # -- rules: what a draw becomes, or None where it stays --------------------------------------------
 
 
-def _dropout(
-    line: _DrawSite, x: fx.Node, p: float, train: bool | None
-) -> tuple[fx.Node, ...] | None:
+def _of_floats(rule: DrawRule) -> DrawRule:
+    """Return a rule for draws of floats whose settings are plain numbers."""
+
+    def checked(line: _DrawSite, *args: Any, **named: Any) -> Any:
+        known = not any(isinstance(arg, fx.Node) for arg in (*args[1:], *named.values()))
+        return rule(line, *args, **named) if known and line.result.dtype in _FLOATS else None
+
+    return checked
+
+
+def _dropout(line: _DrawSite, x: fx.Node, p: float, train: bool | None) -> tuple[fx.Node, ...]:
     """Return x * (1 / (1 - p) where u >= p, else 0), rounded once, and the mask ``u >= p``."""
-    dtype = line.result.dtype
-    if dtype not in _FLOATS or not isinstance(p, float | int):
-        return None
     if train is False or p == 0:
         kept = line.call(aten.full_like.default, x, True, dtype=torch.bool)
         return line.call(aten.clone.default, x), kept
     if p == 1:
         kept = line.call(aten.full_like.default, x, False, dtype=torch.bool)
         return line.call(aten.mul.Scalar, x, 0.0), kept
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
     kept = line.again(line.call(aten.ge.Scalar, line.draw("uniform", torch.float32), p))
-    scale, zero = line.number(1.0 / (1.0 - p), wide), line.number(0.0, wide)
+    scale, zero = line.number(1.0 / (1.0 - p), line.wide), line.number(0.0, line.wide)
     factor = line.again(line.call(aten.where.self, kept, scale, zero))
-    product = line.call(aten.mul.Tensor, line.cast(x, wide), factor)
-    return line.cast(product, dtype), kept
+    product = line.call(aten.mul.Tensor, line.cast(x, line.wide), factor)
+    return line.cast(product, line.result.dtype), kept
 
 
-def _drawn(kind: str, line: _DrawSite, *_: Any) -> fx.Node | None:
-    dtype = line.result.dtype
-    return line.draw(kind, dtype) if dtype in _FLOATS else None
+def _drawn(kind: str, line: _DrawSite, *_: Any) -> fx.Node:
+    return line.draw(kind, line.result.dtype)
 
 
 def _randint(line: _DrawSite, low: Any, high: Any) -> fx.Node | None:
@@ -195,52 +193,44 @@ def _bernoulli(line: _DrawSite, x: fx.Node, p: Any = None) -> fx.Node | None:
         value = probability.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
             return None
-        wide = torch.float64 if value.dtype is torch.float64 else torch.float32
+        wide = _wide(value.dtype)
         number = line.draw("uniform", wide)
         if value.device.type == "cpu":
             probability = line.call(torch.ops.fusec.probability.default, probability)
         drawn = line.call(aten.lt.Tensor, number, line.cast(probability, wide))
     else:
-        drawn = line.call(aten.lt.Scalar, line.uniform(), probability)
+        drawn = line.call(aten.lt.Scalar, line.draw("uniform", line.wide), probability)
     return line.cast(line.again(drawn), line.result.dtype)
 
 
-def _uniform(line: _DrawSite, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx.Node | None:
+def _uniform(line: _DrawSite, x: fx.Node, low: float = 0.0, high: float = 1.0) -> fx.Node:
     """Return low + (high - low) * u; a value that rounds to ``high`` or above becomes ``low``."""
     dtype = line.result.dtype
-    if dtype not in _FLOATS or not all(isinstance(v, float | int) for v in (low, high)):
-        return None
-    spread = line.call(aten.mul.Scalar, line.uniform(), high - low)
+    spread = line.call(aten.mul.Scalar, line.draw("uniform", line.wide), high - low)
     value = line.cast(line.call(aten.add.Scalar, spread, low), dtype)
     outside = line.call(aten.ge.Scalar, value, high)
     return line.call(aten.where.self, outside, line.number(low, dtype), value)
 
 
-def _normal(line: _DrawSite, x: fx.Node, mean: float = 0.0, std: float = 1.0) -> fx.Node | None:
-    dtype = line.result.dtype
-    if dtype not in _FLOATS or not all(isinstance(v, float | int) for v in (mean, std)):
-        return None
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    spread = line.call(aten.mul.Scalar, line.draw("normal", wide), std)
-    return line.cast(line.call(aten.add.Scalar, spread, mean), dtype)
+def _normal(line: _DrawSite, x: fx.Node, mean: float = 0.0, std: float = 1.0) -> fx.Node:
+    spread = line.call(aten.mul.Scalar, line.draw("normal", line.wide), std)
+    return line.cast(line.call(aten.add.Scalar, spread, mean), line.result.dtype)
 
 
-def _exponential(line: _DrawSite, x: fx.Node, lambd: float = 1.0) -> fx.Node | None:
+def _exponential(line: _DrawSite, x: fx.Node, lambd: float = 1.0) -> fx.Node:
     """Return -log(1 - u) / lambd, at least 2^-25 / lambd: eager's is never 0 either."""
-    dtype = line.result.dtype
-    if dtype not in _FLOATS or not isinstance(lambd, float | int):
-        return None
-    log = line.call(aten.log1p.default, line.call(aten.neg.default, line.uniform()))
+    uniform = line.draw("uniform", line.wide)
+    log = line.call(aten.log1p.default, line.call(aten.neg.default, uniform))
     positive = line.call(aten.clamp.default, line.call(aten.neg.default, log), 2.0**-25)
-    return line.cast(line.call(aten.mul.Scalar, positive, 1.0 / lambd), dtype)
+    return line.cast(line.call(aten.mul.Scalar, positive, 1.0 / lambd), line.result.dtype)
 
 
 _RULES: dict[Any, DrawRule] = {
-    aten.native_dropout.default: _dropout,
-    aten.rand.default: partial(_drawn, "uniform"),
-    aten.rand_like.default: partial(_drawn, "uniform"),
-    aten.randn.default: partial(_drawn, "normal"),
-    aten.randn_like.default: partial(_drawn, "normal"),
+    aten.native_dropout.default: _of_floats(_dropout),
+    aten.rand.default: _of_floats(partial(_drawn, "uniform")),
+    aten.rand_like.default: _of_floats(partial(_drawn, "uniform")),
+    aten.randn.default: _of_floats(partial(_drawn, "normal")),
+    aten.randn_like.default: _of_floats(partial(_drawn, "normal")),
     aten.randint.default: lambda line, high, size: _randint(line, 0, high),
     aten.randint.low: lambda line, low, high, size: _randint(line, low, high),
     aten.randint_like.default: lambda line, x, high: _randint(line, 0, high),
@@ -248,7 +238,7 @@ _RULES: dict[Any, DrawRule] = {
     aten.bernoulli.default: _bernoulli,
     aten.bernoulli.p: _bernoulli,
     aten.bernoulli.Tensor: _bernoulli,
-    aten.uniform.default: _uniform,
-    aten.normal_functional.default: _normal,
-    aten.exponential.default: _exponential,
+    aten.uniform.default: _of_floats(_uniform),
+    aten.normal_functional.default: _of_floats(_normal),
+    aten.exponential.default: _of_floats(_exponential),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import fx
 from fusec.errors import InvalidIR
 from fusec.torch_interior import FakeTensor, OpOverload
 
+aten, prims = torch.ops.aten, torch.ops.prims
 _KEPT = (
     "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
     "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
@@ -48,11 +49,23 @@ def call_of_value(like: fx.Node, value: Any, target: Any, *args: Any) -> fx.Node
     return made
 
 
+def replace(node: fx.Node, made: fx.Node | Sequence[fx.Node | None]) -> None:
+    """Replace a call, or each of its results, and erase it; what has None is not read."""
+    if isinstance(made, fx.Node):
+        node.replace_all_uses_with(made)
+    else:
+        for part in list(node.users):
+            if (new := made[part.args[1]]) is not None:  # type: ignore[index]
+                part.replace_all_uses_with(new)
+            node.graph.erase_node(part)
+    node.graph.erase_node(node)
+
+
 def cast_like(like: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     """Return a node, or a conversion of it with the source lines and tags of ``like``."""
     if node.meta["val"].dtype is dtype:
         return node
-    return call_like(like, torch.ops.aten._to_copy.default, node, dtype=dtype)
+    return call_like(like, aten._to_copy.default, node, dtype=dtype)
 
 
 def value_of_call(node: fx.Node, like: fx.Node | None = None) -> Any:
@@ -109,7 +122,7 @@ def extent_of(node: fx.Node, dimension: int) -> int | fx.Node:
     extent: int | torch.SymInt = node.meta["val"].shape[dimension]
     if isinstance(extent, int):
         return extent
-    return call_like(node, torch.ops.aten.sym_size.int, node, dimension)
+    return call_like(node, aten.sym_size.int, node, dimension)
 
 
 def fakes_of(value: Any) -> list[FakeTensor]:

@@ -18,16 +18,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fusec.frontend.ops.arithmetic import select
+from fusec.frontend.ops.registry import aten
 from fusec.frontend.shapes import TensorType, from_torch_dtype
 from fusec.frontend.value import ComplexValue, TensorValue, Value, make_axes, positions
-from fusec.ir.dtype import PART, compute_type
-from fusec.ir.expr import Const, Expr, IndexValue, cast, op
-from fusec.ir.index import index
+from fusec.ir.dtype import PART, DType, compute_type
+from fusec.ir.expr import Const, Expr, IndexValue, cast, op, select
+from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
 from fusec.torch_interior import unset_fake_temporarily
-
-aten = torch.ops.aten
 
 LIFTS = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
 """Calls that copy such a tensor. Any other call would read the tensor itself, which may belong to
@@ -63,13 +61,18 @@ def literal(kind: TensorType, numbers: Sequence[Literal]) -> TensorValue:
 
 
 def _part(kind: TensorType, numbers: Sequence[Any]) -> Value:
-    axes, wide = make_axes(kind.shape), compute_type(kind.dtype)
-    steps = contiguous_strides(kind.shape)
+    axes, steps = make_axes(kind.shape), contiguous_strides(kind.shape)
     at = sum((i * s for i, s in zip(positions(axes), steps, strict=True)), index(0))
-    made: Expr = (constant := Const(numbers[-1], wide))
+    element = element_of(numbers, at, compute_type(kind.dtype))
+    return Value(kind.shape, kind.dtype, axes, cast(element, kind.dtype))
+
+
+def element_of(numbers: Sequence[Any], at: Index, kind: DType) -> Expr:
+    """Return one of some numbers by its place, as a selection among those that differ."""
+    made: Expr = (constant := Const(numbers[-1], kind))
     for k in reversed(range(len(numbers) - 1)):
-        before = Const(numbers[k], wide)
+        before = Const(numbers[k], kind)
         if before is not constant:
             made = select(op("lt", IndexValue(at), IndexValue(index(k + 1))), before, made)
         constant = before
-    return Value(kind.shape, kind.dtype, axes, cast(made, kind.dtype))
+    return made

@@ -24,28 +24,33 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices
-from fusec.frontend.ops.arithmetic import add, like, select
+from fusec.frontend.ops.arithmetic import like, select
 from fusec.frontend.ops.domain import scanned
+from fusec.frontend.ops.own_operations import LIBRARY, eager_kernel
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.views import replaced
 from fusec.frontend.value import Value
 from fusec.ir.dtype import F32, F64, DType, compute_type
-from fusec.ir.expr import Expr, cast, in_range, op
+from fusec.ir.expr import Expr, cast, in_range
 from fusec.ir.index import Index
 from fusec.ir.monoid import RECURRENCE
-
-_library = torch.library.Library("fusec", "FRAGMENT")
-for _signature in (
-    "recurrence(Tensor a, Tensor b, Tensor? start, int dim, bool backwards) -> Tensor",
-    "recurrence_backward(Tensor grad, Tensor a, Tensor h, Tensor? start, int dim, bool backwards)"
-    " -> (Tensor, Tensor)",
-):
-    _library.define(_signature, tags=(torch.Tag.pt2_compliant_tag,))
-
 
 # -- eager kernels and gradient --------------------------------------------------------------------
 
 
+def _fake(a: torch.Tensor, b: torch.Tensor, *how: Any) -> torch.Tensor:
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(
+    grad: torch.Tensor, a: torch.Tensor, *how: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(a), torch.empty_like(a)
+
+
+@eager_kernel(
+    "recurrence(Tensor a, Tensor b, Tensor? start, int dim, bool backwards) -> Tensor", _fake
+)
 def recurrence(
     a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | None, dim: int, backwards: bool
 ) -> torch.Tensor:
@@ -61,6 +66,11 @@ def recurrence(
     return torch.stack(found[::-1] if backwards else found, dim).to(b.dtype)
 
 
+@eager_kernel(
+    "recurrence_backward(Tensor grad, Tensor a, Tensor h, Tensor? start, int dim, bool backwards)"
+    " -> (Tensor, Tensor)",
+    _fake_backward,
+)
 def recurrence_backward(
     grad: torch.Tensor,
     a: torch.Tensor,
@@ -98,23 +108,7 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     return factors, terms, own, None, None
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, *how: Any) -> torch.Tensor:
-    return torch.empty_like(b, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(
-    grad: torch.Tensor, a: torch.Tensor, *how: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(a), torch.empty_like(a)
-
-
-for _name, _kernel, _traced in (
-    ("recurrence", recurrence, _fake),
-    ("recurrence_backward", recurrence_backward, _fake_backward),
-):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fusec::{_name}", _traced, lib=_library)
-torch.library.register_autograd("fusec::recurrence", _gradient, setup_context=_keep, lib=_library)
+torch.library.register_autograd("fusec::recurrence", _gradient, setup_context=_keep, lib=LIBRARY)
 
 
 # -- index notation --------------------------------------------------------------------------------
@@ -182,8 +176,8 @@ def lower_recurrence(
         own = cast(b.at(at), kind)
         if start is None:
             return own
-        begun = op("mul", cast(a.at(at), kind), cast(start.at(run.beside(at)), kind))
-        return add(run.select(at, like(-0.0, begun), begun), own)
+        begun = cast(a.at(at), kind) * cast(start.at(run.beside(at)), kind)
+        return run.select(at, like(-0.0, begun), begun) + own
 
     return call.define(lambda at: run.reduce(at, factor, term))
 
@@ -211,6 +205,6 @@ def lower_gradient(
         before = forth.before(h, at, exact)
         if start is not None:
             before = forth.select(at, before, cast(start.at(forth.beside(at)), exact))
-        return op("mul", cast(terms.at(at), exact), before)
+        return cast(terms.at(at), exact) * before
 
     return call.define(slope, 0), terms

@@ -10,6 +10,8 @@ To add an operation, write one such function in the file it belongs to and regis
     @lowers(aten.addcmul.default)
     def addcmul(call, x, a, b, *, value=1): ...
 
+A function of elements alone is registered by ``computes``.
+
 A row may prefer the library's call, with a reason. The node then becomes an ``Extern`` whose
 ``decomposition`` is the rule's definitions; where a kernel of fusec's own is the better candidate,
 they replace the call (``passes/fusion/contract.py``). A row with ``alone`` is used only where no
@@ -28,6 +30,7 @@ import torch
 
 from fusec.errors import InternalError
 
+aten, prims = torch.ops.aten, torch.ops.prims
 LoweringFunction: TypeAlias = Callable[..., Any]
 Preference: TypeAlias = Callable[..., str | None]
 """Returns the reason to prefer the library's call, or None to emit definitions; takes the call and
@@ -70,14 +73,25 @@ def lowers(
     library: Preference | None = None,
     alone: bool = False,
     choice: OpenChoice | None = None,
+    table: dict[Any, Lowering] = LOWERINGS,
 ) -> Callable[[_Rule], _Rule]:
     """Register the decorated function as the lowering of ``targets``: overloads, or their names."""
 
     def register(rule: _Rule) -> _Rule:
         for target in targets:
-            if target in LOWERINGS:
+            if target in table:
                 raise InternalError(f"two lowerings of {target}", stage="frontend")
-            LOWERINGS[target] = Lowering(rule, library, alone, choice)
+            table[target] = Lowering(rule, library, alone, choice)
         return rule
+
+    return register
+
+
+def computes(*targets: Any) -> Callable[[_Rule], _Rule]:
+    """Register the decorated function of elements, in the result's type, as a lowering."""
+
+    def register(compute: _Rule) -> _Rule:
+        lowers(*targets)(lambda call, *args: call.pointwise(compute, *args))
+        return compute
 
     return register

@@ -24,11 +24,12 @@ from typing import TypeAlias
 import torch
 
 from fusec.frontend.call import AtenCall, Indices, read
-from fusec.frontend.ops.arithmetic import select
+from fusec.frontend.ops.literals import element_of
+from fusec.frontend.ops.own_operations import eager_kernel
 from fusec.frontend.ops.registry import lowers
 from fusec.frontend.value import Value, positions
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Expr, IndexValue, Reduce, both, in_range, op
+from fusec.ir.expr import Expr, Reduce, both, in_range
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
 
@@ -42,53 +43,8 @@ OF_SUMS: Table = ((1, 1, 1, 0), (0, 1, -1, -1))
 """A: four terms to two results."""
 TERMS, SIDE = len(OF_PIXELS), len(OF_SUMS)
 
-_library = torch.library.Library("fusec", "FRAGMENT")
-for _signature in (
-    "winograd_weight(Tensor weight, int panel) -> Tensor",
-    "winograd(Tensor image, Tensor weight, Tensor? bias, int[] padding) -> Tensor",
-):
-    _library.define(_signature, tags=(torch.Tag.pt2_compliant_tag,))
-
 
 # -- eager kernels ---------------------------------------------------------------------------------
-
-
-def winograd_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
-    """Return a weight [o, c, 3, 3], transformed, as [a, b, o // panel, c, o % panel]."""
-    outputs, inputs, *kernel = weight.shape
-    line = torch.tensor(OF_WEIGHTS, dtype=torch.float64)
-    table = torch.kron(line, line)  # [a and b, k and l]
-    made = weight.double().reshape(-1, math.prod(kernel)) @ table.t()
-    cut = made.to(weight.dtype).view(outputs // panel, panel, inputs, TERMS, TERMS)
-    return cut.permute(3, 4, 0, 2, 1).contiguous()
-
-
-def winograd(
-    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int]
-) -> torch.Tensor:
-    """Return the convolution of images [n, c, h, w] with a transformed weight, channels-last."""
-    images, _, *extents = _made_shape(image, weight, padding)
-    tiles = [-(-extent // SIDE) for extent in extents]
-    sides = [SIDE * count + SIDE for count in tiles]
-    places = [p for side, n, pad in zip(sides, image.shape[2:], padding, strict=True)
-              for p in (pad, side - n - pad)]  # fmt: skip
-    padded = torch.nn.functional.pad(image, (*places[2:], *places[:2]))
-    pixels = padded.unfold(2, TERMS, SIDE).unfold(3, TERMS, SIDE)  # n c i j k l
-    terms, sums = torch.tensor(OF_PIXELS), torch.tensor(OF_SUMS)
-    terms, sums = terms.to(image.dtype), sums.to(image.dtype)
-    products = torch.einsum("ak,bl,ncijkl,abpcq->abnpqij", terms, terms, pixels, weight)
-    made = torch.einsum("ra,sb,abnpqij->npqirjs", sums, sums, products)
-    whole = made.reshape(images, -1, SIDE * tiles[0], SIDE * tiles[1])
-    cut = whole[:, :, : extents[0], : extents[1]]
-    cut = cut if bias is None else cut + bias.view(-1, 1, 1)
-    return cut.contiguous(memory_format=torch.channels_last)
-
-
-def _made_shape(
-    image: torch.Tensor, weight: torch.Tensor, padding: Sequence[int]
-) -> tuple[int, ...]:
-    extents = (n + 2 * p - 2 for n, p in zip(image.shape[2:], padding, strict=True))
-    return (image.shape[0], weight.shape[2] * weight.shape[4], *extents)
 
 
 def _fake_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
@@ -99,36 +55,41 @@ def _fake_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
 def _fake(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int]
 ) -> torch.Tensor:
-    made = image.new_empty(_made_shape(image, weight, padding))
+    extents = (n + 2 * p - 2 for n, p in zip(image.shape[2:], padding, strict=True))
+    made = image.new_empty((image.shape[0], weight.shape[2] * weight.shape[4], *extents))
     return made.contiguous(memory_format=torch.channels_last)
 
 
-for _name, _kernel, _traced in (
-    ("winograd_weight", winograd_weight, _fake_weight),
-    ("winograd", winograd, _fake),
-):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fusec::{_name}", _traced, lib=_library)
+@eager_kernel("winograd_weight(Tensor weight, int panel) -> Tensor", _fake_weight)
+def winograd_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
+    """Return a weight [o, c, 3, 3], transformed, as [a, b, o // panel, c, o % panel]."""
+    outputs, inputs, *kernel = weight.shape
+    line = torch.tensor(OF_WEIGHTS, dtype=torch.float64)
+    table = torch.kron(line, line)  # [a and b, k and l]
+    made = weight.double().reshape(-1, math.prod(kernel)) @ table.t()
+    cut = made.to(weight.dtype).view(outputs // panel, panel, inputs, TERMS, TERMS)
+    return cut.permute(3, 4, 0, 2, 1).contiguous()
+
+
+@eager_kernel("winograd(Tensor image, Tensor weight, Tensor? bias, int[] padding) -> Tensor", _fake)
+def winograd(
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int]
+) -> torch.Tensor:
+    """Return the convolution of images [n, c, h, w] with the weight that was transformed."""
+    back = torch.linalg.pinv(torch.tensor(OF_WEIGHTS, dtype=torch.float64))
+    plain = torch.einsum("ka,lb,abpcq->pqckl", back, back, weight.double()).flatten(0, 1)
+    made = torch.nn.functional.conv2d(image, plain.to(image.dtype), bias, padding=tuple(padding))
+    return made.contiguous(memory_format=torch.channels_last)
 
 
 # -- index notation --------------------------------------------------------------------------------
 
 
-def _entry(table: Table, row: Index, column: Index) -> Expr:
-    """Return an entry of a constant matrix as a function of its row and column."""
-    numbers = [number for line in table for number in line]
-    at = IndexValue(row * len(table[0]) + column)
-    made: Expr = Const(numbers[-1], F32)
-    for position in reversed(range(len(numbers) - 1)):
-        if numbers[position] != numbers[position + 1] or not isinstance(made, Const):
-            below = op("lt", at, IndexValue(index(position + 1)))
-            made = select(below, Const(numbers[position], F32), made)
-    return made
-
-
 def _transformed(table: Table, row: Index, axis: Axis, term: Expr) -> Expr:
     """Return ``sum(axis: table[row, axis] * term)``."""
-    return Reduce(SUM, (axis,), op("mul", _entry(table, row, index(axis)), term))
+    numbers = [number for line in table for number in line]
+    entry = element_of(numbers, row * len(table[0]) + index(axis), F32)
+    return Reduce(SUM, (axis,), entry * term)
 
 
 @lowers(torch.ops.fusec.winograd_weight.default)
@@ -166,9 +127,9 @@ def filtered(
         line = _transformed(OF_PIXELS, index(b), along, pixel)
         pixels = _transformed(OF_PIXELS, index(a), down, line)
         factor = weight.at((index(a), index(b), o // panel, index(c), o % panel))
-        product = Reduce(SUM, (c,), op("mul", factor, pixels))
+        product = Reduce(SUM, (c,), factor * pixels)
         across = _transformed(OF_SUMS, w % SIDE, b, product)
         total = _transformed(OF_SUMS, h % SIDE, a, across)
-        return total if bias is None else op("add", total, read(bias, (o,), F32))
+        return total if bias is None else total + read(bias, (o,), F32)
 
     return call.define(body)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import fusec.frontend.ops.random_ops  # noqa: F401 (registers the operations)
+import fusec.frontend.ops.random  # noqa: F401 (registers the operations)
 from bench.workload import backend_of
 from fusec.runtime.calls import cuda_graphs
 from fusec.runtime.calls.cuda_graphs import Recorder, mutated_inputs, obstacle, static_inputs
