@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from fusec.errors import InternalError, Unsupported
-from fusec.frontend.shapes import SizeMap, TensorType, to_torch_dtype
+from fusec.frontend.shapes import SizeMap, TensorType, from_torch_dtype, to_torch_dtype
 from fusec.frontend.stand_ins import StandIns
 from fusec.frontend.value import (
     ComplexValue,
@@ -210,14 +210,42 @@ def common_type(dtype: DType) -> DType:
     return dtype if dtype.is_integer else arithmetic_type(dtype)
 
 
+def result_type(x: Any, y: Any) -> DType:
+    """Return the type in which an operation on two arguments is done, as torch promotes them.
+
+    Tensors with axes outrank those without, which outrank Python numbers: a lower rank changes it
+    only if its category (bool < integer < float) is higher. So ``i64[3] * 0.5`` is f32.
+    """
+    return from_torch_dtype(torch.result_type(_promoting(x), _promoting(y)))
+
+
+def _promoting(arg: Any) -> torch.Tensor | float:
+    """Return a tensor, or a number, that promotes as an argument does."""
+    match arg:
+        case Value():
+            return torch.empty([1] if arg.shape else [], dtype=to_torch_dtype(arg.dtype))
+        case bool():
+            return arg
+        case int() | Index():
+            return 1
+        case float() | Number():
+            return 1.0
+        case _:
+            raise Unsupported("an argument that is not a number")
+
+
 def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
     """Return the element of a broadcast operand at ``at``, as the compute type of ``kind``.
 
     Where ``kind`` is a small integer, wider operands wrap to it, as an i64 number does with a u8
     tensor.
     """
-    if kind is not compute_type(kind):
-        return read_wrapped(arg, at, kind)
+    wide = compute_type(kind)
+    if kind is not wide and isinstance(arg, int):
+        return Const(_wrapped(int(arg), kind), wide)
+    if kind is not wide:
+        value = arg.at(broadcast(at, arg.shape)) if isinstance(arg, Value) else read(arg, at, I64)
+        return cast(cast(value, kind), wide)
     match arg:
         case Value():
             return cast(arg.at(broadcast(at, arg.shape)), kind)
@@ -229,14 +257,6 @@ def read(arg: Scalar, at: Indices, kind: DType) -> Expr:
             return number(arg, kind)
         case _:
             raise InternalError(arg, stage="frontend")
-
-
-def read_wrapped(arg: Scalar, at: Indices, kind: DType) -> Expr:
-    """Return an operand wrapped to the small integer type ``kind``, as its compute type."""
-    if isinstance(arg, int):
-        return Const(_wrapped(int(arg), kind), compute_type(kind))
-    stored = arg.at(broadcast(at, arg.shape)) if isinstance(arg, Value) else read(arg, at, I64)
-    return cast(cast(stored, kind), compute_type(kind))
 
 
 def read_exact(arg: Scalar, at: Indices, kind: DType) -> Expr:

@@ -69,7 +69,7 @@ def negated(x: Value) -> Value:
         case Op(name="neg", args=(inner,)):
             expr: Expr = inner
         case expr:
-            expr = op("neg", expr)
+            expr = -expr
     return Value(x.shape, x.dtype, x.axes, expr)
 
 

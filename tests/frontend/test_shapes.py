@@ -15,7 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fusec.errors import Unsupported
 from fusec.frontend.aot.decompositions import decompositions
-from fusec.frontend.ops.promotion import result_type
+from fusec.frontend.call import result_type
 from fusec.frontend.origin import printable, source_line
 from fusec.frontend.shapes import SizeMap, from_torch_dtype, to_torch_dtype
 from fusec.frontend.size_facts import UNSEEN, facts_of

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from fusec.frontend.call import AtenCall, Indices, Scalar, read, read_exact
-from fusec.frontend.ops.arithmetic import add, greater, like, mul, select, sub
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.arithmetic import greater, select
+from fusec.frontend.ops.registry import aten, computes, lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import compute_type
 from fusec.ir.expr import Expr, op
-
-aten = torch.ops.aten
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -32,59 +28,62 @@ _TANH_CUBE = 0.044715
 def gelu(call: AtenCall, x: Value, *, approximate: str = "none") -> Value:
     def curve(a: Expr) -> Expr:
         by_tanh = approximate == "tanh"
-        bend = op("tanh", tanh_argument(a)) if by_tanh else op("erf", mul(a, _SQRT_HALF))
-        return mul(mul(a, 0.5), add(bend, 1.0))
+        bend = op("tanh", tanh_argument(a)) if by_tanh else op("erf", a * _SQRT_HALF)
+        return a * 0.5 * (bend + 1.0)
 
     return call.pointwise(curve, x)
 
 
 def tanh_argument(x: Expr) -> Expr:
-    cubed = op("mul", op("mul", x, x), x)
-    return mul(add(x, mul(cubed, _TANH_CUBE)), _TANH_SCALE)
+    return (x + x * x * x * _TANH_CUBE) * _TANH_SCALE
 
 
 @lowers(aten.gelu_backward.default)
 def gelu_backward(call: AtenCall, grad: Value, x: Value, *, approximate: str = "none") -> Value:
     slope = gelu_tanh_slope if approximate == "tanh" else gelu_erf_slope
-    return call.pointwise(lambda g, a: op("mul", g, slope(a)), grad, x)
+    return call.pointwise(lambda g, a: g * slope(a), grad, x)
 
 
 def gelu_erf_slope(x: Expr) -> Expr:
-    distribution = mul(add(op("erf", mul(x, _SQRT_HALF)), 1.0), 0.5)
-    density = mul(op("exp", mul(op("mul", x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return add(distribution, op("mul", x, density))
+    distribution = (op("erf", x * _SQRT_HALF) + 1.0) * 0.5
+    density = op("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return distribution + x * density
 
 
 def gelu_tanh_slope(x: Expr) -> Expr:
     t = op("tanh", tanh_argument(x))
-    inner = mul(add(mul(op("mul", x, x), 3 * _TANH_CUBE), 1.0), _TANH_SCALE)
-    curve = op("mul", sub(like(1.0, t), op("mul", t, t)), inner)
-    return add(mul(add(t, 1.0), 0.5), op("mul", mul(x, 0.5), curve))
+    inner = (x * x * (3 * _TANH_CUBE) + 1.0) * _TANH_SCALE
+    curve = (1.0 - t * t) * inner
+    return (t + 1.0) * 0.5 + x * 0.5 * curve
 
 
-# -- sigmoids -------------------------------------------------------------------------------------
+# -- sigmoids, piecewise linear -------------------------------------------------------------------
 
 
-@lowers(aten.silu.default)
-def silu(call: AtenCall, x: Value) -> Value:
-    return call.pointwise(lambda a: op("mul", a, op("sigmoid", a)), x)
+@computes(aten.silu.default)
+def silu(a: Expr) -> Expr:
+    return a * op("sigmoid", a)
 
 
-@lowers(aten.silu_backward.default)
-def silu_backward(call: AtenCall, grad: Value, x: Value) -> Value:
-    def slope(g: Expr, a: Expr) -> Expr:
-        s = op("sigmoid", a)
-        return op("mul", g, op("mul", s, add(op("mul", a, sub(like(1.0, s), s)), 1.0)))
-
-    return call.pointwise(slope, grad, x)
+@computes(aten.silu_backward.default)
+def silu_backward(g: Expr, a: Expr) -> Expr:
+    s = op("sigmoid", a)
+    return g * (s * (a * (1.0 - s) + 1.0))
 
 
-# -- piecewise linear -----------------------------------------------------------------------------
+@computes(aten.relu.default)
+def relu(a: Expr) -> Expr:
+    return op("maximum", a, 0)
 
 
-@lowers(aten.relu.default)
-def relu(call: AtenCall, x: Value) -> Value:
-    return call.pointwise(lambda a: op("maximum", a, like(0, a)), x)
+@computes(aten.leaky_relu.default)
+def leaky_relu(a: Expr, slope: Expr | float = 0.01) -> Expr:
+    return select(greater(a, 0), a, a * slope)
+
+
+@computes(aten.hardtanh.default)
+def hardtanh(a: Expr, low: Expr | float = -1, high: Expr | float = 1) -> Expr:
+    return op("minimum", op("maximum", a, low), high)
 
 
 @lowers(aten.threshold_backward.default)
@@ -94,17 +93,6 @@ def threshold_backward(call: AtenCall, grad: Value, x: Value, limit: Scalar) -> 
     edge = read(limit, (), kind)
 
     def slope(at: Indices) -> Expr:
-        g = read(grad, at, kind)
-        return select(op("le", read_exact(x, at, kind), edge), like(0, g), g)
+        return select(op("le", read_exact(x, at, kind), edge), 0, read(grad, at, kind))
 
     return call.define(slope)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(call: AtenCall, x: Value, negative_slope: Scalar = 0.01) -> Value:
-    return call.pointwise(lambda a, k: select(greater(a, 0), a, mul(a, k)), x, negative_slope)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(call: AtenCall, x: Value, low: float = -1, high: float = 1) -> Value:
-    return call.pointwise(lambda a: op("minimum", op("maximum", a, like(low, a)), like(high, a)), x)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from fusec.frontend.call import (
     AtenCall,
     Indices,
@@ -21,15 +19,13 @@ from fusec.frontend.call import (
     number,
     read,
     read_exact,
+    result_type,
 )
-from fusec.frontend.ops.arithmetic import less, like, negate, select
-from fusec.frontend.ops.promotion import result_type
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.arithmetic import less, negate, select
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import BOOL, Kind, compute_type
 from fusec.ir.expr import Expr, cast, op
-
-aten = torch.ops.aten
 
 
 def compare(test: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
@@ -63,7 +59,7 @@ def isinf(call: AtenCall, x: Value) -> Value:
 @lowers(aten.signbit.default)
 def signbit(call: AtenCall, x: Value) -> Value:
     def test(a: Expr) -> Expr:
-        return less(op("copysign", like(1.0, a), a) if a.dtype.is_float else a, 0)
+        return less(op("copysign", 1.0, a) if a.dtype.is_float else a, 0)
 
     return compare(test, call, x)
 
@@ -75,9 +71,7 @@ def truth(x: Scalar, at: Indices) -> Expr:
     return read(x, at, BOOL)
 
 
-@lowers(aten.logical_not.default)
-def logical_not(call: AtenCall, x: Value) -> Value:
-    return call.define(lambda at: negate(truth(x, at)))
+lowers(aten.logical_not.default)(lambda call, x: call.define(lambda at: negate(truth(x, at))))
 
 
 def logical(name: str, call: AtenCall, x: Value, y: Value) -> Value:
@@ -102,7 +96,7 @@ def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     bits = call.out.dtype.itemsize * 8
 
     def shifted(a: Expr, b: Expr) -> Expr:
-        return select(is_shift(b, bits), op("shl", a, b), like(0, a))
+        return select(is_shift(b, bits), op("shl", a, b), 0)
 
     return call.pointwise(shifted, x, y)
 
@@ -113,7 +107,7 @@ def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
     last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed in a wider type
 
     def shifted(a: Expr, b: Expr) -> Expr:
-        return op("shr", a, select(is_shift(b, bits), b, like(last, b)))
+        return op("shr", a, select(is_shift(b, bits), b, last))
 
     return call.pointwise(shifted, x, y)
 
@@ -125,4 +119,4 @@ for _name, _rule in (("left", shift_left), ("right", shift_right)):
 
 
 def is_shift(amount: Expr, bits: int) -> Expr:
-    return op("and", op("ge", amount, like(0, amount)), less(amount, bits))
+    return op("ge", amount, 0) & less(amount, bits)

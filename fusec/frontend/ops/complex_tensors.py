@@ -6,23 +6,23 @@ on complex tensors are computed by the rules of real ones (``stand_ins.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from fusec.errors import InternalError, Unsupported
+from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, read
 from fusec.frontend.complex_numbers import Parts, argument, from_polar
 from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.forms import interleaved, negated, part
 from fusec.frontend.ops.domain import Domain, reduction, region
 from fusec.frontend.ops.pointwise import convert, copy
-from fusec.frontend.ops.products import contraction
-from fusec.frontend.ops.reductions import spread_of
-from fusec.frontend.ops.registry import Lowering, LoweringFunction, lowers
+from fusec.frontend.ops.products import multiplied
+from fusec.frontend.ops.reductions import define_spread, spread_of
+from fusec.frontend.ops.registry import Lowering, aten, lowers, prims
 from fusec.frontend.ops.views import IntoSize, as_strided
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.stand_ins import constant
@@ -31,28 +31,15 @@ from fusec.ir.dtype import BOOL, F64
 from fusec.ir.expr import Const, Expr, op
 from fusec.ir.index import index
 from fusec.ir.monoid import SUM
+from fusec.torch_interior import pytree
 
-aten = torch.ops.aten
-prims = torch.ops.prims
-_Rule = TypeVar("_Rule", bound=LoweringFunction)
+_RULES: dict[Any, Lowering] = {}
 
-_RULES: dict[Any, LoweringFunction] = {}
+of_complex = partial(lowers, table=_RULES)
+"""Register the decorated function as the rule of operations with complex operands or results.
 
-
-def of_complex(*targets: Any) -> Callable[[_Rule], _Rule]:
-    """Register the decorated function as the rule of operations with complex operands or results.
-
-    Where it returns NotImplemented, the rule of real tensors is taken.
-    """
-
-    def register(rule: _Rule) -> _Rule:
-        for target in targets:
-            if target in _RULES:
-                raise InternalError(f"two complex lowerings of {target}", stage="frontend")
-            _RULES[target] = rule
-        return rule
-
-    return register
+Where it returns NotImplemented, the rule of real tensors is taken.
+"""
 
 
 def complex_lowering(
@@ -71,10 +58,11 @@ def complex_lowering(
     def rule(call: AtenCall, *args: Any, **kwargs: Any) -> Any:
         made: Any = NotImplemented
         if own is not None:
-            made = own(call, *_mapped(_pair, args), **_mapped(_pair, kwargs))
+            pairs = pytree.tree_map_only(complex, partial(constant, kind=F64), (args, kwargs))
+            made = own.rule(call, *pairs[0], **pairs[1])
         if made is NotImplemented and real is not None:
-            standing = partial(_standing, call)
-            made = real.rule(call, *_mapped(standing, args), **_mapped(standing, kwargs))
+            standing = pytree.tree_map(partial(_standing, call), (args, kwargs))
+            made = real.rule(call, *standing[0], **standing[1])
         if made is NotImplemented:
             raise Unsupported("no rule for complex operands")
         if isinstance(made, tuple):
@@ -100,21 +88,6 @@ def _as_traced(call: AtenCall, made: TensorValue, kind: TensorType) -> TensorVal
     return made
 
 
-def _mapped(rule: Callable[[Any], Any], arg: Any) -> Any:
-    """Return an argument, or those of a tuple or dict, with ``rule`` applied to each."""
-    match arg:
-        case tuple():
-            return tuple(_mapped(rule, a) for a in arg)
-        case dict():
-            return {name: _mapped(rule, a) for name, a in arg.items()}
-        case _:
-            return rule(arg)
-
-
-def _pair(arg: Any) -> Any:
-    return constant(arg, F64) if isinstance(arg, complex) else arg
-
-
 def _standing(call: AtenCall, arg: Any) -> Any:
     match arg:
         case ComplexValue():
@@ -128,14 +101,16 @@ def _standing(call: AtenCall, arg: Any) -> Any:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-@of_complex(aten.view_as_real.default, aten.view_as_real_copy.default)
-def view_as_real(call: AtenCall, z: ComplexValue) -> Value:
-    return interleaved(z.re, z.im)
-
-
-@of_complex(aten.view_as_complex.default, aten.view_as_complex_copy.default)
-def view_as_complex(call: AtenCall, x: Value) -> ComplexValue:
-    return ComplexValue(part(x, 0), part(x, 1))
+of_complex(aten.view_as_real.default, aten.view_as_real_copy.default)(
+    lambda call, z: interleaved(z.re, z.im)
+)
+of_complex(aten.view_as_complex.default, aten.view_as_complex_copy.default)(
+    lambda call, x: ComplexValue(part(x, 0), part(x, 1))
+)
+of_complex(aten.real.default)(lambda call, z: z.re)
+of_complex(aten.imag.default)(lambda call, z: z.im)
+of_complex(aten.resolve_conj.default, aten.resolve_neg.default)(lambda call, z: z)
+lowers(aten._neg_view.default)(lambda call, x: negated(x))
 
 
 @of_complex(aten.complex.default)
@@ -157,16 +132,6 @@ def polar(call: AtenCall, length: Value, angle: Value) -> ComplexValue:
     )
 
 
-@of_complex(aten.real.default)
-def real_part(call: AtenCall, z: ComplexValue) -> Value:
-    return z.re
-
-
-@of_complex(aten.imag.default)
-def imaginary_part(call: AtenCall, z: ComplexValue) -> Value:
-    return z.im
-
-
 @of_complex(
     aten.conj.default,
     aten._conj.default,
@@ -176,16 +141,6 @@ def imaginary_part(call: AtenCall, z: ComplexValue) -> Value:
 )
 def conjugate(call: AtenCall, z: ComplexValue) -> ComplexValue:
     return ComplexValue(z.re, negated(z.im))
-
-
-@of_complex(aten.resolve_conj.default, aten.resolve_neg.default)
-def resolved(call: AtenCall, z: ComplexValue) -> ComplexValue:
-    return z
-
-
-@lowers(aten._neg_view.default)
-def negative_view(call: AtenCall, x: Value) -> Value:
-    return negated(x)
 
 
 @of_complex(aten.as_strided.default)
@@ -246,7 +201,7 @@ def vector_norm(
 
     def square(points: Domain) -> Expr:
         re, im = points.read(z.re, kind), points.read(z.im, kind)
-        return op("add", op("mul", re, re), op("mul", im, im))
+        return re * re + im * im
 
     squares = reduction(region(z.re, dims, keepdim).at, SUM, square)
     return call.define(lambda at: op("sqrt", squares(at)))
@@ -263,16 +218,9 @@ def spread(
 ) -> Any:
     """Emit the variance, which is the sum of those of the parts, or its root; then the mean."""
     over = region(z.re, dims, keepdim)
-    re, im = (spread_of(call, x, over, correction) for x in (z.re, z.im))
-
-    def body(at: Indices) -> Expr:
-        variance = op("add", re.variance(at), im.variance(at))
-        return op("sqrt", variance) if root else variance
-
-    first = call.define(body, 0)
-    if len(call.results) == 1:
-        return first
-    return first, ComplexValue(*(call.define(part.mean, 1) for part in (re, im)))
+    parts = (spread_of(call, x, over, correction) for x in (z.re, z.im))
+    variance, *means = define_spread(root, call, *parts)
+    return (variance, ComplexValue(*means)) if means else variance
 
 
 for _name, _root in (("var", False), ("std", True)):
@@ -295,12 +243,4 @@ def product(call: AtenCall, a: ComplexValue, b: ComplexValue) -> Value:
     if not call.lines.alone and not (terms.is_constant and terms.const <= few):
         call.check_steps((terms,), CONTRACTION)
     left, right = map(call.lines.stand_ins.of, (a, b))
-
-    def body(at: Indices) -> Expr:
-        *batch, m, n = at
-        return contraction(
-            terms,
-            lambda k: (read(left, (*batch, m, k), kind), read(right, (*batch, k, n), kind)),
-        )
-
-    return call.define(body)
+    return multiplied(call, left, right, lambda x, at: read(x, at, kind))

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Scalar, read, round_number
-from fusec.frontend.ops.arithmetic import add, mul
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers, prims
 from fusec.frontend.value import Value
 from fusec.ir.dtype import F32, F64, compute_type
 from fusec.ir.expr import Expr, IndexValue, cast
 from fusec.ir.index import Index, index
 from fusec.ir.scalar import ROUND
-
-aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def constant(call: AtenCall, value: Scalar) -> Value:
@@ -59,8 +53,8 @@ def arange_step(call: AtenCall, start: Scalar, end: Scalar, step: Scalar = 1, **
     kind = F64 if call.out.dtype is F64 else F32
 
     def body(at: tuple[Index, ...]) -> Expr:
-        steps = mul(cast(IndexValue(at[0]), kind), read(step, (), kind))
-        return add(read(start, (), kind), steps)
+        steps = cast(IndexValue(at[0]), kind) * read(step, (), kind)
+        return read(start, (), kind) + steps
 
     return call.lazy(body)
 

@@ -159,21 +159,23 @@ def region(x: Value, dims: Sequence[int] | int | None, keepdim: bool = False) ->
     return Region(x.shape, tuple(chosen), keepdim)
 
 
-def prefixes(call: AtenCall, x: Value, dim: int, reason: str) -> Domains:
+def prefixes(call: AtenCall, x: Value, dim: int, reason: str) -> tuple[Domains, bool]:
     """Return the domains of a scan: the elements at or before each; of a scalar, itself.
 
+    And whether these are short, in all, so that each is reduced by itself.
+
     Raises:
-        Unsupported: with the reason, if the axis is long, on a GPU.
+        Unsupported: with the reason, if they are not, on a GPU.
     """
     if not x.shape:
-        return lambda at: Domain((), at, ZERO)
+        return (lambda at: Domain((), at, ZERO)), call.takes_few_steps(())
     axis = wrap(dim, len(x.shape))
     extent = x.shape[axis]
     few = call.takes_few_steps((extent,))
     if not few and not call.is_cpu:
         raise Unsupported(reason)
 
-    return lambda at: scanned(extent, axis, at, "le" if few else "until")
+    return (lambda at: scanned(extent, axis, at, "le" if few else "until")), few
 
 
 def scanned(
@@ -207,10 +209,10 @@ class Pick(enum.Enum):
         other = op("not", number)
         match self:
             case Pick.FIRST:
-                return number, op("xor", number, sign), lambda key: op("and", key, rest)
+                return number, op("xor", number, sign), lambda key: key & rest
             case Pick.LAST:
                 number = op("xor", other, sign)
-                return number, other, lambda key: op("and", op("not", key), rest)
+                return number, other, lambda key: op("not", key) & rest
             case _:
                 return number, other, lambda key: select(less(key, 0), op("not", key), key)
 

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-import torch
-
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, read
-from fusec.frontend.ops.arithmetic import add, less, select
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.arithmetic import less, select
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import (
     IntoSize,
     delinearise,
@@ -44,9 +42,6 @@ from fusec.ir.expr import (
 )
 from fusec.ir.index import Index, index, is_in_range, is_nonnegative, product
 from fusec.ir.rewrite import read_at
-
-aten = torch.ops.aten
-
 
 # -- gathers --------------------------------------------------------------------------------------
 
@@ -74,7 +69,7 @@ def counted_from_front(value: Expr, extent: Index) -> Expr:
         return value
     if known is not None and is_nonnegative(-known - 1):
         return as_value(known + extent)
-    return select(less(value, 0), add(value, as_value(extent)), value)
+    return select(less(value, 0), value + as_value(extent), value)
 
 
 @lowers(aten.index_select.default)
@@ -255,43 +250,29 @@ for _kind, _around in _PADS.items():
 @lowers(aten.repeat.default)
 def repeat(call: AtenCall, x: Value, repeats: Sequence[IntoSize]) -> Value:
     def body(at: Indices) -> Expr:
-        aligned = at[len(at) - len(x.shape) :]
-        return x.at(
-            tuple(
-                ZERO if extent is ONE else i % extent
-                for i, extent in zip(aligned, x.shape, strict=True)
-            )
-        )
+        aligned = zip(at[len(at) - len(x.shape) :], x.shape, strict=True)
+        return x.at(tuple(ZERO if extent is ONE else i % extent for i, extent in aligned))
 
     return call.define(body)
 
 
 @lowers(aten.roll.default)
 def roll(call: AtenCall, x: Value, shifts: Sequence[IntoSize], dims: Sequence[int] = ()) -> Value:
-    if not dims:
-        return roll_flat(call, x, index(shifts[0]))
+    """Emit a roll along some axes, or of the flattened tensor."""
     shift_of: dict[int, Index] = {}
-    for d, shift in zip(dims, shifts, strict=True):
+    for d, shift in zip(dims, shifts, strict=bool(dims)):
         axis = wrap(d, len(x.shape))
         shift_of[axis] = shift_of.get(axis, ZERO) + index(shift)
 
-    def rolled(axis: int, i: Index) -> Index:
-        extent = x.shape[axis]
-        return (i + (extent - shift_of[axis]) % extent) % extent
+    def rolled(i: Index, extent: Index, shift: Index) -> Index:
+        return (i + (extent - shift) % extent) % extent
 
     def body(at: Indices) -> Expr:
-        return x.at(tuple(rolled(k, i) if k in shift_of else i for k, i in enumerate(at)))
-
-    return call.define(body)
-
-
-def roll_flat(call: AtenCall, x: Value, shift: Index) -> Value:
-    """Emit the roll of the flattened tensor."""
-    count = product(x.shape)
-
-    def body(at: Indices) -> Expr:
-        place = (count - shift) % count + linearise(at, x.shape)
-        return x.at(delinearise(place % count, x.shape))
+        if not dims:
+            place = rolled(linearise(at, x.shape), product(x.shape), index(shifts[0]))
+            return x.at(delinearise(place, x.shape))
+        pairs = enumerate(zip(at, x.shape, strict=True))
+        return x.at(tuple(rolled(i, e, shift_of[k]) if k in shift_of else i for k, (i, e) in pairs))
 
     return call.define(body)
 

@@ -19,7 +19,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.arithmetic import equal, select
 from fusec.frontend.ops.domain import Domain, Domains, Extreme, region
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.scatters import as_line, element
 from fusec.frontend.ops.views import replaced, wrap
 from fusec.frontend.value import ZERO, Value
@@ -27,8 +27,6 @@ from fusec.ir.dtype import BOOL, I32, compute_type
 from fusec.ir.expr import Expr, IndexValue, both, op
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, MIN
-
-aten = torch.ops.aten
 
 
 def first_of_equal(

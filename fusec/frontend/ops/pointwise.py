@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,28 +19,14 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read, read_exact
-from fusec.frontend.ops.arithmetic import (
-    add,
-    div,
-    equal,
-    greater,
-    integer_power,
-    less,
-    like,
-    mul,
-    select,
-    sub,
-)
+from fusec.frontend.ops.arithmetic import equal, greater, integer_power, less, like, select
 from fusec.frontend.ops.comparisons import truth
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, computes, lowers, prims
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F8E4M3FN, F16, F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.scalar import ROUND
 from fusec.torch_interior import running_plainly
-
-aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def elementwise(compute: Callable[..., Expr], call: AtenCall, *args: Scalar) -> Value:
@@ -65,7 +52,7 @@ def plus(
     compute: Callable[..., Expr], call: AtenCall, x: Scalar, y: Scalar, *, alpha: Scalar = 1
 ) -> Value:
     """Emit a sum, or a difference, with a multiple of the second operand."""
-    return call.pointwise(lambda a, b, k: compute(a, mul(b, k)), *call.narrowed(x, y, alpha))
+    return call.pointwise(lambda a, b, k: compute(a, b * k), *call.narrowed(x, y, alpha))
 
 
 def is_one(x: Scalar) -> bool:
@@ -84,10 +71,10 @@ def scaled(compute: Callable[..., Expr], call: AtenCall, x: Value, y: Scalar) ->
 
 
 for _name, _rule in {
-    "add": partial(plus, add),
-    "sub": partial(plus, sub),
-    "mul": partial(scaled, mul),
-    "div": partial(scaled, div),
+    "add": partial(plus, operator.add),
+    "sub": partial(plus, operator.sub),
+    "mul": partial(scaled, operator.mul),
+    "div": partial(scaled, operator.truediv),
 }.items():
     lowers(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_rule)
 
@@ -95,11 +82,11 @@ for _name, _rule in {
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def divide_rounded(call: AtenCall, x: Value, y: Scalar, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
-        return scaled(div, call, x, y)
+        return scaled(operator.truediv, call, x, y)
     if rounding_mode == "floor":
         return floor_divide(call, x, y)
     if call.out.dtype.is_float:
-        return call.pointwise_exact(lambda a, b: op("trunc", op("div", a, b)), x, y)
+        return call.pointwise_exact(lambda a, b: op("trunc", a / b), x, y)
     return call.pointwise(lambda a, b: op("truncdiv", a, divisor(call, b)), x, y)
 
 
@@ -118,14 +105,14 @@ def divisor(call: AtenCall, b: Expr) -> Expr:
 def floor_quotient(a: Expr, b: Expr) -> Expr:
     """Return floor(a / b) of floats as torch does: from the exact remainder, not the quotient."""
     rest = op("fmod", a, b)
-    quotient = div(sub(a, rest), b)
+    quotient = (a - rest) / b
     other_sign = op("xor", less(b, 0.0), less(rest, 0.0))
-    crossed = op("and", op("ne", rest, like(0.0, rest)), other_sign)
-    quotient = select(crossed, sub(quotient, 1.0), quotient)
+    crossed = op("ne", rest, 0.0) & other_sign
+    quotient = select(crossed, quotient - 1.0, quotient)
     floored = op("floor", quotient)
-    floored = select(greater(sub(quotient, floored), 0.5), add(floored, 1.0), floored)
-    exact = div(a, b)
-    signed_zero = op("copysign", like(0.0, a), exact)
+    floored = select(greater(quotient - floored, 0.5), floored + 1.0, floored)
+    exact = a / b
+    signed_zero = op("copysign", 0.0, exact)
     nonzero = select(equal(quotient, 0.0), signed_zero, floored)
     return select(equal(b, 0.0), exact, nonzero)
 
@@ -164,13 +151,13 @@ def power_of_tensor(call: AtenCall, x: Value, exponent: Scalar) -> Value:
 _POWERS: dict[float, Callable[[Expr], Expr]] = {
     0.0: lambda a: like(1, a),
     1.0: lambda a: a,
-    2.0: lambda a: op("mul", a, a),
-    3.0: lambda a: op("mul", op("mul", a, a), a),
+    2.0: lambda a: a * a,
+    3.0: lambda a: a * a * a,
     4.0: lambda a: integer_power(a, 4),
     0.5: lambda a: op("sqrt", a),
     -0.5: lambda a: op("rsqrt", a),
     -1.0: lambda a: op("reciprocal", a),
-    -2.0: lambda a: op("reciprocal", op("mul", a, a)),
+    -2.0: lambda a: op("reciprocal", a * a),
 }
 
 
@@ -224,13 +211,13 @@ def clamp(call: AtenCall, x: Value, low: Scalar | None = None, high: Scalar | No
 
 @lowers(aten.addcmul.default)
 def addcmul(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
-    return call.pointwise(lambda x, a, b, k: add(x, mul(mul(k, a), b)), x, a, b, value)
+    return call.pointwise(lambda x, a, b, k: x + k * a * b, x, a, b, value)
 
 
-@lowers("prims.fma.default")
-def multiply_add(call: AtenCall, a: Scalar, b: Scalar, c: Scalar) -> Value:
-    """Emit ``a * b + c``, Dynamo's form of ``addcmul_``; compilers contract it to one rounding."""
-    return call.pointwise(lambda a, b, c: add(mul(a, b), c), a, b, c)
+@computes("prims.fma.default")
+def multiply_add(a: Expr, b: Expr, c: Expr) -> Expr:
+    """Return Dynamo's form of ``addcmul_``; compilers contract it to one rounding."""
+    return a * b + c
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -253,15 +240,13 @@ def round_decimals(call: AtenCall, x: Value, *, decimals: int) -> Value:
 
     def rounded(a: Expr) -> Expr:
         if decimals < 0:
-            return mul(op("round", div(a, scale)), scale)
-        return div(op("round", mul(a, scale)), scale)
+            return op("round", a / scale) * scale
+        return op("round", a * scale) / scale
 
     return call.pointwise_exact(rounded, x)
 
 
-@lowers(aten.sign.default)
-def sign(call: AtenCall, x: Value) -> Value:
-    return call.pointwise_exact(lambda a: op("sign", a), x)
+lowers(aten.sign.default)(lambda call, x: call.pointwise_exact(partial(op, "sign"), x))
 
 
 @lowers(aten.angle.default)
@@ -269,7 +254,7 @@ def angle(call: AtenCall, x: Value) -> Value:
     """Emit pi for negative numbers, NaN for NaN, and 0 for others."""
 
     def turned(a: Expr) -> Expr:
-        half = select(less(a, 0), like(math.pi, a), like(0, a))
+        half = select(less(a, 0), like(math.pi, a), 0)
         return select(op("isnan", a), a, half)
 
     return call.pointwise_exact(turned, x)
@@ -324,7 +309,7 @@ def rounded(value: Expr, target: DType) -> Expr:
     nearest = op(ROUND[target], value)
     if target is F8E4M3FN and not _saturates():
         too_large = greater(op("abs", value), 464.0)  # halfway to 480, whose code is NaN's
-        return select(too_large, like(math.nan, value), nearest)
+        return select(too_large, math.nan, nearest)
     return nearest
 
 

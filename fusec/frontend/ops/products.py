@@ -15,20 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Value, make_axes, positions
-from fusec.ir.dtype import BF16, F16, F32, F64, I32, DType
+from fusec.ir.dtype import BF16, F16, F32, F64, I32
 from fusec.ir.expr import Expr, Op, Reduce, cast
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
-
-aten = torch.ops.aten
 
 
 def contraction(
@@ -67,44 +63,32 @@ def _library(call: AtenCall, a: TensorType, b: TensorType) -> str | None:
     return None if alone or is_small(call, b) else CONTRACTION
 
 
-def _type_of_sum(call: AtenCall, a: Value, b: Value) -> DType:
-    """Return the type in which operands are multiplied and added.
-
-    Raises:
-        Unsupported: for types that only the library multiplies.
-    """
-    if call.out.dtype is F64 and (call.lines.alone or is_small(call, b)):
-        return F64
-    _matrices(a, b)
-    return F32
-
-
-@lowers(aten.mm.default, aten.bmm.default, library=_library)
-def product(call: AtenCall, a: Value, b: Value) -> Value:
-    """Emit the product of two matrices, or of each pair in a batch."""
-    kind = _type_of_sum(call, a, b)
+def multiplied(
+    call: AtenCall, a: Value, b: Value, element: Callable[[Value, Indices], Expr]
+) -> Value:
+    """Emit the product of two matrices, or of pairs in a batch, given how an element is read."""
 
     def body(at: Indices) -> Expr:
         *batch, m, n = at
         return contraction(
-            a.shape[-1],
-            lambda k: (read_exact(a, (*batch, m, k), kind), read_exact(b, (*batch, k, n), kind)),
+            a.shape[-1], lambda k: (element(a, (*batch, m, k)), element(b, (*batch, k, n)))
         )
 
     return call.define(body)
+
+
+@lowers(aten.mm.default, aten.bmm.default, library=_library)
+def product(call: AtenCall, a: Value, b: Value) -> Value:
+    kind = F64 if call.out.dtype is F64 and (call.lines.alone or is_small(call, b)) else F32
+    if kind is F32:  # of other types only the library multiplies
+        _matrices(a, b)
+    return multiplied(call, a, b, lambda x, at: read_exact(x, at, kind))
 
 
 @lowers(aten._int_mm.default, library=lambda call, *_: CONTRACTION)
 def integer_product(call: AtenCall, a: Value, b: Value) -> Value:
     """Emit the product of two matrices of int8, whose sums are i32."""
-
-    def body(at: Indices) -> Expr:
-        m, n = at
-        return contraction(
-            a.shape[-1], lambda k: (cast(a.at((m, k)), I32), cast(b.at((k, n)), I32))
-        )
-
-    return call.define(body)
+    return multiplied(call, a, b, lambda x, at: cast(x.at(at), I32))
 
 
 def by_panels(call: AtenCall, a: Value, b: Value, panels: Value) -> Value:

@@ -7,7 +7,9 @@ Worked example, the mean of the rows of a bf16 matrix::
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +19,15 @@ import torch
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices, Scalar
-from fusec.frontend.ops.arithmetic import div, equal, like, select, sub
+from fusec.frontend.ops.arithmetic import equal, select
 from fusec.frontend.ops.comparisons import truth
 from fusec.frontend.ops.domain import Domain, Extreme, Region, reduction, region
-from fusec.frontend.ops.registry import LoweringFunction, lowers
+from fusec.frontend.ops.registry import LoweringFunction, aten, lowers
 from fusec.frontend.value import ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F64, I64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
 from fusec.ir.index import product
 from fusec.ir.monoid import ALL, ANY, MAX, MIN, PROD, SUM, Monoid
-
-aten = torch.ops.aten
 
 
 def reduces(*targets: Any) -> Callable[[LoweringFunction], LoweringFunction]:
@@ -78,7 +78,7 @@ def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
 
     def body(at: Indices) -> Expr:
         sum_of_all = total(at)
-        return div(sum_of_all, over.count(sum_of_all.dtype))
+        return sum_of_all / over.count(sum_of_all.dtype)
 
     return body
 
@@ -87,101 +87,80 @@ def mean(over: Region, value: Callable[[Domain], Expr]) -> Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Variance:
-    """Mean and variance of each region, in two passes: the mean, then the squared deviations.
+class Spread:
+    """Mean and variance of each region.
 
     Attributes:
-        x: the tensor that is reduced.
-        center: the mean of each region.
-        divisor: the divisor of the sum of squares.
+        center: the mean of what the squared deviations are taken of.
     """
 
-    x: Value
-    over: Region
     center: Value
-    divisor: Expr
-
-    @classmethod
-    def of(
-        cls, call: AtenCall, x: Value, over: Region, correction: Scalar | None, kind: DType
-    ) -> Variance:
-        """Emit the mean, in the type ``kind``; ``correction`` is 1 if None."""
-        correction = 1 if correction is None else correction
-        if not isinstance(correction, int | float):
-            raise Unsupported("a symbolic correction")
-        center = call.scratch("mean", over.shape, kind, mean(over, lambda p: p.read(x, kind)))
-        count = over.count(kind)
-        if isinstance(count, Const):
-            divisor: Expr = Const(max(count.value - correction, 0), kind)
-        else:
-            divisor = sub(count, correction) if correction else count
-            divisor = op("maximum", divisor, like(0.0, divisor))
-        return cls(x, over, center, divisor)
-
-    def squares(self, at: Indices) -> Expr:
-        points = self.over.at(at)
-        away = sub(points.read(self.x, self.center.dtype), self.center.at(at))
-        return points.reduce(SUM, op("mul", away, away))
-
-    def variance(self, at: Indices) -> Expr:
-        return div(self.squares(at), self.divisor)
-
-    def mean(self, at: Indices) -> Expr:
-        return self.center.at(at)
+    mean: Body
+    variance: Body
 
 
-@dataclass(frozen=True, slots=True)
-class ExactVariance:
-    """Mean and variance relative to each region's first value: exactly 0 for equal values.
+def two_passes(
+    call: AtenCall, x: Value, over: Region, correction: Scalar | None, kind: DType
+) -> Spread:
+    """Emit the mean, in the type ``kind``, for squared deviations; ``correction`` is 1 if None."""
+    correction = 1 if correction is None else correction
+    if not isinstance(correction, int | float):
+        raise Unsupported("a symbolic correction")
+    center = call.scratch("mean", over.shape, kind, mean(over, lambda p: p.read(x, kind)))
+    count = over.count(kind)
+    if isinstance(count, Const):
+        divisor: Expr = Const(max(count.value - correction, 0), kind)
+    else:
+        divisor = op("maximum", count - correction if correction else count, 0.0)
+
+    def variance(at: Indices) -> Expr:
+        points = over.at(at)
+        away = points.read(x, kind) - center.at(at)
+        return points.reduce(SUM, away * away) / divisor
+
+    return Spread(center, center.at, variance)
+
+
+def exact_spread(call: AtenCall, x: Value, over: Region, correction: Scalar | None) -> Spread:
+    """Return mean and variance relative to each region's first value: 0 for equal values.
 
     The gradient of a standard deviation, infinite at 0, needs that. Values far from 0 do not lose
     the digits of their differences either.
-
-    Attributes:
-        plain: the mean, computed directly.
-        first: the first value of a region, by the result's indices.
-        rest: the mean and the variance of ``x - first``.
     """
+    kind, axes = compute_type(call.out.dtype), make_axes(x.shape)
+    at = positions(axes)
+    here = cast(x.at(at), kind)
+    first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
+    # Compared first: a compiler may contract ``a * b - first`` to one rounding, which is not 0.
+    rest = select(equal(here, first), 0.0, here - first)
+    spread = two_passes(call, Value(x.shape, kind, axes, rest), over, correction, kind)
+    directly = mean(over, lambda p: p.read(x, kind))
 
-    plain: Body
-    first: Body
-    rest: Variance
+    def first_of(at: Indices) -> Expr:
+        return cast(x.at(over.first(at)), kind)
 
-    @classmethod
-    def of(cls, call: AtenCall, x: Value, over: Region, correction: Scalar | None) -> ExactVariance:
-        kind = compute_type(call.out.dtype)
-        axes = make_axes(x.shape)
-        at = positions(axes)
-        here = cast(x.at(at), kind)
-        first = cast(x.at(tuple(ZERO if k in over.dims else i for k, i in enumerate(at))), kind)
-        # Compared first: a compiler may contract ``a * b - first`` to one rounding, which is not 0.
-        rest = select(equal(here, first), like(0.0, here), sub(here, first))
-        spread = Variance.of(call, Value(x.shape, kind, axes, rest), over, correction, kind)
-        own = mean(over, lambda p: p.read(x, kind))
-        return cls(own, lambda at: cast(x.at(over.first(at)), kind), spread)
-
-    def mean(self, at: Indices) -> Expr:
+    def mean_of(at: Indices) -> Expr:
         # The sum with a first value that is far larger than the mean would lose digits of the mean.
-        first, plain = self.first(at), self.plain(at)
-        near = op("le", op("abs", first), op("mul", like(2.0, plain), op("abs", plain)))
-        return select(near, op("add", first, self.rest.center.at(at)), plain)
+        first, plain = first_of(at), directly(at)
+        near = op("le", op("abs", first), op("mul", 2.0, plain) * op("abs", plain))
+        return select(near, first + spread.center.at(at), plain)
 
-    def variance(self, at: Indices) -> Expr:
-        first, rest = self.first(at), self.rest.variance(at)
-        return select(op("isinf", first), like(math.nan, first), rest)
+    def variance(at: Indices) -> Expr:
+        first, rest = first_of(at), spread.variance(at)
+        return select(op("isinf", first), math.nan, rest)
+
+    return Spread(spread.center, mean_of, variance)
 
 
-def spread_of(
-    call: AtenCall, x: Value, over: Region, correction: Scalar | None
-) -> Variance | ExactVariance:
+def spread_of(call: AtenCall, x: Value, over: Region, correction: Scalar | None) -> Spread:
     """Return the mean and a variance that is exactly 0 where all values are equal.
 
     On CPUs both are computed in f64, as in eager: no square overflows, and sums of up to 2^29
-    equal values of f32 are exact. Inputs of f64 take ``ExactVariance`` there, too.
+    equal values of f32 are exact. Inputs of f64 take ``exact_spread`` there, too.
     """
     if call.is_cpu and x.dtype is not F64:
-        return Variance.of(call, x, over, correction, F64)
-    return ExactVariance.of(call, x, over, correction)
+        return two_passes(call, x, over, correction, F64)
+    return exact_spread(call, x, over, correction)
 
 
 def spread(
@@ -193,12 +172,21 @@ def spread(
     """
     with_mean = len(call.results) > 1
     if with_mean and not root and correction == 0:  # norms: exactness costs them 4 to 13 %
-        plain = Variance.of(call, x, over, correction, compute_type(call.out.dtype))
+        plain = two_passes(call, x, over, correction, compute_type(call.out.dtype))
         return call.define(plain.variance, 0), spread_mean(call, plain.center)
-    made = spread_of(call, x, over, correction)
-    body = (lambda at: op("sqrt", made.variance(at))) if root else made.variance
-    first = call.define(body, 0)
-    return (first, call.define(made.mean, 1)) if with_mean else first
+    made = define_spread(root, call, spread_of(call, x, over, correction))
+    return made if with_mean else made[0]
+
+
+def define_spread(root: bool, call: AtenCall, *parts: Spread) -> tuple[Value, ...]:
+    """Emit the sum of the variances of a number's parts, or its root; then the means, if asked."""
+
+    def body(at: Indices) -> Expr:
+        variance = functools.reduce(operator.add, [part.variance(at) for part in parts])
+        return op("sqrt", variance) if root else variance
+
+    first, asked = call.define(body, 0), len(call.results) > 1
+    return (first, *(call.define(part.mean, 1) for part in parts if asked))
 
 
 for _name, _root in (("var", False), ("std", True)):
@@ -271,7 +259,7 @@ def vector_norm(
     if ord == 1:
         return reduced(call, over, SUM, size)
     if ord == 2:
-        squares = reduction(over.at, SUM, lambda p: op("mul", p.read(x, kind), p.read(x, kind)))
+        squares = reduction(over.at, SUM, lambda p: p.read(x, kind) * p.read(x, kind))
         return call.define(lambda at: op("sqrt", squares(at)))
     if not isinstance(ord, int | float):
         raise Unsupported("a norm of symbolic order")

@@ -32,7 +32,8 @@ from fusec.frontend.fallbacks import CONTRACTION
 from fusec.frontend.fx_passes.widening import NARROWEST
 from fusec.frontend.ops.pointwise import rounded
 from fusec.frontend.ops.products import exact, is_small
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
+from fusec.frontend.ops.views import delinearise
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Value
 from fusec.ir.dtype import DTYPES, F4X2, F8, F8E8M0FNU, F32, I32
@@ -42,7 +43,6 @@ from fusec.ir.monoid import SUM
 from fusec.ir.scaled import BLOCK as TERMS
 from fusec.ir.scaled import TILE
 
-aten = torch.ops.aten
 BLOCK = 128
 """Terms, rows and columns of a block that has one scale in f32."""
 TILE_ROWS, TILE_BLOCKS = 128, TILE
@@ -213,18 +213,9 @@ def in_tiles(x: Value, scale: Value, rows: Index, terms: Index) -> Scales:
     def at(row: Index, block: Index) -> Indices:
         tile = row // TILE_ROWS * across + block // TILE_BLOCKS
         inside = row % 32 * 16 + row % TILE_ROWS // 32 * TILE_BLOCKS + block % TILE_BLOCKS
-        return _unravel(tile * (TILE_ROWS * TILE_BLOCKS) + inside, scale.shape)
+        return delinearise(tile * (TILE_ROWS * TILE_BLOCKS) + inside, scale.shape)
 
     return Scales(scale, at, block)
-
-
-def _unravel(place: Index, shape: Indices) -> Indices:
-    """Return the indices of the element with this number, row by row."""
-    found: list[Index] = []
-    for extent in reversed(shape[1:]):
-        found.append(place % extent)
-        place = place // extent
-    return (place, *reversed(found))
 
 
 def _by_levels(
@@ -276,9 +267,9 @@ def _product(
         m, n = at
         value = _total(name, matrices, scales, m, n)
         if bias is not None:
-            value = op("add", value, read(bias, (n,), F32))
+            value = value + read(bias, (n,), F32)
         if scale_result is not None:
-            value = op("mul", value, op("reciprocal", read_scale(scale_result, (ZERO, ZERO))))
+            value = value * op("reciprocal", read_scale(scale_result, (ZERO, ZERO)))
         return rounded(value, call.out.dtype) if call.out.dtype in F8 else value
 
     return call.define(body)
@@ -296,21 +287,21 @@ def _total(
         if not of_terms:
             return op(name, left, right)
         scale = rows.of(m, k // rows.block), columns.of(n, k // columns.block)
-        return op("mul", op("mul", left, scale[0]), op("mul", right, scale[1]))
+        return left * scale[0] * (right * scale[1])
 
     def scale(block: Index) -> Expr:
-        return op("mul", rows.of(m, block), columns.of(n, block))
+        return rows.of(m, block) * columns.of(n, block)
 
     if of_terms or not blocked:
         over = Axis("k", _terms(a, 1))
         found = Reduce(SUM, (over,), term(index(over)))
         if not of_terms:
-            return op("mul", found, scale(ZERO))
+            return found * scale(ZERO)
         levels = [read_scale(one.whole, (ZERO, ZERO)) for one in scales if one.whole is not None]
-        return op("mul", found, op("mul", *levels)) if levels else found
+        return found * op("mul", *levels) if levels else found
     block, inner = Axis("j", a.shape[1] // BLOCK), Axis("i", index(BLOCK))
     part = Reduce(SUM, (inner,), term(index(block) * BLOCK + index(inner)))
-    return Reduce(SUM, (block,), op("mul", part, scale(index(block))))
+    return Reduce(SUM, (block,), part * scale(index(block)))
 
 
 def _check(

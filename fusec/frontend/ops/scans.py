@@ -11,15 +11,15 @@ scans run in their loop on CPUs (``ir/serial.py``). Worked example, ``cumsum`` o
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact
-from fusec.frontend.ops.arithmetic import add, equal, like, negate, select, sub
+from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact, result_type
+from fusec.frontend.ops.arithmetic import equal, negate, select
 from fusec.frontend.ops.domain import Domain, Domains, Extreme, Pick, prefixes, reduction
-from fusec.frontend.ops.promotion import result_type
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
@@ -27,7 +27,6 @@ from fusec.ir.expr import Const, Expr, IndexValue, cast, op
 from fusec.ir.index import Axis
 from fusec.ir.monoid import ANY, EXPSUM, MAX, MIN, PROD, SUM, Monoid
 
-aten = torch.ops.aten
 _SCAN, _SEARCH = "a scan along an axis", "a search"
 
 
@@ -39,15 +38,9 @@ def scan(
 ) -> Value:
     """Emit a cumulative sum or product, in the result's accumulation type; a long one in f64."""
     kind = I64 if call.out.dtype is BOOL else compute_type(call.out.dtype)
-    before = prefixes(call, x, dim, _SCAN)
-    if kind is F32 and not call.takes_few_steps(_along(x, dim)):
-        kind = F64
+    before, short = prefixes(call, x, dim, _SCAN)
+    kind = F64 if kind is F32 and not short else kind
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
-
-
-def _along(x: Value, dim: int) -> Indices:
-    """Return the extent that a scan runs over; none of a scalar."""
-    return (x.shape[wrap(dim, len(x.shape))],) if x.shape else ()
 
 
 def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Value, Value]:
@@ -56,12 +49,12 @@ def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Va
     The position in a long line is a scan of its own, the last one so far at which an element is the
     extreme so far: lanes take steps of both, and of a pair they take none (``vector_loops.py``).
     """
-    before = prefixes(call, x, dim, _SCAN)
+    before, short = prefixes(call, x, dim, _SCAN)
     if x.dtype is BOOL:
         raise Unsupported("the greatest truth value so far")
     count = x.shape[wrap(dim, len(x.shape))] if x.shape else ONE
     extreme = Extreme(x, before, monoid, count, Pick.LAST)
-    if call.takes_few_steps(_along(x, dim)):
+    if short:
         return extreme.define(call)
     best = call.define(extreme.value, 0)
 
@@ -69,8 +62,8 @@ def extreme_scan(monoid: Monoid, call: AtenCall, x: Value, dim: int) -> tuple[Va
         value, number = points.exact(x, extreme.kind), IndexValue(points.number, extreme.number)
         found = equal(value, cast(best.at(points.where), extreme.kind))
         if extreme.kind.is_float:
-            found = op("or", found, op("isnan", value))
-        return select(found, number, like(0, number))
+            found = found | op("isnan", value)
+        return select(found, number, 0)
 
     return best, call.define(reduction(before, MAX, last), 1)
 
@@ -84,21 +77,21 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
     """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
-    kind, before = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
-    if not call.takes_few_steps(_along(x, dim)):
+    kind, (before, short) = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
+    if not short:
         return _running_logarithm(call, x, before)
     greatest = reduction(before, MAX, lambda points: points.read(x, kind))
 
     def finite(at: Indices) -> Expr:
         value = greatest(at)
-        return select(op("isinf", value), like(0.0, value), value)
+        return select(op("isinf", value), 0.0, value)
 
     top = call.scratch("max", x.shape, kind, finite)
 
     def body(at: Indices) -> Expr:
         points, shift = before(at), top.at(at)
-        total = points.reduce(SUM, op("exp", sub(points.read(x, kind), shift)))
-        return add(op("log", total), shift)
+        total = points.reduce(SUM, op("exp", points.read(x, kind) - shift))
+        return op("log", total) + shift
 
     return call.define(body)
 
@@ -112,7 +105,7 @@ def _running_logarithm(call: AtenCall, x: Value, before: Domains) -> Value:
         points = before(at)
         term = points.read(x, kind)
         total = cast(points.reduce(EXPSUM, term, weight), kind)
-        return add(op("log", total), points.reduce(MAX, term))
+        return op("log", total) + points.reduce(MAX, term)
 
     return call.define(body)
 
@@ -126,10 +119,10 @@ def searchsorted(
     boundaries: Value,
     x: Scalar,
     *,
-    out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Value | None = None,
+    **_: Any,
 ) -> Value:
     """Emit the number of boundaries below each value; if ``right``, also of those equal to it."""
     if sorter is not None:
@@ -155,15 +148,13 @@ def searchsorted(
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(
-    call: AtenCall, x: Scalar, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    call: AtenCall, x: Scalar, boundaries: Value, *, right: bool = False, **_: Any
 ) -> Value:
     return searchsorted(call, boundaries, x, right=right)
 
 
 @lowers(aten.isin.Tensor_Tensor)
-def isin(
-    call: AtenCall, x: Value, wanted: Value, *, assume_unique: bool = False, invert: bool = False
-) -> Value:
+def isin(call: AtenCall, x: Value, wanted: Value, *, invert: bool = False, **_: Any) -> Value:
     kind = search_type(wanted, x)
     call.check_steps(wanted.shape, _SEARCH)
     axes = make_axes(wanted.shape, "j")

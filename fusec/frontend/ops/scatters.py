@@ -18,14 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices, Scalar, arithmetic_type, read
-from fusec.frontend.ops.arithmetic import add, div, mul, select, sub
+from fusec.frontend.ops.arithmetic import select
 from fusec.frontend.ops.domain import Domain, identity
 from fusec.frontend.ops.indexing import checked, counted_from_front
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import IntoSize, delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
@@ -44,7 +42,6 @@ from fusec.ir.index import Index, Runtime, index, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 from fusec.ir.serial import hits_of
 
-aten = torch.ops.aten
 _COLLIDE = "a scatter: elements may collide"
 
 
@@ -144,10 +141,10 @@ def average(call: AtenCall, x: Value, updates: Updates, *, include_self: bool) -
         at = element(x, at)
         old, total, count = cast(x.at(at), kind), sums(at), counts(at)
         if include_self:
-            total, count = add(old, total), add(count, 1)
+            total, count = old + total, count + 1
         if not kind.is_float:
             total, count = (cast(cast(n, call.out.dtype), kind) for n in (total, count))
-        quotient = div(total, count) if kind.is_float else op("floordiv", total, count)
+        quotient = total / count if kind.is_float else op("floordiv", total, count)
         return select(targeted(at), quotient, old)
 
     return call.define(body)
@@ -220,8 +217,8 @@ def histc(call: AtenCall, x: Value, bins: int = 100, low: float = 0, high: float
 
     def bin_of(number: Indices) -> Expr:
         value = cast(x.at(delinearise(number[0], x.shape)), kind)
-        inside = op("and", op("ge", value, Const(low, kind)), op("le", value, Const(high, kind)))
-        place = div(mul(sub(value, low), float(bins)), Const(high - low, kind))
+        inside = op("ge", value, Const(low, kind)) & op("le", value, Const(high, kind))
+        place = (value - low) * float(bins) / Const(high - low, kind)
         place = op(
             "minimum", cast(select(inside, place, Const(0, kind)), I64), Const(bins - 1, I64)
         )
@@ -373,7 +370,7 @@ def index_add(
     updates = updates_of_slices(call, x, dim, indices, source)
 
     def scaled(at: Indices, number: Indices, guard: Expr | None) -> Expr:
-        return mul(cast(updates.source(at, number, guard), kind), factor)
+        return cast(updates.source(at, number, guard), kind) * factor
 
     return combine(call, as_line(x), replace(updates, source=scaled), SUM)
 
@@ -412,7 +409,7 @@ def put_masked(call: AtenCall, x: Value, mask: Value, source: Value, accumulate:
     def body(at: Indices) -> Expr:
         where = (ZERO, *at[len(at) - rest :])
         old, new = cast(x.at(at), kind), cast(source.at(broadcast(where, source.shape)), kind)
-        new = add(old, new) if accumulate else new
+        new = old + new if accumulate else new
         return select(mask.at(at[: len(at) - rest]), new, old)
 
     return call.define(body)

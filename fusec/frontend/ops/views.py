@@ -10,16 +10,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import torch
-
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, is_whole
 from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
 
-aten = torch.ops.aten
 IntoSize: TypeAlias = "int | Index"
 
 
@@ -152,11 +149,11 @@ def select(call: AtenCall, x: Value, dim: int, position: IntoSize) -> Value:
 def split(call: AtenCall, x: Value, _: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = wrap(dim, len(x.shape))
     starts = itertools.accumulate((kind.shape[axis] for kind in call.results), initial=ZERO)
-    return tuple(_window(call, x, axis, start, k) for k, start in enumerate([*starts][:-1]))
 
+    def part(result: int, start: Index) -> Value:
+        return call.view(x, lambda at: replaced(at, axis, start + at[axis]), result)
 
-def _window(call: AtenCall, x: Value, axis: int, start: Index, result: int) -> Value:
-    return call.view(x, lambda at: replaced(at, axis, start + at[axis]), result)
+    return tuple(itertools.starmap(part, enumerate([*starts][:-1])))
 
 
 @lowers(aten.unfold.default)
@@ -180,15 +177,18 @@ def flip(call: AtenCall, x: Value, dims: Sequence[int]) -> Value:
 
 @lowers(aten.diagonal.default)
 def diagonal(call: AtenCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    return call.view(x, lambda at: diagonal_indices(at, len(x.shape), offset, dim1, dim2))
+    """Return a diagonal, whose elements the last axis enumerates."""
+    rank = len(x.shape)
 
+    def where(at: Indices) -> Indices:
+        rest, along = iter(at[:-1]), at[-1]
+        place = {
+            wrap(dim1, rank): along + max(-offset, 0),
+            wrap(dim2, rank): along + max(offset, 0),
+        }
+        return tuple(place[k] if k in place else next(rest) for k in range(rank))
 
-def diagonal_indices(at: Indices, rank: int, offset: int, dim1: int, dim2: int) -> Indices:
-    """Return the indices of a diagonal's element, whose position on it is the last of ``at``."""
-    row, column = wrap(dim1, rank), wrap(dim2, rank)
-    rest = iter(at[:-1])
-    place = {row: at[-1] + max(-offset, 0), column: at[-1] + max(offset, 0)}
-    return tuple(place[k] if k in place else next(rest) for k in range(rank))
+    return call.view(x, where)
 
 
 @lowers(aten.as_strided.default)
