@@ -19,36 +19,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-
-import torch
+from typing import Any
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices, read_exact
 from fusec.frontend.ops.domain import Domain
-from fusec.frontend.ops.pooling import Affine, affine, over_places, pooled_axes
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.pooling import affine, over_places, over_windows_by_place, pooled_axes
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.value import ZERO, Value, positions
 from fusec.ir.dtype import compute_type
-from fusec.ir.expr import Expr, IndexValue, both, in_range, loads, op
+from fusec.ir.expr import Expr, loads
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
-
-aten = torch.ops.aten
 
 
 @lowers(aten.convolution.default)
 def convolution(
-    call: AtenCall,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    call: AtenCall, x: Value, weight: Value, bias: Value | None, *settings: Any
 ) -> Value:
+    stride, padding, dilation, transposed, _, groups = settings
     if not (call.lines.alone or (not transposed and _is_own(call, x, weight, stride, groups))):
         raise Unsupported(LIBRARY)
     numbers = (stride, padding, dilation)
@@ -115,8 +104,9 @@ def _sums(
     rank = len(weight.shape) - 2
     if not kind.is_float:
         raise Unsupported(f"a convolution of {call.out.dtype}")
-    axes = pooled_axes(rank, x.shape, call.out.shape)
-    windows = affine(axes, (_kernel(weight), *numbers))
+    ends = (call.out.shape, x.shape) if transposed else (x.shape, call.out.shape)
+    windows = affine(pooled_axes(rank, *ends), (_kernel(weight), *numbers))
+    around = over_windows_by_place if transposed else over_places
     # The input and the output channels of a group.
     read, made = weight.shape[not transposed], weight.shape[transposed]
     if transposed:
@@ -126,17 +116,17 @@ def _sums(
 
     def body(at: Indices) -> Expr:
         image, channel, *_ = at
-        around = _around(windows, at) if transposed else over_places(windows, at)
+        points = around(windows, at)
         own = Axis("c", read)
         (c,) = positions((own,))
         group = channel // made if groups > 1 else ZERO
-        place = (image, group * read + c, *around.where[2:])
-        over = Domain((own, *around.axes), place, around.number, around.inside)
+        place = (image, group * read + c, *points.where[2:])
+        over = Domain((own, *points.axes), place, points.number, points.inside)
         where = (place[1], channel - group * made) if transposed else (channel, c)
-        factor = read_exact(weight, (*where, *positions(around.axes)), kind)
-        term = op("mul", over.exact(x, kind), factor)
+        factor = read_exact(weight, (*where, *positions(points.axes)), kind)
+        term = over.exact(x, kind) * factor
         total = replace(over, inside=None).reduce(SUM, term)  # outside, x is read as 0
-        return total if bias is None else op("add", total, read_exact(bias, (channel,), kind))
+        return total if bias is None else total + read_exact(bias, (channel,), kind)
 
     return body
 
@@ -147,48 +137,23 @@ def _kernel(weight: Value) -> tuple[int, ...]:
     return tuple(extent.const for extent in weight.shape[2:])
 
 
-def _around(windows: Sequence[Affine], at: Indices) -> Domain:
-    """Return the windows that contain an element, one for each position of it in the kernel.
-
-    A position counts only if the window that it leads to starts at a multiple of the stride.
-    """
-    axes = tuple(Axis(f"k{d}", window.places) for d, window in enumerate(windows))
-    where: list[Index] = list(at[:2])
-    guard: Expr | None = None
-    for k, window, position in zip(positions(axes), windows, at[2:], strict=True):
-        reach = position + window.padding - k * window.dilation
-        first = reach // window.stride
-        divides = op("eq", IndexValue(reach % window.stride), IndexValue(ZERO))
-        guard = both(guard, divides if window.stride > 1 else None)
-        guard = both(guard, in_range(first, 0, window.extent))
-        where.append(first)
-    return Domain(axes, tuple(where), ZERO, guard)
-
-
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
-    call: AtenCall,
-    grad: Value,
-    x: Value,
-    weight: Value,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
+    call: AtenCall, grad: Value, x: Value, weight: Value, _: Any, *settings: Any
 ) -> tuple[Value | None, ...]:
     """Emit the wanted gradients of the image, the weight and the bias.
 
     That of the image is the transposed convolution; that of the weight sums over images and places.
     """
+    stride, padding, dilation, transposed, _, groups, wanted = settings
     one = not transposed and len(weight.shape) == 3 and _is_own(call, x, weight, stride, groups)
     if not (one and all(_is_dense(v, -1) for v in (x, grad))):
         raise Unsupported(LIBRARY)
     numbers = (stride, padding, dilation)
     (window,) = affine(pooled_axes(1, x.shape, grad.shape), (_kernel(weight), *numbers))
+
+    def of_image(at: Indices) -> Expr:
+        return _sums(call, grad, weight, None, numbers, True, groups)(at)
 
     def of_weight(at: Indices) -> Expr:
         channel, _, k = at
@@ -197,16 +162,13 @@ def convolution_backward(
         read, inside = window.place(t, k)
         over = Domain((image, place), (n, channel, read), ZERO, inside)
         kind = compute_type(weight.dtype)
-        term = op("mul", over.exact(x, kind), read_exact(grad, (n, channel, t), kind))
+        term = over.exact(x, kind) * read_exact(grad, (n, channel, t), kind)
         return replace(over, inside=None).reduce(SUM, term)
 
     def of_bias(at: Indices) -> Expr:
         image, place = Axis("n", x.shape[0]), Axis("t", grad.shape[2])
         over = Domain((image, place), (*positions((image,)), *at, *positions((place,))), ZERO)
         return over.total(grad, compute_type(grad.dtype))
-
-    def of_image(at: Indices) -> Expr:
-        return _sums(call, grad, weight, None, numbers, True, groups)(at)
 
     results = itertools.count()
     bodies = zip((of_image, of_weight, of_bias), wanted, strict=True)

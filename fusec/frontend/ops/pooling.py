@@ -17,12 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
-
 from fusec.frontend.call import AtenCall, Indices
-from fusec.frontend.ops.arithmetic import div, equal
 from fusec.frontend.ops.domain import Domain, Extreme, Pick
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import linearise
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Value, positions
@@ -31,7 +28,6 @@ from fusec.ir.expr import Const, Expr, IndexValue, both, cast, in_range, op
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import MAX, SUM
 
-aten = torch.ops.aten
 GuardedIndex: TypeAlias = "tuple[Index, Expr | None]"
 
 
@@ -69,24 +65,28 @@ class Affine:
 
     def window(self, position: Index, k: Index) -> GuardedIndex:
         """Return the k-th window that may contain an element, and the guard under which it does."""
-        reach = position + self.padding
         if self.dilation > 1:
-            first = reach - k * self.dilation
-            window = first // self.stride
-            inside: Expr | None = op("eq", IndexValue(first % self.stride), IndexValue(ZERO))
-        else:
-            window = reach // self.stride - k
-            inside = in_range(reach - window * self.stride, 0, self.kernel)
+            return self.window_by_place(position, k)
+        reach = position + self.padding
+        window = reach // self.stride - k
+        inside = in_range(reach - window * self.stride, 0, self.kernel)
         return window, both(in_range(window, 0, self.outputs), inside)
+
+    def window_by_place(self, position: Index, k: Index) -> GuardedIndex:
+        """Return the window whose k-th element is at a position, and whether one begins there."""
+        first = position + self.padding - k * self.dilation
+        window, rest = first // self.stride, IndexValue(first % self.stride)
+        begins = op("eq", rest, IndexValue(ZERO)) if self.stride > 1 else None
+        return window, both(in_range(window, 0, self.outputs), begins)
 
     def size(self, window: Index) -> Expr:
         """Return the divisor of a mean over the window, an i64."""
         start = IndexValue(window * self.stride - self.padding)
         end = IndexValue(window * self.stride - self.padding + self.kernel)
         if self.count_pad:
-            return op("sub", op("minimum", end, IndexValue(self.extent + self.padding)), start)
+            return op("minimum", end, IndexValue(self.extent + self.padding)) - start
         within = op("minimum", end, IndexValue(self.extent))
-        return op("sub", within, op("maximum", start, IndexValue(ZERO)))
+        return within - op("maximum", start, IndexValue(ZERO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,12 @@ def over_windows(windows: Sequence[Windows], at: Indices) -> Domain:
     return _domain([(w.around, w.window) for w in windows], [w.outputs for w in windows], at)
 
 
+def over_windows_by_place(windows: Sequence[Affine], at: Indices) -> Domain:
+    """Return the same, one for each place of the element in a window."""
+    ways = [(w.places, w.window_by_place) for w in windows]
+    return _domain(ways, [w.outputs for w in windows], at)
+
+
 def _domain(ways: Sequence[_AxisWindow], extents: Sequence[Index], at: Indices) -> Domain:
     axes = tuple(Axis(f"k{d}", extent) for d, (extent, _) in enumerate(ways))
     first = len(at) - len(ways)
@@ -172,7 +178,7 @@ def mean(call: AtenCall, x: Value, windows: Sequence[Windows]) -> Value:
     def body(at: Indices) -> Expr:
         total = over_places(windows, at).total(x, kind)
         count = _divisor(windows, at, kind)
-        return div(total, count) if kind.is_float else op("truncdiv", total, count)
+        return total / count if kind.is_float else op("truncdiv", total, count)
 
     return call.define(body)
 
@@ -183,7 +189,7 @@ def mean_gradient(call: AtenCall, grad: Value, windows: Sequence[Windows]) -> Va
 
     def body(at: Indices) -> Expr:
         around = over_windows(windows, at)
-        share = div(around.read(grad, kind), _divisor(windows, around.where, kind))
+        share = around.read(grad, kind) / _divisor(windows, around.where, kind)
         return around.reduce(SUM, share)
 
     return call.define(body)
@@ -197,7 +203,7 @@ def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
     sizes = [w.size(at[len(at) - len(windows) + d]) for d, w in enumerate(windows)]
     total = sizes[0]
     for size in sizes[1:]:
-        total = op("mul", total, size)
+        total = total * size
     return cast(total, kind)
 
 
@@ -225,15 +231,14 @@ def affine(
 
 def adaptive(axes: PooledAxes, _: Any = None) -> list[Windows]:
     """Return the windows of an adaptive pool."""
-    return [_adaptive(*axis) for axis in axes]
-
-
-def _adaptive(extent: Index, outputs: Index) -> Windows:
-    """Return affine windows if ``outputs`` divides the extent: an element then lies in one."""
-    kernel = extent // outputs
-    if kernel.is_constant and (extent % outputs) is ZERO:
-        return Affine(extent, outputs, kernel.const, kernel.const, 0)
-    return Adaptive(extent, outputs)
+    found: list[Windows] = []
+    for extent, outputs in axes:
+        kernel = extent // outputs
+        if kernel.is_constant and (extent % outputs) is ZERO:  # then an element lies in one window
+            found.append(Affine(extent, outputs, kernel.const, kernel.const, 0))
+        else:
+            found.append(Adaptive(extent, outputs))
+    return found
 
 
 # -- maxima ---------------------------------------------------------------------------------------
@@ -259,7 +264,7 @@ def maximum_gradient(
     def body(at: Indices) -> Expr:
         own = IndexValue(linearise(at[len(at) - len(windows) :], extents))
         around = over_windows(windows, at)
-        chosen = equal(around.read(places, I64), own)
+        chosen = op("eq", around.read(places, I64), own)
         return around.reduce(SUM, around.read(grad, kind), only=chosen)
 
     return call.define(body)
