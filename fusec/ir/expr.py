@@ -26,7 +26,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard
 
 from fusec.errors import InternalError, InvalidIR
 from fusec.ir.buffer import Buffer as Buffer
@@ -346,9 +346,6 @@ def _coerce(value: float | int | bool, dtype: DType) -> float | int | bool:
     return bool(value) if dtype is BOOL else int(value)
 
 
-# -- building ------------------------------------------------------------------------------------
-
-
 def op(name: str, *args: Expr | float) -> Expr:
     """Return the operation ``name`` of ``args``; a number is a constant of the others' type."""
     nodes = [arg for arg in args if isinstance(arg, _Expr)]
@@ -408,9 +405,6 @@ def both(a: Expr | None, b: Expr | None) -> Expr | None:
     if a is None or a is b:
         return b
     return a if b is None else Op("and", (a, b))
-
-
-# -- traversal: iterative, memoised on identity ----------------------------------------------------
 
 
 def index_exprs(value: Index) -> Iterator[Expr]:
