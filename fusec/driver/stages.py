@@ -43,7 +43,6 @@ from fusec.frontend.fx_passes.widening import (
     widen_scaled,
 )
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
-from fusec.frontend.shapes import to_torch_dtype
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
@@ -211,8 +210,7 @@ def _widens(context: CompileContext) -> bool:
 def _widen(
     gm: fx.GraphModule, context: CompileContext, targets: tuple[Any, ...], keep: Collection[fx.Node]
 ) -> fx.GraphModule:
-    slow = {to_torch_dtype(kind) for kind in context.machine.slow_types}
-    return widen_operands(gm, targets, slow, context.machine.loops.always, keep)
+    return widen_operands(gm, targets, context.machine, keep, packed=_freezes(context))
 
 
 def _widen_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:

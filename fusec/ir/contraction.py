@@ -75,7 +75,7 @@ def cut_factors(node: Expr) -> Factors | None:
     if (scaled := _scaled(node, found)) is not None:
         return scaled
     narrow = F8 if found.coarse else HALF
-    x, y = _operand(found.left, narrow), _operand(found.right, narrow)
+    x, y = narrow_operand(found.left, narrow), narrow_operand(found.right, narrow)
     if x.dtype is not y.dtype and not {x.dtype, y.dtype} <= set(F8):
         kind = next((k.dtype for k in (x, y) if k.dtype in HALF and _both(k.dtype, x, y)), F32)
         x, y = _as_type(x, kind), _as_type(y, kind)
@@ -164,7 +164,7 @@ def _as_type(operand: Expr, kind: DType) -> Expr:
     return operand if operand.dtype is kind else cast(cast(operand, F32), kind)
 
 
-def _operand(factor: Expr, narrow: tuple[DType, ...]) -> Expr:
+def narrow_operand(factor: Expr, narrow: tuple[DType, ...]) -> Expr:
     """Return the narrow value that a factor was converted from or rounded to, else the factor."""
     integers = _INTEGERS.get(factor.dtype, ())
     if isinstance(factor, Cast) and factor.arg.dtype in (*narrow, *integers):

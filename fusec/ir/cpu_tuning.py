@@ -30,8 +30,8 @@ class CachedTuning:
     streamed_rows: int = 192
     """Most rows of a product whose frozen f32 weights lie in panels: with more, a library's packing
     is amortised (``docs/decisions/weight-panels.md``)."""
-    integer_rows: int = 256
-    """Most rows of a product whose weights are integers, converted as they are read."""
+    narrow_rows: int = 256
+    """Most rows of a product whose weights are narrow, converted as they are read."""
     panel_rows: tuple[int, ...] = (192, 96)
     """Rows of a tile whose columns are a panel of weights, best first."""
     panel_bytes: int = 1 << 20
@@ -116,10 +116,10 @@ class LoopTuning:
     """Bytes of the largest f32 weight in panels of a skinny product: a core's L2 cache."""
     always: int = 12
     """Rows up to which any weights stream: with more, fewer columns share the loads of a point."""
-    integer_block: tuple[int, int] = (4, 12)
-    """Least and most rows of a block that shares a conversion of integer weights, where a product
+    narrow_block: tuple[int, int] = (4, 12)
+    """Least and most rows of a block that shares a conversion of narrow weights, where a product
     has more than ``always``."""
     converted_cost: tuple[int, int] = (1, 3)
-    """Instructions to load a vector of a row, and to load and convert one of integer weights."""
+    """Instructions to load a vector of a row, and to load and convert one of narrow weights."""
     near_bytes: int = 48 << 10
     """Bytes up to which over ``always`` rows stay in a cache, so that plain f32 weights stream."""

@@ -5,6 +5,10 @@ rows: it is *skinny*. One of more rows is streamed, too, where its weights lie i
 recognised by their sums here; the frontend's spelling, the order of the factors and the type of the
 operands do not matter.
 
+Weights are *narrow* if they take fewer bytes in memory than what they are multiplied as: integers,
+or floats of 16 or 8 bits beside rows in f32. A library would read them widened, by a kernel that
+writes twice their bytes or more; a kernel of fusec's own converts them as it reads them.
+
 Weights are contiguous along the sum, or in panels: the columns of one term in a panel are
 neighbours, and the terms of these columns follow each other (``frontend/fx_passes/packing.py``).
 
@@ -15,11 +19,12 @@ and its column is n; with m of extent 1, which no expression has as an axis, it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusec.ir.contraction import sides
+from fusec.ir.contraction import narrow_operand, sides
+from fusec.ir.dtype import HALF
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder, reductions
 from fusec.ir.expr import substitute as substitute_index
 from fusec.ir.graph import Def, Graph
@@ -42,7 +47,7 @@ class StreamedProduct:
         few: the operand that has the rows, in f32.
         terms: the number of terms of each sum.
         itemsize: bytes of a weight.
-        integers: weights are integers in memory, and converted as they are read.
+        narrow: weights are narrow; the rows of a block share a conversion (of integers in panels).
         packed: several of them are in a byte: the sum has an axis for the place in it.
         panel: columns of a panel, 0 without panels. The second of ``columns`` may be shorter: a
             part of each panel.
@@ -55,7 +60,7 @@ class StreamedProduct:
     itemsize: int
     panel: int = 0
     batch: tuple[Axis, ...] = ()
-    integers: bool = False
+    narrow: bool = False
     packed: bool = False
 
 
@@ -63,7 +68,7 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
     """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
 
     Both operands are contiguous along the summed axis, or the weights are in panels. A sum over
-    several axes, as of weights packed in groups and bytes, is one if its weights are integers.
+    several axes, as of weights packed in groups and bytes, is one if its weights are narrow.
     """
     for few, many, own, others, shared, over in _orders(node):
         rows = product(a.extent for a in own)
@@ -75,31 +80,37 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
         if extent.is_constant and extent.const <= rows.const:
             continue
         ordered, columns, batch = map(_by_serial, (own, others, shared))
-        terms, whole = product(a.extent for a in over), reads_integers(many)
-        if not _is_contiguous(few, over) or (len(over) > 1 and not whole):
+        terms, narrow = product(a.extent for a in over), _is_narrow(many, few)
+        if not _is_contiguous(few, over) or (len(over) > 1 and not narrow):
             continue
-        if len(columns) == 1 and _is_contiguous(many, over, only_integers=whole):
+        if len(columns) == 1 and _is_contiguous(many, over):
             size, packed = _itemsize(many), len(over) > 1
-            return StreamedProduct(ordered, columns, few, terms, size, 0, batch, whole, packed)
+            return StreamedProduct(ordered, columns, few, terms, size, 0, batch, narrow, packed)
         panel = 0 if batch else _panel(many, over, columns)
         if panel and (len(columns) > 1 or mod(columns[0].extent, index(panel)) is index(0)):
-            size = _itemsize(many)
+            size, whole = _itemsize(many), reads_narrow(many)
             return StreamedProduct(ordered, columns, few, terms, size, panel, (), whole)
     return None
 
 
-def rows_beside_integers(node: Expr, most: int) -> Expr | None:
-    """Return the rows of a product of at most ``most``, whose weights are integers in memory; None
-    for anything else.
+def rows_beside_narrow(node: Expr, most: int, *, packed: int = 0) -> Expr | None:
+    """Return the rows of a product of at most ``most`` whose weights are narrow; None for anything
+    else.
 
-    The weights may lie in any order, and several in a byte.
+    The weights may lie in any order. Symbolic extents count by their hints.
+
+    Args:
+        packed: least number of rows beside weights several of which are in a byte.
     """
     for few, many, own, others, shared, over in _orders(node):
-        rows, columns = (product(a.extent for a in axes) for axes in (own, others))
-        if shared or not rows.is_constant or rows.const > most or not reads_integers(many):
+        rows, columns = (product(a.extent for a in axes).hint() for axes in (own, others))
+        if shared or rows > most or not _is_narrow(many, few):
+            continue
+        terms = product(a.extent for a in over).hint()
+        if rows < packed and max(_elements(n.buffer) for n in _largest(many)) < terms * columns:
             continue
         if others and _is_contiguous(few, over):
-            return None if columns.is_constant and columns.const <= rows.const else few
+            return few if rows < columns else None
     return None
 
 
@@ -122,7 +133,7 @@ def columns_in_panels(node: Expr) -> Axis | None:
     weights that lie in panels; None for anything else."""
     for _, many, _, others, shared, over in _orders(node):
         columns = _by_serial(others)
-        if len(columns) > 1 and not shared and reads_integers(many):
+        if len(columns) > 1 and not shared and reads_narrow(many):
             return columns[-1] if _panel(many, over, columns) else None
     return None
 
@@ -135,27 +146,54 @@ def copies_from_tables(graph: Graph) -> dict[Buffer, Def]:
     return {line.buffer: line for line in graph.defs if _picks(line.expr)}
 
 
-def conversions_of_integers(graph: Graph, simplify: Normalizer) -> dict[Buffer, Def]:
-    """Return the definitions that compute each element from integers, which may be a weight's.
+def conversions(graph: Graph, simplify: Normalizer) -> dict[Buffer, Def]:
+    """Return the definitions that compute each element from narrower ones, which may be a weight's.
 
     They are whole: their producers that are such, too, are inlined.
     """
     found: dict[Buffer, Def] = {}
     for line in graph.defs:
         whole = inline_loads(line, found, simplify)
-        if not reductions(whole.expr) and reads_integers(whole.expr):
+        if not reductions(whole.expr) and reads_narrow(whole.expr, whole.expr.dtype.itemsize):
             found[line.buffer] = whole
     return found
 
 
-def reads_integers(value: Expr) -> bool:
-    """Return True if a value's largest tensors, more than an eighth of the largest, are integers.
+def reading_weights(line: Def, known: Mapping[Buffer, Def], simplify: Normalizer) -> Def:
+    """Return a product with its weights, the largest tensor that it reads, inlined if known."""
+    read = dict.fromkeys(n.buffer for n in loads((line.expr,)))
+    weights = max(read, key=_elements, default=None)
+    made = known.get(weights) if weights is not None else None
+    return line if made is None else inline_loads(line, {made.buffer: made}, simplify)
 
-    Smaller ones are scales, of columns or of groups of terms.
+
+def reads_narrow(value: Expr, size: int = 0) -> bool:
+    """Return True if a value's largest tensors are integers, or of fewer bytes an element.
+
+    Args:
+        size: bytes; by default only integers count.
     """
-    sizes = {n: product(n.buffer.shape).hint() for n in loads((value,))}
+    found = _largest(value)
+    return bool(found) and all(n.dtype.is_integer or n.dtype.itemsize < size for n in found)
+
+
+def _is_narrow(weights: Expr, rows: Expr) -> bool:
+    """Return True if weights are narrower than what they are multiplied as, beside some rows."""
+    return reads_narrow(weights, narrow_operand(rows, HALF).dtype.itemsize)
+
+
+def _largest(value: Expr) -> list[Load]:
+    """Return the loads of tensors of more than an eighth of the largest one's elements.
+
+    Those of smaller ones are scales, of columns or of groups of terms.
+    """
+    sizes = {n: _elements(n.buffer) for n in loads((value,))}
     most = max(sizes.values(), default=0)
-    return bool(most) and all(n.dtype.is_integer for n, size in sizes.items() if size * 8 > most)
+    return [n for n, size in sizes.items() if size * 8 > most]
+
+
+def _elements(buffer: Buffer) -> int:
+    return product(buffer.shape).hint()
 
 
 def _picks(value: Expr) -> bool:
@@ -192,14 +230,9 @@ def _by_serial(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     return tuple(sorted(axes, key=lambda a: a.serial))
 
 
-def _is_contiguous(operand: Expr, over: tuple[Axis, ...], *, only_integers: bool = False) -> bool:
-    """Return True if an operand's loads have stride 1 along one of the axes.
-
-    Args:
-        only_integers: leave out the others: scales.
-    """
-    found = [n for n in postorder((operand,)) if isinstance(n, Load) and n.axes & {*over}]
-    found = [n for n in found if n.dtype.is_integer or not only_integers]
+def _is_contiguous(operand: Expr, over: tuple[Axis, ...]) -> bool:
+    """Return True if an operand's loads, without those of scales, have stride 1 along an axis."""
+    found = [n for n in _largest(operand) if n.axes & {*over}]
     offsets = [load.buffer.offset(load.indices) for load in found]
     steps = [{offset.coefficient(axis) for axis in over} for offset in offsets]
     return bool(found) and all(index(1) in step for step in steps)
@@ -214,9 +247,7 @@ def _panel(many: Expr, over: tuple[Axis, ...], columns: tuple[Axis, ...]) -> int
 
     Those of integers have scales beside them; two in a byte are of both halves of a panel.
     """
-    found = [n for n in postorder((many,)) if isinstance(n, Load)]
-    if reads_integers(many):
-        found = [n for n in found if n.dtype.is_integer]
+    found = _largest(many)
     if len(found) != 1 or found[0].guard is not None:
         return 0
     offset = found[0].buffer.offset(found[0].indices)

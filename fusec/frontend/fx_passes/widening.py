@@ -9,10 +9,11 @@ results rounded behind, which is what these calls do with each term and each sum
 A core with AVX2 then takes a sixth of the time for a linear of 128 rows (2048 x 2048, ``bf16``), a
 fiftieth for a ``bmm`` of 8 matrices of 256 x 256, a seventieth for a convolution (64 channels, 3 x
 3), a ninth for it channels-last (2026-11-27). Conversions are kernels, which fuse with what stands
-beside them. Products of few rows with weights that lie along their terms stay as they are: kernels
-of fusec's own widen each weight as they read it (``ir/streamed.py``); not those with weights that
-are computed from integers, which are f32 at once, without a rounding. So do products around
-expansions (logits of a loss), which run in chunks of rows: ``passes/graph/chunk.py``.
+beside them; up to some 256 rows kernels of fusec's own multiply, and convert weights as they read
+them (``ir/streamed.py``). One row stays as it is beside weights that lie along their terms, and few
+beside weights that will lie in panels: such kernels, too, widen each weight as they read it. So do
+products around expansions (logits of a loss), which run in chunks of rows:
+``passes/graph/chunk.py``.
 
 Products of scaled floats of 8 bits eager computes in f32, too, with operands that it makes in each
 call. Here the scales stand behind the product, where they fuse with what follows; a kernel of few
@@ -40,9 +41,10 @@ from fusec.frontend.fx_passes.fx_nodes import (
     hint_of,
     tensor_of,
 )
-from fusec.frontend.shapes import from_torch_dtype
+from fusec.frontend.shapes import from_torch_dtype, to_torch_dtype
 from fusec.ir.decision import Decision
 from fusec.ir.expr import reach
+from fusec.ir.machine import Machine
 
 aten = torch.ops.aten
 
@@ -60,17 +62,20 @@ CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 def widen_operands(
     gm: fx.GraphModule,
     targets: tuple[Any, ...],
-    slow: Collection[torch.dtype],
-    few: int,
+    machine: Machine,
     keep: Collection[fx.Node],
+    *,
+    packed: bool,
 ) -> fx.GraphModule:
     """Compute some operations in f32 whose types the library is slow with, in place.
 
     Args:
         targets: PRODUCTS or CONVOLUTIONS.
-        few: rows up to which kernels of fusec's own stream the weights of a product.
         keep: nodes that are left as they are.
+        packed: weights of few rows will be packed in panels.
     """
+    slow = {to_torch_dtype(kind) for kind in machine.slow_types}
+    few = machine.loops.always if packed else 1
     found = [
         node
         for target in targets

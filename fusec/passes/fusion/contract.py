@@ -42,13 +42,13 @@ from fusec.ir.groups import pairs_of
 from fusec.ir.index import Size
 from fusec.ir.machine import Machine
 from fusec.ir.names import operation_words
-from fusec.ir.rewrite import inline_loads
 from fusec.ir.streamed import (
-    conversions_of_integers,
+    conversions,
     copies_from_tables,
     match_panels,
     match_skinny,
-    rows_beside_integers,
+    reading_weights,
+    rows_beside_narrow,
 )
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
@@ -139,12 +139,12 @@ def cut_with_products(
     """
     few = _skinny_products(graph, machine)
     panels = _panel_products(graph, machine.loops.panel) - few
-    integers = _integer_products(graph, machine.cached.integer_rows if machine.is_cpu else 0)
+    narrow = _narrow_products(graph, machine.cached.narrow_rows if machine.is_cpu else 0)
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
-        decomposed &= _attending(graph, machine) | few | panels | integers
-    single = few | panels | integers | _grouped_products(graph)
+        decomposed &= _attending(graph, machine) | few | panels | narrow
+    single = few | panels | narrow | _grouped_products(graph)
     known: dict[str, Decided] = {}
     log: dict[str, Decision] = {}
     while decomposed:
@@ -153,7 +153,7 @@ def cut_with_products(
         configured: dict[Step, Step] = {}
         for kernels, calls in _groups(graph, schedule, decomposed - kept) if judge else ():
             group = slice_group(graph, kernels, calls, tried or cut)
-            rule = _IN_PANELS if calls <= panels else _INTEGERS if calls <= integers else None
+            rule = _IN_PANELS if calls <= panels else _NARROW if calls <= narrow else None
             decided = rule or _LOST
             if group is not None and judge is not None:
                 signature = group.signature
@@ -191,7 +191,7 @@ def without_calls(schedule: Schedule, cut: FuseGraph, machine: Machine) -> Sched
 
 
 _IN_PANELS = Decided(f"{FUSED}0", "by rule: its weights are in panels")
-_INTEGERS = Decided(f"{FUSED}0", "by rule: its weights are integers")
+_NARROW = Decided(f"{FUSED}0", "by rule: its weights are narrow")
 _LOST = Decided(LIBRARY, "other calls stand between its kernels", 0.0)
 
 
@@ -299,7 +299,7 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
     copies, simplify = copies_from_tables(graph), simplifier()
 
     def streams(line: Def) -> bool:
-        whole = inline_loads(line, copies, simplify)
+        whole = reading_weights(line, copies, simplify)
         products = (match_skinny(n, machine.skinny_rows) for n in postorder((whole.expr,)))
         return any(p is not None and worthwhile(p, machine) for p in products)
 
@@ -330,21 +330,21 @@ def _grouped_products(graph: Graph) -> set[str]:
     }
 
 
-def _integer_products(graph: Graph, rows: int) -> set[str]:
-    """Return the calls of products of up to ``rows`` rows whose weights are integers in memory.
+def _narrow_products(graph: Graph, rows: int) -> set[str]:
+    """Return the calls of products of up to ``rows`` rows whose weights are narrow in memory.
 
-    A kernel converts them as it reads them; the library would read them converted, four times as
-    many bytes, after a kernel that writes them. Also those of products of int8, of any rows, whose
-    terms the library takes one by one (below AVX-512 VNNI).
+    A kernel converts them as it reads them; the library would read them converted, two to eight
+    times as many bytes, after a kernel that writes them. Also those of products of int8, of any
+    rows, whose terms the library takes one by one (below AVX-512 VNNI).
     """
     simplify = simplifier()
-    known = conversions_of_integers(graph, simplify) if rows else {}
+    known = conversions(graph, simplify) if rows else {}
 
     def converts(line: Def) -> bool:
         if any(n.dtype is I32 and is_product(n) for n in reductions(line.expr)):
             return True
-        whole = inline_loads(line, known, simplify)
-        found = (rows_beside_integers(n, rows) for n in reductions(whole.expr))
+        whole = reading_weights(line, known, simplify)
+        found = (rows_beside_narrow(n, rows) for n in reductions(whole.expr))
         return any(few is not None for few in found)
 
     return {

@@ -26,7 +26,7 @@ from fusec.errors import InternalError
 from fusec.ir.canonical import Canonical, Leaf, canonical, common
 from fusec.ir.contraction import multiplied
 from fusec.ir.decision import Decision
-from fusec.ir.expr import Buffer
+from fusec.ir.expr import Buffer, loads, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.machine import Machine
@@ -34,9 +34,11 @@ from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
 from fusec.passes.fusion.cost import buffer_bytes, kernel_cost
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
+from fusec.passes.kernel.unroll_rows import stored_rows
 
 DETOUR = "merging would close a cycle through what stands between the two"
 EPILOGUE = "computed once, in the kernel of the product that it follows"
+ROWS = "computed once: the product's columns would each compute these rows again"
 TOO_LARGE = "too large to compile quickly"
 
 
@@ -115,6 +117,7 @@ class _Fuser:
         self.lines = {k: canonical(line) for k, line in self.definitions.items()}
         made = {k: multiplied(line.expr) for k, line in self.definitions.items()}
         self.products = {k: buffers for k, buffers in made.items() if buffers is not None}
+        self.rows = {k: self.rows_of(line) for k, line in self.definitions.items()}
         self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
         self.reads = {k: line.reads for k, line in self.definitions.items()}
         kinds, self.known = judged.kinds, judged.known
@@ -127,6 +130,12 @@ class _Fuser:
 
     def defs(self, members: tuple[int, ...]) -> tuple[Def, ...]:
         return tuple(self.definitions[k] for k in members)
+
+    def rows_of(self, line: Def) -> frozenset[Buffer]:
+        """Return the buffers of rows that a CPU's products read stored."""
+        sums = reductions(line.expr) if self.machine.is_cpu else ()
+        found = (stored_rows(n, self.machine, computed=False) for n in sums)
+        return frozenset(n.buffer for n in loads(few for few in found if few is not None))
 
     def stored(self, members: tuple[int, ...]) -> tuple[Buffer, ...]:
         """Return the buffers of ``members`` that are needed outside of them."""
@@ -162,6 +171,9 @@ class _Fuser:
     ) -> _Estimate | tuple[str | int, ...]:
         """Unify and estimate; a rejection refers to buffers by their position in ``buffers``."""
         try:
+            made = {d.buffer for d in self.defs(members)}
+            if any(not made.isdisjoint(self.rows[k]) for k in members):
+                raise Rejection(ROWS)
             kernel = unify(self.defs(members), frozenset(stored), learned=self.learned)
             if len(members) > 1 and not self.accepts(kernel):
                 raise Rejection("no schedule of the target runs both as one kernel")

@@ -37,16 +37,15 @@ from fusec.ir.rewrite import inline_loads
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import serial_axes
 from fusec.ir.streamed import (
-    conversions_of_integers,
+    conversions,
     copies_from_tables,
-    match_panels,
-    match_skinny,
-    rows_beside_integers,
+    reading_weights,
 )
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
+from fusec.passes.kernel.unroll_rows import stored_rows
 from fusec.passes.schedule.access import count
 
 
@@ -68,18 +67,14 @@ class _Inliner:
     """
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
-        self.graph, self.tuning, self.skinny_rows = graph, machine.fusion, machine.skinny_rows
-        self.panel = machine.loops.panel
-        self.integer_rows = machine.cached.integer_rows if machine.is_cpu else 0
-        self.vector = machine.vector
-        self.is_cpu = machine.is_cpu
+        self.graph, self.tuning, self.machine = graph, machine.fusion, machine
         self.uses = find_uses(graph)
         self.products = {line.buffer for line in graph.defs if multiplied(line.expr)}
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
         self.simplify = simplifier()
-        weights = conversions_of_integers(graph, self.simplify) if self.skinny_rows else {}
+        weights = conversions(graph, self.simplify) if machine.skinny_rows else {}
         self.weights = {**copies_from_tables(graph), **weights}
 
     def take(self, line: Def) -> tuple[Def, ...]:
@@ -127,7 +122,7 @@ class _Inliner:
         computed = cost > 0 or any(isinstance(n, Cast) and n.arg.dtype in F8 for n in nodes)
         if any(self._is_streamed_by(r, line.buffer, computed=computed) for r in readers):
             return False
-        if not self.is_cpu and self._is_between_products(line.buffer, sources, readers):
+        if not self.machine.is_cpu and self._is_between_products(line.buffer, sources, readers):
             return False
         if any(self._scatters_channels(r, found) for r in readers):
             return False
@@ -141,25 +136,12 @@ class _Inliner:
         return cost <= cheap and full_size <= 1
 
     def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
-        """Return True if ``buffer`` is the operand with the rows of a consumer, a skinny product or
-        one of panels.
-
-        Each column, or panel, would compute it again. Views and casts are free, except for panels
-        and blocks of rows (of integer weights), and except for casts of 8 bits.
-        """
+        """Return True if a consumer reads ``buffer`` as rows that are stored before."""
         match self.graph.nodes[reader]:
-            case Def() as line if self.skinny_rows:
-                sums = reductions(inline_loads(line, self.weights, self.simplify).expr)
-                products = (match_skinny(n, self.skinny_rows) for n in sums)
-                found = [
-                    p.few
-                    for p in products
-                    if p and (computed or p.panel or (p.integers and p.rows))
-                ]
-                found += [p.few for n in sums if computed and (p := match_panels(n, self.panel))]
-                rows = (rows_beside_integers(n, self.integer_rows) for n in sums if computed)
-                found += [few for few in rows if few is not None]
-                return any(buffer in (n.buffer for n in loads((few,))) for few in found)
+            case Def() as line if self.machine.skinny_rows:
+                sums = reductions(reading_weights(line, self.weights, self.simplify).expr)
+                found = (stored_rows(n, self.machine, computed=computed) for n in sums)
+                return any(buffer is n.buffer for few in found if few for n in loads((few,)))
             case _:
                 return False
 
@@ -200,7 +182,7 @@ class _Inliner:
         over windows read: on a CPU each of them would gather it from the source.
         """
         match self.graph.nodes[reader]:
-            case Def(expr=expr) if self.vector > 1 and any(
+            case Def(expr=expr) if self.machine.vector > 1 and any(
                 is_window(n) and any(x.buffer is line.buffer for x in loads(n.bodies))
                 for n in reductions(expr)
             ):

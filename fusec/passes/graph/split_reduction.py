@@ -25,9 +25,8 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
-from fusec.ir.rewrite import inline_loads
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import conversions_of_integers, match_skinny
+from fusec.ir.streamed import conversions, match_skinny, reading_weights
 from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
@@ -61,15 +60,15 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
 
 
 def _without_streams(graph: Graph, lines: Collection[Def], machine: Machine) -> Collection[Def]:
-    """Return the lines that are no product of one row with panels of integer weights."""
+    """Return the lines that are no product of one row with panels of narrow weights."""
     if not lines:
         return lines
     simplify = simplifier()
-    known = conversions_of_integers(graph, simplify) if machine.skinny_rows else {}
+    known = conversions(graph, simplify) if machine.skinny_rows else {}
 
     def streams(line: Def) -> bool:
-        sums = reductions(inline_loads(line, known, simplify).expr)
-        return any(p is not None and p.integers for p in (match_skinny(n, 1) for n in sums))
+        sums = reductions(reading_weights(line, known, simplify).expr)
+        return any(p is not None and p.narrow for p in (match_skinny(n, 1) for n in sums))
 
     return [line for line in lines if known.keys().isdisjoint(line.reads) or not streams(line)]
 

@@ -15,7 +15,7 @@ Weights in panels have columns in the lanes: a grid point has all rows and some 
     y[m, n] = sum(k: x[m, k] * w[n//32, k, n%32])              grid m:2 n:64    inside k
     y[0, 32*p + l] = sum(k: x[0, k] * w[p, k, l]);  y[0, 32*p + 16 + l] = ...    grid p:2 l:16
 
-Rows of integer weights, which take more instructions to convert than to multiply, run in blocks if
+Rows of narrow weights, which take more instructions to convert than to multiply, run in blocks if
 they have no room at once: the weights of a few columns stay in the nearest cache for all blocks::
 
     y[m, n] = sum(k: x[m, k] * f32(w[n, k]))                  grid m:16 n:64    inside k
@@ -34,7 +34,7 @@ from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import StreamedProduct, match_skinny
+from fusec.ir.streamed import StreamedProduct, match_panels, match_skinny, rows_beside_narrow
 from fusec.passes.kernel.unroll import points
 
 
@@ -45,11 +45,32 @@ def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
         return True
     if product.panel:
         return rows <= tuning.panel_sums * machine.vector
-    if product.integers:
-        return len(product.rows) == 1 and bool(_blocks(rows, tuning.integer_block))
+    if product.narrow:
+        return len(product.rows) == 1 and bool(_blocks(rows, tuning.narrow_block))
     fits = rows <= tuning.sums * machine.vector
     near = rows * product.terms.hint() * 4 <= tuning.near_bytes
     return fits and near and product.itemsize == 4
+
+
+def stored_rows(node: Expr, machine: Machine, *, computed: bool) -> Expr | None:
+    """Return the rows of a CPU's product that are stored before it reads them, or None.
+
+    Each of a few columns, each panel or tile would compute, or widen, them again. Views and casts
+    are free where rows are streamed as they are.
+
+    Args:
+        computed: whether that is more than a cast of 16 bits.
+    """
+    product = match_skinny(node, machine.skinny_rows)
+    if product is not None and (computed or _are_apart(product)):
+        return product.few
+    if product is not None and worthwhile(product, machine):
+        return None
+    panels = match_panels(node, machine.loops.panel) if computed else None
+    if panels is not None:
+        return panels.few
+    packed = 0 if computed else machine.skinny_rows + 1
+    return rows_beside_narrow(node, machine.cached.narrow_rows, packed=packed)
 
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
@@ -58,7 +79,7 @@ def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
     Also for one of integer weights in panels that has been unrolled, with blocks of rows left.
     """
     found = _products(kernel, machine)
-    unrolled = any(p.integers and _is_part_of_panel(p) for p in found)
+    unrolled = any(p.narrow and _is_part_of_panel(p) for p in found)
     return unrolled or _block(kernel, machine) is not None
 
 
@@ -67,7 +88,7 @@ def computes_rows(kernel: Kernel, machine: Machine) -> bool:
 
     Each group of columns would compute it again. With panels a cast counts as computation: the
     elements of a row are broadcast one by one, and each would be widened for every panel. So it
-    does with integer weights, for more than one row: four rows take 0.76 of the time (4096 x 4096,
+    does with narrow weights, for more than one row: four rows take 0.76 of the time (4096 x 4096,
     AVX2, one thread, 2026-11-28); not with several in a byte, whose pairs of elements of a row are
     told apart while they are widened.
     """
@@ -142,10 +163,10 @@ def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
         (p.batch, p.rows, p.columns, p.panel) != (first.batch, rows, own, panel) for p in products
     ):
         return None
-    tuning, cuts = machine.loops, all(p.integers for p in products) and len(rows) == 1
+    tuning, cuts = machine.loops, all(p.narrow for p in products) and len(rows) == 1
     shapes = _shapes(first, machine, cuts=cuts)
     limits = [tuning.panel_sums if panel else tuning.sums]
-    if panel and first.integers:
+    if panel and first.narrow:
         limits.insert(0, tuning.converted_sums)
     row, weight = tuning.converted_cost
     for most in limits:
@@ -168,7 +189,7 @@ def _shapes(product: StreamedProduct, machine: Machine, *, cuts: bool) -> list[t
     width = machine.vector if product.panel else 1
     # A vector has one half of each byte.
     lanes = own[-1].extent.const if len(own) > 2 else 1
-    least = min(count, machine.loops.integer_block[0]) if product.panel else 1
+    least = min(count, machine.loops.narrow_block[0]) if product.panel else 1
     return [
         (r, c)
         for r in (_blocks(count, (least, count)) if cuts else (count,))
@@ -192,10 +213,14 @@ def _blocks(rows: int, between: tuple[int, int]) -> list[int]:
 def _loaded(product: StreamedProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
     few = product.few
-    apart = product.panel or (product.integers and product.rows and not product.packed)
-    widened = isinstance(few, Cast) and not apart and few.arg.dtype not in F8
+    widened = isinstance(few, Cast) and not _are_apart(product) and few.arg.dtype not in F8
     inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None
+
+
+def _are_apart(product: StreamedProduct) -> bool:
+    """Return True if a product's rows are widened by a kernel of their own."""
+    return bool(product.panel or (product.narrow and product.rows and not product.packed))
 
 
 def _divides(columns: int, extent: Index) -> bool:

@@ -32,7 +32,7 @@ from fusec.ir.streamed import (
     StreamedProduct,
     columns_in_panels,
     match_panels,
-    reads_integers,
+    reads_narrow,
 )
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
@@ -361,7 +361,7 @@ def _converts_integers(one: ProductKernel) -> bool:
     attention in bf16, training, takes 0.92 of the time; AVX2, one thread, 2026-11-28).
     """
     operands = (x for parts in one.products.values() for x in (parts.left, parts.right))
-    return any(map(reads_integers, operands))
+    return any(map(reads_narrow, operands))
 
 
 def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:

@@ -51,12 +51,12 @@ def _streams(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
 def _ahead(kernel: Kernel, machine: Machine) -> int:
     """Return the prefetch distance of weights, in iterations; 1 where none are streamed.
 
-    Integer weights are those of the next grid point: their rows are too short to run ahead in.
+    Narrow weights are those of the next grid point: their rows are too short to run ahead in.
     """
     streams, tuning = _streams(kernel, machine), machine.loops
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
         return max(1, tuning.ahead_bytes // max(panels))
-    if streams and all(p.integers for p in streams):
+    if streams and all(p.narrow for p in streams):
         kernel_loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
         (column, *_) = streams[0].columns
         steps = (load.buffer.offset(load.indices).coefficient(column) for load in kernel_loads)

@@ -190,7 +190,7 @@ def test_a_quantised_linear_reads_integers_where_it_multiplies(
     with seeded(rows):
         args = torch.randn(rows, 64), codes(96, 64), positive(96), zeros(96)
     ours, theirs = compiled(call, *args), call(*args)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
     torch._dynamo.reset()
     *_, kernel = fusec.kernels(call, *args)
     assert "ld_i8" in kernel.source

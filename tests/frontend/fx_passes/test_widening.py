@@ -68,11 +68,21 @@ def test_wide_operands_stay(name: str) -> None:
         assert types_multiplied(call, x, w, "cpu:avx2") == {dtype}
 
 
-def test_few_rows_stay_where_weights_lie_along_their_terms() -> None:
-    x, w = values(4, SIDE, dtype=torch.bfloat16), values(40, SIDE, dtype=torch.bfloat16)
+def test_a_row_stays_where_weights_lie_along_their_terms() -> None:
+    x, w = values(1, SIDE, dtype=torch.bfloat16), values(40, SIDE, dtype=torch.bfloat16)
     assert types_multiplied(lambda x, w: x @ w.t(), x, w, "cpu:avx2") == {torch.bfloat16}
     strided = w.t().contiguous()
     assert types_multiplied(lambda x, w: x @ w, x, strided, "cpu:avx2") == {torch.float32}
+
+
+def test_few_rows_stay_beside_weights_that_will_be_packed() -> None:
+    layer = torch.nn.Linear(SIDE, 64, bias=False, dtype=torch.bfloat16)
+    for rows, kind in ((4, torch.bfloat16), (20, torch.float32)):
+        x = values(rows, SIDE, dtype=torch.bfloat16)
+        options = Options(freeze=True)
+        context = CompileContext(find_target("cpu:avx2"), options, Trace("joint"))
+        (graph,) = captured_graphs(layer, x, context=context)
+        assert {n.meta["val"].dtype for n in _multiplying(graph)} == {kind}
 
 
 def test_gpus_and_batch_invariant_compiles_have_no_such_stage() -> None:

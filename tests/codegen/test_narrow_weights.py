@@ -1,4 +1,7 @@
-"""Products whose weights are integers in memory: each is converted as it is read, in one kernel."""
+"""Products whose weights are narrower than what they are multiplied as: integers, 16-bit floats.
+
+Each is converted as it is read, in the product's kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from tests.support import compile_with, seeded
+from fusec.processors import PROCESSORS
+from tests.support import BACKEND, compile_with, on_processor, seeded
+from tests.support import check as check_beside_eager
 
 TERMS, COLUMNS = 96, 64
 
@@ -108,6 +113,104 @@ def test_no_rows_make_no_result() -> None:
     torch._dynamo.reset()
     x, w, scale = operands(0, torch.bfloat16)
     assert compile_with(linear)(x, w, scale).shape == (0, COLUMNS)
+
+
+# -- floats of 16 bits, where the library has no instructions for them ----------------------------
+
+AVX2 = "cpu:avx2"
+HALF = (torch.bfloat16, torch.float16)
+fusec_alone = pytest.mark.skipif(BACKEND != "fusec", reason="asks for another processor's code")
+SPELLED = {
+    "linear": lambda x, w: F.linear(x, w),
+    "linear with a bias": lambda x, w: F.linear(x, w, w[:, 0]),
+    "mm": lambda x, w: torch.mm(x, w.t()),
+    "addmm": lambda x, w: torch.addmm(w[:, 1], x, w.t(), alpha=0.5),
+    "bmm": lambda x, w: torch.bmm(x[None], w.t()[None])[0],
+    "baddbmm": lambda x, w: torch.baddbmm(w[:, 0], x[None], w.t()[None])[0],
+    "an epilogue": lambda x, w: F.gelu(F.linear(x, w, w[:, 0])) + x[:, :1],
+    "a computed row": lambda x, w: F.linear(F.silu(x) * x, w),
+    "a gate": lambda x, w: F.silu(F.linear(x, w)) * F.linear(x, w.flip(1)),
+    "rows of a batch": lambda x, w: F.linear(x[None].expand(2, -1, -1), w),
+}
+
+
+def floats(
+    rows: int, dtype: torch.dtype, *, columns: int = 160, terms: int = 96
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with seeded(rows):
+        x, w = torch.randn(rows, terms), torch.randn(columns, terms) / terms**0.5
+        return x.to(dtype), w.to(dtype)
+
+
+def strided(w: torch.Tensor) -> torch.Tensor:
+    """Return the matrix with its columns, not its terms, side by side in memory."""
+    return w.t().contiguous().t()
+
+
+@fusec_alone
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 16, 17, 40, 128])
+def test_16_bits_are_as_exact_as_eager(rows: int, dtype: torch.dtype) -> None:
+    x, w = floats(rows, dtype)
+    with on_processor(PROCESSORS[AVX2].features):
+        check_beside_eager(SPELLED["an epilogue"], x, w)
+        check_beside_eager(SPELLED["linear"], x, strided(w))
+
+
+@fusec_alone
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("rows", [3, 16, 20])
+def test_each_spelling_is_as_exact_as_eager(name: str, rows: int) -> None:
+    with on_processor(PROCESSORS[AVX2].features):
+        check_beside_eager(SPELLED[name], *floats(rows, torch.bfloat16), train=rows == 16)
+
+
+@fusec_alone
+@pytest.mark.parametrize(("columns", "terms"), [(130, 33), (61, 100), (97, 1)])
+def test_ragged_16_bits_are_as_exact_as_eager(columns: int, terms: int) -> None:
+    with on_processor(PROCESSORS[AVX2].features):
+        for rows in (4, 16, 20):
+            x, w = floats(rows, torch.bfloat16, columns=columns, terms=terms)
+            check_beside_eager(SPELLED["linear"], x, w)
+            check_beside_eager(SPELLED["linear"], x, strided(w))
+
+
+@fusec_alone
+def test_any_number_of_rows_of_16_bits() -> None:
+    x, w = floats(20, torch.bfloat16)
+    more = [(x[:3], w), (x[:0], w), (torch.cat([x] * 20), w)]
+    with on_processor(PROCESSORS[AVX2].features):
+        check_beside_eager(lambda x, w: F.linear(x, w).relu(), x, w, more=more, dynamic=True)
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("rows", [16, 20])
+def test_16_bits_are_widened_where_they_are_multiplied(name: str, rows: int) -> None:
+    x, w = floats(rows, torch.bfloat16, terms=512)
+    for weights in (w, strided(w)):
+        (graph,) = fusec.explain(SPELLED[name], x, weights, target=AVX2).graphs
+        assert not graph.externs
+
+
+def test_a_library_with_instructions_for_16_bits_multiplies() -> None:
+    x, w = floats(20, torch.bfloat16, terms=512)
+    (graph,) = fusec.explain(F.linear, x, w, target="cpu:avx512").graphs
+    assert graph.externs
+
+
+@fusec_alone
+@pytest.mark.parametrize("rows", [16, 20])
+def test_nan_and_infinity_of_16_bits_reach_their_rows_alone(rows: int) -> None:
+    x, w = floats(rows, torch.bfloat16)
+    x[3, 5], x[7, 0] = torch.nan, torch.inf
+    torch._dynamo.reset()
+    with on_processor(PROCESSORS[AVX2].features):
+        ours, theirs = compile_with(F.linear)(x, w), F.linear(x, w)
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert torch.equal(ours.isinf(), theirs.isinf())
+
+
+# -- two integers in a byte ------------------------------------------------------------------------
 
 
 def int4_linear(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
