@@ -249,19 +249,24 @@ class Reduce(_Expr):
 class Scan(_Expr):
     """The reduction of ``bodies`` by ``monoid`` over the points of the free axes ``over`` so far.
 
-    In a program these are lanes: each has the reduction of the lanes up to itself.
+    In a program these are lanes: each has the reduction of the lanes up to itself, and before them
+    of the last lanes of ``start``, which are the results of the lanes before.
     """
 
-    __slots__ = ("bodies", "monoid", "over")
+    __slots__ = ("bodies", "monoid", "over", "start")
 
-    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], *bodies: Expr) -> None:
-        if len(bodies) != len(monoid.fields):
-            raise InvalidIR(f"{monoid} of {len(bodies)} values")
+    def __init__(self, monoid: Monoid, over: tuple[Axis, ...], *values: Expr) -> None:
+        count = len(monoid.fields)
+        if len(values) not in (count, 2 * count):
+            raise InvalidIR(f"{monoid} of {len(values)} values")
+        if any(a.dtype is not b.dtype for a, b in zip(values, values[count:], strict=False)):
+            raise InvalidIR(f"a start of {monoid} of another type")
         self.monoid = monoid
         self.named = self.over = over
-        self.children = self.bodies = bodies
-        self.dtype = bodies[-1].dtype
-        self.axes = axes_in(bodies) | frozenset(over)
+        self.children = values
+        self.bodies, self.start = values[:count], values[count:]
+        self.dtype = self.bodies[-1].dtype
+        self.axes = axes_in(values) | frozenset(over)
 
 
 class Var(_Expr):
@@ -466,7 +471,7 @@ def rebuild(node: Expr, new: Mapping[Expr, Expr], indices: Mapping[Axis, Index] 
             return Reduce(node.monoid, over, *bodies) if over else bodies[-1]
         case Scan():
             over = replace_bound(node.over, indices)
-            return Scan(node.monoid, over, *(new[body] for body in node.bodies))
+            return Scan(node.monoid, over, *(new[value] for value in node.children))
         case Dot():
             into = None if node.into is None else new[node.into]
             over = replace_bound(node.over, indices)

@@ -190,7 +190,8 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
     if isinstance(value, Reduce | Scan):
         single = isinstance(value, Scan) or len(value.bodies) == 1
         check(single, line, f"{value.monoid} of several values")
-        lacks = any(set(value.over) - body.axes for body in value.bodies)
+        combined = (*value.bodies, *(v for v in children(value) if isinstance(v, Var)))
+        lacks = any(set(value.over) - operand.axes for operand in combined)
         check(not lacks, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes

@@ -320,6 +320,54 @@ def test_nan_and_infinity_stay_from_where_they_are() -> None:
     check(lambda x: (x.cumsum(1), x.cumsum(0), x.cummax(1), x.cummin(0)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_extremes_may_grow_in_each_step_or_in_none(dtype: torch.dtype) -> None:
+    x = values(ROWS, LENGTH, dtype=dtype)
+    x[0], x[1], x[2] = torch.arange(LENGTH), -torch.arange(LENGTH), 3
+    x[3, 8:], x[4, 7:9], x[5, 17:] = x[3, 7], 900, x[5].amax()
+    if dtype.is_floating_point:
+        x[6, ::5], x[7, 8], x[8] = INFINITE, NAN, -INFINITE
+        x[9, ::2], x[9, 1::2] = 0.0, -0.0
+    check(lambda x: (torch.cummax(x, 1), torch.cummin(x, 1), torch.cummax(x.flatten(), 0)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_products_of_factors_that_are_zero_have_a_gradient(dtype: torch.dtype) -> None:
+    x = values(5, LENGTH, low=0.9, high=1.1, dtype=dtype)
+    x[0, 0], x[1, 9], x[2, LENGTH - 1] = 0, 0, 0
+    x[3, 8], x[3, 70], x[4] = 0, 0, 0
+
+    def products(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.cumprod(1), torch.cumprod(x, dim=-2), x.flatten().cumprod(0, dtype=torch.float64)
+
+    check(products, x, train=True)
+    if BACKEND == "fusec":
+        assert externs(products, x, train=True) == []
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's launches")
+def test_the_gradient_of_a_product_so_far_is_one_kernel() -> None:
+    _, backward = fusec.explain(lambda x: x.cumprod(1), values(ROWS, LENGTH), train=True).graphs
+    assert backward.launches == 1
+
+
+def test_no_product_so_far_of_nothing_or_one() -> None:
+    for shape in ((0, 4), (4, 0), (1, 1), (1,), ()):
+        check(lambda x: (x.cumprod(-1), x.cumprod(0) * 2), values(*shape), train=True)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float64],
+    ids=str,
+)
+def test_elements_in_reverse_order_are_adjacent(dtype: torch.dtype) -> None:
+    for length in (3, 64, 77):
+        x = values(5, length, low=0, high=9, dtype=torch.int64).to(dtype)
+        check(lambda x: (x.flip(1) == x, x.flip(0, 1).float() * 2, x.flip(1).clone()), x)
+
+
 def test_a_long_sum_keeps_its_digits() -> None:
     x = torch.full((300_000,), 0.1)
     check(lambda x: x.cumsum(0), x, tol=1e-7)

@@ -393,7 +393,15 @@ FUSEC_REDUCTION(f_hsum, fusec_sum)
 FUSEC_REDUCTION(f_hprod, fusec_product)
 FUSEC_REDUCTION(f_hmax, fusec_max)
 FUSEC_REDUCTION(f_hmin, fusec_min)
-// Each lane combined with all before it: with the one before, then with the two before these, ...
+#ifdef FUSEC_MASK_BITS
+FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
+FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
+#else  // a set lane is -1
+FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
+FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
+#endif
+// Each lane combined with all before it, and with the last one of ``start``: with the one before, then
+// with the two before these, ... An extreme that no lane exceeds stays.
 // All are templates, so that a unit without scans instantiates none.
 #define FUSEC_LATER(l) (l) < step ? (l) : FUSEC_W + (l) - step
 #define FUSEC_LATER_HALF(l) (l) < step ? (l) : FUSEC_H + (l) - step
@@ -408,38 +416,38 @@ template <class T> constexpr T fusec_limit(int sign) {
 template <class V> constexpr bool fusec_is_wide = false;
 template <> constexpr bool fusec_is_wide<vf64> = true;
 template <> constexpr bool fusec_is_wide<vi64> = true;
-#define FUSEC_SCAN(f, of, none)                                                         \
+template <class V> FUSEC_INLINE V fusec_last(V x) {
+  if constexpr (fusec_is_wide<V>) return V(x.b[FUSEC_H - 1]);
+  else return x[FUSEC_W - 1] - V{};
+}
+#define FUSEC_SCAN(f, of, none, stays)                                                  \
   template <int lanes, int step, class V> FUSEC_INLINE V fusec_steps_##f(V v) {         \
     typedef decltype(v[0] + v[0]) T;                                                    \
     if constexpr (step >= lanes) return v;                                              \
     else return fusec_steps_##f<lanes, step * 2>(of(fusec_later<lanes, step>(v, none - V{}), v)); \
   }                                                                                     \
-  template <class V> FUSEC_INLINE V f(V x) {                                            \
+  template <class V> FUSEC_INLINE V f(V x, V start) {                                   \
+    V last = fusec_last(start);                                                         \
+    if (stays) return last;                                                             \
     if constexpr (fusec_is_wide<V>) {                                                   \
       x.a = fusec_steps_##f<FUSEC_H, 1>(x.a);                                           \
       x.b = of(x.a[FUSEC_H - 1] - decltype(x.a){}, fusec_steps_##f<FUSEC_H, 1>(x.b));   \
-      return x;                                                                         \
-    } else return fusec_steps_##f<FUSEC_W, 1>(x);                                       \
+    } else x = fusec_steps_##f<FUSEC_W, 1>(x);                                          \
+    if constexpr (fusec_is_wide<V>) return V(of(last.a, x.a), of(last.b, x.b));         \
+    else return of(last, x);                                                            \
   }
-FUSEC_SCAN(f_scansum, fusec_sum, (T)0)
-FUSEC_SCAN(f_scanprod, fusec_product, (T)1)
-FUSEC_SCAN(f_scanmax, fusec_max, fusec_limit<T>(-1))
-FUSEC_SCAN(f_scanmin, fusec_min, fusec_limit<T>(1))
-// The lane before each; before the first one, -inf.
-template <class V> FUSEC_INLINE V fusec_before(V x) {
+FUSEC_SCAN(f_scansum, fusec_sum, (T)0, false)
+FUSEC_SCAN(f_scanprod, fusec_product, (T)1, false)
+FUSEC_SCAN(f_scanmax, fusec_max, fusec_limit<T>(-1), f_hall(f_le(x, last)))
+FUSEC_SCAN(f_scanmin, fusec_min, fusec_limit<T>(1), f_hall(f_ge(x, last)))
+// The lane before each; before the first one, the last of ``start``.
+template <class V> FUSEC_INLINE V fusec_before(V x, V start) {
+  V first = fusec_last(start);
   if constexpr (fusec_is_wide<V>) {
-    typedef decltype(x.a) half;
-    half none = -__builtin_inf() - half{}, last = x.a[FUSEC_H - 1] - half{};
-    return V(fusec_later<FUSEC_H, 1>(x.a, none), fusec_later<FUSEC_H, 1>(x.b, last));
-  } else return fusec_later<FUSEC_W, 1>(x, -__builtin_inff() - V{});
+    decltype(x.a) last = x.a[FUSEC_H - 1] - decltype(x.a){};
+    return V(fusec_later<FUSEC_H, 1>(x.a, first.a), fusec_later<FUSEC_H, 1>(x.b, last));
+  } else return fusec_later<FUSEC_W, 1>(x, first);
 }
-#ifdef FUSEC_MASK_BITS
-FUSEC_INLINE bool f_hany(vm x) { return FUSEC_MASK_BITS(x.v) != 0; }
-FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
-#else  // a set lane is -1
-FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
-FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
-#endif
 
 // ---- memory -------------------------------------------------------------------------------------
 // Raw bits are loaded and stored by element size, raw8 to raw64; FUSEC_ACCESS decodes and encodes.
@@ -505,6 +513,28 @@ FUSEC_SCATTERED(vu8, raw8)
 FUSEC_SCATTERED(vu16, raw16)
 FUSEC_SCATTERED(vi32, raw32)
 FUSEC_SCATTERED(vi64, raw64)
+
+// A stride; of -1, elements are adjacent, from the last one to the first.
+#define FUSEC_FROM_END(l) FUSEC_W - 1 - (l)
+#define FUSEC_HALF_FROM_END(l) FUSEC_H - 1 - (l)
+template <class R> FUSEC_INLINE R fusec_reversed(R x) {
+  if constexpr (sizeof x / sizeof x[0] == FUSEC_W && sizeof x[0] < 8)
+    return FUSEC_SHUFFLE(x, x, R, FUSEC_LANES(FUSEC_FROM_END));
+  else
+    return R(FUSEC_SHUFFLE(x.b, x.b, hi64, FUSEC_HALF_LANES(FUSEC_HALF_FROM_END)),
+             FUSEC_SHUFFLE(x.a, x.a, hi64, FUSEC_HALF_LANES(FUSEC_HALF_FROM_END)));
+}
+template <class raw> FUSEC_INLINE auto fusec_ldg(const raw *p, long long s) {
+  bool adjacent = __builtin_constant_p(s) && s == -1;
+  return adjacent ? fusec_reversed(fusec_ld(p - (FUSEC_W - 1))) : fusec_ld(p, fusec_stride{s});
+}
+template <class raw> FUSEC_INLINE auto fusec_ldgm(const raw *p, long long s, vm m) {
+  return f_hall(m) ? fusec_ldg(p, s) : fusec_ld_some(p, fusec_stride{s}, m);
+}
+template <class R, class raw> FUSEC_INLINE void fusec_stg(raw *p, long long s, R v) {
+  bool adjacent = __builtin_constant_p(s) && s == -1;
+  return adjacent ? fusec_st(p - (FUSEC_W - 1), fusec_reversed(v)) : fusec_st(p, fusec_stride{s}, v);
+}
 
 // Adjacent elements under a mask.
 #define FUSEC_MASKED(R, raw)                                                            \
@@ -693,9 +723,9 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
   FUSEC_DECODED(V, ld_##D, decode, (const m_##D *p), fusec_ld((const raw *)p))          \
   FUSEC_DECODED(V, ldm_##D, decode, (const m_##D *p, vm m), fusec_ldm((const raw *)p, m)) \
   FUSEC_DECODED(V, ldg_##D, decode, (const m_##D *p, long long s),                      \
-                fusec_ld((const raw *)p, fusec_stride{s}))                              \
+                fusec_ldg((const raw *)p, s))                                           \
   FUSEC_DECODED(V, ldgm_##D, decode, (const m_##D *p, long long s, vm m),               \
-                fusec_ldm((const raw *)p, fusec_stride{s}, m))                          \
+                fusec_ldgm((const raw *)p, s, m))                                       \
   template <int k>                                                                      \
   FUSEC_DECODED(V, ldp_##D, decode, (const m_##D *p), fusec_ldp<k>((const raw *)p))     \
   template <int k>                                                                      \
@@ -715,7 +745,7 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
   FUSEC_INLINE void st_##D(m_##D *p, V v) { fusec_st((raw *)p, encode); }               \
   FUSEC_INLINE void stm_##D(m_##D *p, V v, vm m) { fusec_stm((raw *)p, encode, m); }    \
   FUSEC_INLINE void stg_##D(m_##D *p, long long s, V v) {                               \
-    fusec_st((raw *)p, fusec_stride{s}, encode);                                        \
+    fusec_stg((raw *)p, s, encode);                                                     \
   }                                                                                     \
   FUSEC_INLINE void stgm_##D(m_##D *p, long long s, V v, vm m) {                        \
     fusec_st_some((raw *)p, fusec_stride{s}, encode, m);                                \
@@ -1193,12 +1223,13 @@ template <int lanes, int step, class V> FUSEC_INLINE void fusec_recur(V &a, V &b
     fusec_recur<lanes, step * 2>(a, b);
   }
 }
-template <class V> FUSEC_INLINE vf64 f_scanexpsum(V x, vf64 w) {
-  V m = f_scanmax(x), before = fusec_before(m);
+template <class V> FUSEC_INLINE vf64 f_scanexpsum(V x, vf64 w, V top, vf64 start) {
+  V m = f_scanmax(x, top), before = fusec_before(m, top);
   vf64 a = to_f64(f_exp(f_select(f_eq(before, m), V{}, before - m)));
   vf64 b = to_f64(f_exp(f_select(f_eq(x, m), V{}, x - m))) * w;
   fusec_recur<FUSEC_H, 1>(a.a, b.a);
   fusec_recur<FUSEC_H, 1>(a.b, b.b);
+  b.a += a.a * fusec_last(start).a;
   b.b += a.b * (b.a[FUSEC_H - 1] - decltype(b.a){});
   return b;
 }

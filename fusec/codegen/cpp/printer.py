@@ -367,8 +367,8 @@ class CppPrinter:
                 return self.vector_index(node.index, node.dtype)
             case Reduce() | Scan():
                 how = "h" if isinstance(node, Reduce) else "scan"
-                bodies = ", ".join(self.operand(body, True) for body in node.bodies)
-                return f"f_{how}{node.monoid}({bodies})"
+                values = ", ".join(self.operand(value, True) for value in node.children)
+                return f"f_{how}{node.monoid}({values})"
             case Const() | Var():
                 return self.operand(node, vector)
             case _:

@@ -18,7 +18,7 @@ from fusec.codegen.lowering.layout import Layout, below
 from fusec.errors import InternalError
 from fusec.ir.combine import State, carried, combine, folded, identities
 from fusec.ir.contraction import Factors, cut_factors, sides, without_scales
-from fusec.ir.dtype import BF16, F4X2, F8, I32, DType
+from fusec.ir.dtype import BF16, F4X2, F8, DType
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -316,7 +316,7 @@ class Values:
             if not self.layout.loops_of(node.axes) <= self.scopes[around + 1].bound:
                 self._scan_row(scope, node, self.scopes[around], terms)
                 return
-            kept = frozenset(a for a in node.axes if a in self.lanes and a not in lanes)
+            kept = frozenset(a for a in node.axes if a in self.lanes)
             so_far = self.so_far[node] = self._carried(self.scopes[around], node, kept)
         if lanes:
             ends = self._scan_lanes(scope, node, lanes, so_far, terms)
@@ -352,26 +352,14 @@ class Values:
     def _scan_lanes(
         self, scope: Scope, node: Scan, lanes: tuple[Axis, ...], so_far: State, terms: State
     ) -> State:
-        """Name a scan's results in the lanes of an iteration; return its state after them."""
+        """Name a scan's results in the lanes of an iteration; return its state in each of them."""
         terms = tuple(self._along_all(scope, lanes, term) for term in terms)
-        parts = [Scan(p, lanes, *terms[: len(p.fields)]) for p in node.monoid.fields]
-        before = tuple(self._once(scope, part) for part in parts)
-        new = self._steps(scope, combine(node.monoid, so_far, before))
-        if len(terms) == 1:
-            row = self._once(scope, Reduce(node.monoid, lanes, *terms))
-            self._let(scope, node, *new)
-            return self._steps(scope, combine(node.monoid, so_far, (row,)))
-        found = tuple(self._named(scope, value) for value in new)
+        found = tuple(
+            self._once(scope, Scan(part, lanes, *terms[:count], *so_far[:count]))
+            for count, part in enumerate(node.monoid.fields, 1)
+        )
         scope.memo[node] = found[-1]
-        return tuple(self._at_the_end(scope, lanes, value) for value in found)
-
-    def _at_the_end(self, scope: Scope, lanes: tuple[Axis, ...], value: Var | Const) -> Reduce:
-        """Return the value of the last lane."""
-        (lane,) = lanes
-        place = IndexValue(index(lane), I32)
-        is_last = self.value(Op("eq", (place, IndexValue(lane.extent - 1, I32))))
-        nothing = Const(0, value.dtype)
-        return Reduce(SUM, lanes, self._once(scope, Select(is_last, value, nothing)))
+        return found
 
     def _carried(self, scope: Scope, node: Scan, lanes: frozenset[Axis]) -> tuple[Var | Const, ...]:
         """Declare carries for what a scan combines; a field that no result needs is constant."""

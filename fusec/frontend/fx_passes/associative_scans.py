@@ -19,6 +19,8 @@ Functions that are known, of elements l and, behind it, r; c is another of their
 
 Other functions stay, and so does a greatest or least element whose gradient is needed: eager's
 divides it among equal ones. Combinations of floats are regrouped, as eager regroups them.
+
+A product, also that of ``cumprod``, has a gradient that is one recurrence and divides by no factor.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.nn.functional import pad
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
+from fusec.frontend.fx_passes.dynamo_graph import call_instead
 from fusec.frontend.fx_passes.fx_nodes import called_with
-from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
+from fusec.frontend.ops.recurrences import product_so_far
 
 Interval: TypeAlias = "tuple[int, int] | None"
 """The first and the last element that were combined; None for padding."""
@@ -47,6 +49,7 @@ def keep_scans_whole(gm: fx.GraphModule) -> None:
 
     Assumes: nodes carry ``meta["example_value"]``.
     """
+    call_instead(gm, {torch.cumprod: product_so_far, "cumprod": product_so_far})
     for part in gm.modules():
         if isinstance(part, fx.GraphModule) and _Scans(part.graph).replace():
             part.recompile()
@@ -61,10 +64,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def multiplied(x: torch.Tensor) -> torch.Tensor:
-    """Return the products so far; as a recurrence, whose gradient divides by no factor."""
-    if not x.is_floating_point():
-        return x.contiguous().cumprod(0, dtype=x.dtype)
-    return recurring(x, pad(x[:1], (*(0, 0) * (x.dim() - 1), 0, len(x) - 1)))
+    return product_so_far(x.contiguous(), 0, dtype=x.dtype)
 
 
 def greatest(x: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ h[t] is what it brings about itself, and by the next one, whose factor it takes:
     db[t] = a[t+1] * db[t+1] + dh[t]    da[t] = db[t] * h[t-1]
 
 ``frontend/fx_passes/associative_scans.py`` and ``rolled_loops.py`` put the operation into graphs.
+A product so far is the recurrence ``h[t] = x[t] * h[t-1]`` from 1, and has its gradient: eager's
+divides by the factors, and takes four more scans where one may be 0.
 On CPUs it is a scan by an ordered monoid (``ir/serial.py``); the eager kernels here are for graphs
 that run eagerly.
 """
@@ -109,6 +111,35 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 torch.library.register_autograd("fusec::recurrence", _gradient, setup_context=_keep, lib=LIBRARY)
+
+
+class _Product(torch.autograd.Function):
+    """``cumprod`` of floats along a dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim, result = dim, x.cumprod(dim)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, result = ctx.saved_tensors
+        beside = [n for axis, n in enumerate(x.shape) if axis != ctx.dim]
+        how = x.new_ones(beside), ctx.dim, False
+        return torch.ops.fusec.recurrence_backward(grad, x, result, *how)[0], None
+
+
+def product_so_far(
+    input: torch.Tensor, dim: Any, *, dtype: torch.dtype | None = None, out: Any = None
+) -> torch.Tensor:
+    """Return the result of ``torch.cumprod``, with a gradient that is one operation."""
+    x = input if dtype is None else input.to(dtype)
+    whole = x.requires_grad and x.is_floating_point() and x.dim() > 0
+    if not whole or out is not None or not isinstance(dim, int):
+        return torch.cumprod(input, dim, dtype=dtype, out=out)
+    result: torch.Tensor = _Product.apply(x, dim % x.dim())  # type: ignore[no-untyped-call]
+    return result
 
 
 # -- index notation --------------------------------------------------------------------------------

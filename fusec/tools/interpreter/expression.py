@@ -364,8 +364,12 @@ def _eval_scan(node: Scan, env: Env, memo: Memo) -> Tile:
     """Return a scan along an axis of terms."""
     (along,) = node.over
     axes = joint_axes((*(memo[body] for body in node.bodies), Tile(node.over, np.zeros(0))))
-    whole = [expand(memo[body], axes, env) for body in node.bodies]
-    return Tile(axes, scan_array(node.monoid, whole, axes.index(along), node.dtype))
+    whole, dim = [expand(memo[body], axes, env) for body in node.bodies], axes.index(along)
+    before = [expand(memo[value], axes, env).take([-1], dim) for value in node.start]
+    if before:
+        whole = [np.concatenate(pair, dim) for pair in zip(before, whole, strict=True)]
+    found = scan_array(node.monoid, whole, dim, node.dtype)
+    return Tile(axes, np.delete(found, 0, dim) if before else found)
 
 
 def _eval_turned(scan: Scan, env: Env) -> Tile:
