@@ -249,8 +249,7 @@ class Reduce(_Expr):
 class Scan(_Expr):
     """The reduction of ``bodies`` by ``monoid`` over the points of the free axes ``over`` so far.
 
-    In a program these are lanes: each has the reduction of the lanes up to itself, and before them
-    of the last lanes of ``start``, which are the results of the lanes before.
+    In a program: of the lanes so far, and before them of the last ones of ``start``.
     """
 
     __slots__ = ("bodies", "monoid", "over", "start")
@@ -259,12 +258,9 @@ class Scan(_Expr):
         count = len(monoid.fields)
         if len(values) not in (count, 2 * count):
             raise InvalidIR(f"{monoid} of {len(values)} values")
-        if any(a.dtype is not b.dtype for a, b in zip(values, values[count:], strict=False)):
-            raise InvalidIR(f"a start of {monoid} of another type")
         self.monoid = monoid
         self.named = self.over = over
-        self.children = values
-        self.bodies, self.start = values[:count], values[count:]
+        self.children, self.bodies, self.start = values, values[:count], values[count:]
         self.dtype = self.bodies[-1].dtype
         self.axes = axes_in(values) | frozenset(over)
 

@@ -192,6 +192,8 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         check(single, line, f"{value.monoid} of several values")
         combined = (*value.bodies, *(v for v in children(value) if isinstance(v, Var)))
         lacks = any(set(value.over) - operand.axes for operand in combined)
+        kinds = zip(value.start, value.bodies, strict=False) if isinstance(value, Scan) else ()
+        check(all(a.dtype is b.dtype for a, b in kinds), line, "it starts with another type")
         check(not lacks, line, "it reduces lanes that its value lacks")
     if isinstance(value, Dot):
         held = value.left.axes & value.right.axes
