@@ -7,7 +7,8 @@ slices, functions under ``vmap``, and interleaved results. For 2048 elements it 
 Whether nodes of a graph are such a tree is not a question of its form. Each tensor is read as a
 list of what its slices along the first axis are: the combination of the elements *from* one *to*
 another of a tensor. A function under ``vmap`` combines two neighbouring intervals; slices, ``cat``,
-``stack`` and ``pad`` move them. A tensor of all intervals from 0 to t is the scan::
+``stack`` and ``pad`` move them, as they do where their bounds are moved. A tensor of all intervals
+from 0 to t is the scan::
 
     x              0-0 1-1 2-2 3-3          pairs     0-1 2-3          scanned   0-1 0-3
     every second   0-2                      0-0 and 0-2, interleaved   0-0 0-1 0-2 0-3
@@ -25,8 +26,8 @@ A product, also that of ``cumprod``, has a gradient that is one recurrence and d
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,11 +36,8 @@ from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
 from fusec.frontend.fx_passes.dynamo_graph import call_instead
-from fusec.frontend.fx_passes.fx_nodes import called_with
 from fusec.frontend.ops.recurrences import product_so_far
 
-Interval: TypeAlias = "tuple[int, int] | None"
-"""The first and the last element that were combined; None for padding."""
 Term: TypeAlias = tuple[Any, ...]
 """What a function computes: ``("in", position)``, or a name and the terms of its arguments."""
 
@@ -133,40 +131,42 @@ def _term(name: str, *args: Term) -> Term:
     return ("mul" if name == "multiply" else name, *sorted(args, key=repr))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Elements:
-    """What the slices of a tensor along its first axis are.
+    """What the slices of a tensor are: combinations of elements of another one, its leaf.
 
     Attributes:
+        bounds: the first element that a slice combines, and the one behind its last; equal for
+            padding. Each has an axis of one for every axis of the leaf's elements.
         leaf: the tensor whose elements were combined.
         function: by which; None if each is a single element.
         field: the leaf's position among the function's.
     """
 
-    intervals: tuple[Interval, ...]
+    bounds: tuple[torch.Tensor, torch.Tensor]
     leaf: fx.Node
     function: _Function | None = None
     field: int = 0
 
-    def fits(self, function: _Function, field: int) -> bool:
+    def fits(self, function: _Function | None, leaf: fx.Node, field: int) -> bool:
         """Return True if all is combined by a function, as one of its fields."""
         own = self.function is None or (self.function == function and self.field == field)
-        return own and self.leaf is function.leaves[field]
+        return own and self.leaf is leaf
+
+    def are_in(self, node: fx.Node) -> bool:
+        """Return True if a tensor has a whole element of the leaf for each slice."""
+        made, leaf = tensor_of(node), tensor_of(self.leaf)
+        if made is None or leaf is None or made.dim() < leaf.dim():
+            return False
+        rank = made.dim() - leaf.dim() + 1
+        shape = (*made.shape[:rank], *(1,) * (leaf.dim() - 1))
+        return made.shape[rank:] == leaf.shape[1:] and self.bounds[0].shape == shape
 
     def is_scan(self) -> bool:
         """Return True for all intervals of the leaf from its first element."""
-        whole = len(self.intervals) == _length(self.leaf)
-        return whole and all(one == (0, t) for t, one in enumerate(self.intervals))
-
-
-def _joined(parts: list[_Elements], intervals: Iterable[Interval]) -> _Elements | None:
-    """Return intervals of several tensors as those of one; None if they have no common source."""
-    first = next((part for part in parts if part.function is not None), parts[0])
-    if first.function is None:
-        fits = all(part.leaf is first.leaf for part in parts)
-    else:
-        fits = all(part.fits(first.function, first.field) for part in parts)
-    return replace(first, intervals=tuple(intervals)) if fits else None
+        starts, ends = (bound.flatten() for bound in self.bounds)
+        whole = torch.arange(1, len(ends) + 1)
+        return len(ends) == _length(self.leaf) and not starts.any() and torch.equal(ends, whole)
 
 
 def _length(node: fx.Node) -> int | None:
@@ -181,14 +181,12 @@ class _Scans:
 
     Attributes:
         known: tensor -> what its slices are.
-        stacked: result of ``stack`` along a second axis -> its parts.
         regions: the node that ends a function under ``vmap`` -> all of its nodes.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.known: dict[fx.Node, _Elements] = {}
-        self.stacked: dict[fx.Node, list[_Elements]] = {}
         self.regions: dict[fx.Node, list[fx.Node]] = {}
 
     def replace(self) -> bool:
@@ -217,47 +215,36 @@ class _Scans:
                 region.append(node)
             if closes and depth == 0:
                 self._combine(region)
-            elif depth == 0 and name in _MOVES:
+            elif depth == 0 and name in _MOVES and node.op == "call_function":
                 self._move(node, name)
             before = node
 
     def _move(self, node: fx.Node, name: str) -> None:
-        """Read a call that moves slices."""
-        arguments = called_with(_MOVES[name], node)
-        if arguments is None:
+        """Read a call that moves slices, by what it makes of their bounds."""
+        known: Callable[[fx.Node], Any] = self._elements if name == "slice" else self.known.get
+        parts = {given: known(given) for given in node.all_input_nodes}
+        if not parts or None in parts.values() or written_by(node) != [None]:
             return
-        parts, *how = arguments
-        if name == "flatten":
-            sources = self.stacked.get(parts[0])
-        elif name == "slice":
-            sources = [found] if (found := self._elements(parts[0])) else None
-        else:
-            sources = [self.known[part] for part in parts if part in self.known]
-            sources = sources if len(sources) == len(parts) else None
-        if not sources:
-            return
-        lists = [source.intervals for source in sources]
-        if name == "stack":
-            self.stacked[node] = sources
-            return
-        moved: Iterable[Interval]
-        if name == "slice":
-            moved = lists[0][slice(*how)]
-        elif name == "pad":
-            moved = (*lists[0], *(None,) * how[0])
-        elif name == "flatten":
-            moved = itertools.chain.from_iterable(zip(*lists, strict=True))
-        else:
-            moved = itertools.chain.from_iterable(lists)
-        if (found := _joined(sources, moved)) is not None:
-            self.known[node] = found
+        sources = [*parts.values()]
+        first = next((part for part in sources if part.function is not None), sources[0])
+
+        def moved(k: int) -> torch.Tensor:
+            how = fx.map_arg((node.args, node.kwargs), lambda given: parts[given].bounds[k])
+            return node.target(*how[0], **how[1])  # type: ignore[operator, no-any-return]
+
+        if all(part.fits(first.function, first.leaf, first.field) for part in sources):
+            with contextlib.suppress(RuntimeError, IndexError):  # along axes of an element
+                found = replace(first, bounds=(moved(0), moved(1)))
+                if found.are_in(node):
+                    self.known[node] = found
 
     def _elements(self, node: Any) -> _Elements | None:
         """Return what the slices of a tensor are; a tensor that is not known is a leaf."""
-        if node in self.known or not isinstance(node, fx.Node):
+        tensor, length = tensor_of(node), _length(node)
+        if node in self.known or tensor is None or length is None:
             return self.known.get(node)
-        length = _length(node)
-        return None if length is None else _Elements(tuple((t, t) for t in range(length)), node)
+        starts = torch.arange(length).view(-1, *(1,) * (tensor.dim() - 1))
+        return _Elements((starts, starts + 1), node)
 
     def _combine(self, nodes: list[fx.Node]) -> None:
         """Read a function under ``vmap`` that combines neighbours."""
@@ -314,29 +301,24 @@ class _Scans:
 
     def _erase(self) -> None:
         """Erase what no scan needs any more; a function under ``vmap`` as a whole."""
-        read = {*self.known, *self.stacked}
         inside = {node for nodes in self.regions.values() for node in nodes}
         for node in reversed(list(self.graph.nodes)):
             if (region := self.regions.get(node)) is not None:
                 if all(user in inside for one in region for user in one.users):
                     for one in reversed(region):
                         self.graph.erase_node(one)
-            elif node in read and node not in inside and not node.users:
+            elif node in self.known and node not in inside and not node.users:
                 self.graph.erase_node(node)
 
 
 def _merged(function: _Function, field: int, left: _Elements, right: _Elements) -> _Elements | None:
     """Return the combinations of intervals with those that follow; None if others do."""
-    if len(left.intervals) != len(right.intervals):
+    (start, middle), (then, end), leaf = left.bounds, right.bounds, function.leaves[field]
+    if not (left.fits(function, leaf, field) and right.fits(function, leaf, field)):
         return None
-    if not (left.fits(function, field) and right.fits(function, field)):
+    if not torch.equal(middle, then) or (start >= middle).any() or (then >= end).any():
         return None
-    merged = []
-    for first, second in zip(left.intervals, right.intervals, strict=True):
-        if first is None or second is None or first[1] + 1 != second[0]:
-            return None
-        merged.append((first[0], second[1]))
-    return _Elements(tuple(merged), left.leaf, function, field)
+    return _Elements((start, end), leaf, function, field)
 
 
 def _is_supported(
@@ -360,37 +342,6 @@ def _turns(node: fx.Node) -> bool:
     return called_name(node) == "flip" and node.args[1:] in (([0],), ((0,),), (0,))
 
 
-def _slice(
-    x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> tuple[Any, ...] | None:
-    return ([x], start, end, step) if dim == 0 else None
-
-
-def _cat(tensors: Any, dim: int = 0) -> tuple[Any, ...] | None:
-    return (list(tensors),) if dim == 0 else None
-
-
-def _stack(tensors: Any, dim: int = 0) -> tuple[Any, ...] | None:
-    return (list(tensors),) if dim == 1 else None
-
-
-def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple[Any, ...] | None:
-    return ([x],) if (start_dim, end_dim) == (0, 1) else None
-
-
-def _pad(x: Any, widths: Any, mode: str = "constant", value: Any = None) -> tuple[Any, ...] | None:
-    tensor = tensor_of(x)
-    if tensor is None or mode != "constant" or len(widths) != 2 * tensor.dim():
-        return None
-    return ([x], widths[-1]) if not any(widths[:-1]) and widths[-1] > 0 else None
-
-
-_MOVES: Mapping[str, Callable[..., tuple[Any, ...] | None]] = {
-    "slice": _slice,
-    "cat": _cat,
-    "stack": _stack,
-    "flatten": _flatten,
-    "pad": _pad,
-}
-"""Name of a call that moves slices along the first axis -> its tensors, and how it moves them."""
+_MOVES = ("slice", "cat", "stack", "flatten", "pad")
+"""Names of functions that move slices of tensors."""
 _UNKNOWN: Term = ("unknown",)
