@@ -122,6 +122,13 @@ def unrolled(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
+def carried(x: Tensor, w: Tensor) -> Tensor:
+    h = torch.zeros_like(x[:, 0])
+    for t in range(8):
+        h = torch.tanh(x[:, t] + h @ w)
+    return h
+
+
 def stack(x: Tensor) -> Tensor:
     steps = [x[:, 0]]
     for step in range(1, 9):  # of two kinds, so that no loop is found
@@ -268,6 +275,7 @@ EXAMPLES = {
     "masked": Example(masked, ((8, 32), torch.arange(256).view(8, 32) % 3 == 0)),
     "recurrence": Example(recurrence, ((3, 8), (3, 8))),
     "unrolled": Example(unrolled, ((4, 8), (4, 8))),
+    "carried": Example(carried, ((2, 8, 4), (4, 4))),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True

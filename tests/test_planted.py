@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 from fusec.codegen.parametrize import Functions
@@ -22,7 +23,18 @@ from fusec.driver.structures import Planned
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
-from fusec.ir.graph import Def, Extern, ForeachKernel, Graph, Kernel, RowLoop, Schedule, Store, View
+from fusec.ir.graph import (
+    Def,
+    Extern,
+    ForeachKernel,
+    Graph,
+    Kernel,
+    RowLoop,
+    Schedule,
+    Store,
+    View,
+    whole_view,
+)
 from fusec.ir.host import Allocation, FreeBuffers, HostProgram, HostStatement, NativeRun
 from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM
@@ -389,6 +401,15 @@ def exchanged(target: str, one: int, other: int) -> Callable[[fx.Graph], None]:
     return change
 
 
+def other_start(graph: fx.Graph) -> None:
+    """A loop starts with another state."""
+    (scan,) = (node for node in graph.nodes if "scan" in str(node.target))
+    body, (start,), rows, others = scan.args
+    with graph.inserting_before(scan):
+        wrong = graph.call_function(torch.ones_like, (start,))
+    scan.args = (body, [wrong], rows, others)
+
+
 def read_before(graph: fx.Graph) -> None:
     """A number is read before it is made."""
     made = next(n for n in graph.nodes if n.op == "call_function")
@@ -399,6 +420,24 @@ def read_before(graph: fx.Graph) -> None:
 def in_loop(change: Change) -> Change:
     """The body of a loop over rows is changed."""
     return in_each(RowLoop, lambda loop: replace(loop, body=change(loop.body)))
+
+
+def starts_elsewhere(loop: RowLoop) -> RowLoop:
+    """What the loop carries starts as another tensor of its layout does."""
+    (one,) = loop.carried
+    return replace(loop, carried=(replace(one, initial=whole_view(one.other)),))
+
+
+def last_in_the_other(loop: RowLoop) -> RowLoop:
+    """The last iteration writes the buffer that is not returned."""
+    (one,) = loop.carried
+    return replace(loop, carried=(replace(one, final=one.other, other=one.final),))
+
+
+def never_moves(loop: RowLoop) -> RowLoop:
+    """Each iteration takes the first rows."""
+    moved = (replace(v, strides=(index(0), *v.strides[1:])) for v in loop.sliced)
+    return replace(loop, sliced=tuple(moved))
 
 
 def a_term_less(product: Multiply) -> Multiply:
@@ -430,7 +469,12 @@ FAULTS = (
     Fault(
         "associative_scans", "recurrence", "factors for terms", in_fx(exchanged("recurring", 0, 1))
     ),
-    Fault("rolled_loops", "unrolled", "factors for terms", in_fx(exchanged("recurrence", 0, 1))),
+    Fault("rolled_loops", "unrolled", "factors for terms", in_fx(exchanged("recurring", 1, 2))),
+    Fault(
+        "rolled_loops", "carried", "an iteration less",
+        in_fx(argument("sliced", 1, (slice(None), slice(0, 7)))),
+    ),
+    Fault("rolled_loops", "carried", "another start", in_fx(other_start)),
     Fault("equal_sizes", "lengths", "keys for values", in_fx(exchanged("attention", 1, 2))),
     Fault(
         "whole_gradients", "upsample", "another mode",
@@ -489,6 +533,8 @@ FAULTS = (
     Fault("recompute", "attention", "a difference that is a sum", renamed("sub", "add")),
     Fault("recompute", "attention", "a line dropped that is read still", lost(Def)),
     Fault("chunk", "loss", "a row's sum that is a maximum", in_loop(in_expressions(maximum))),
+    Fault("capture", "carried", "another step", in_loop(renamed("tanh", "sin"))),
+    Fault("capture", "carried", "no start", in_each(RowLoop, starts_elsewhere)),
     # schedules
     Fault("fuse", "norm", "an output that no kernel writes", lost(Kernel)),
     Fault("fuse", "columns", "kernels in the wrong order", reversed_steps),
@@ -503,6 +549,10 @@ FAULTS = (
     Fault("contract", "products", "a product's sum that is a maximum", in_expressions(maximum)),
     Fault("loops", "loss", "a chunk's sum that is a maximum", in_loop(in_expressions(maximum))),
     Fault("loops", "loss", "a chunk's kernel lost", in_loop(lost(Kernel))),
+    Fault("loops", "carried", "another step", in_loop(renamed("tanh", "sin"))),
+    Fault("loops", "carried", "the last state elsewhere", in_each(RowLoop, last_in_the_other)),
+    Fault("loops", "carried", "rows that do not move on", in_each(RowLoop, never_moves)),
+    Fault("loops", "carried", "a state that is never written", in_loop(lost(Kernel))),
     Fault("libraries", "library", "a weight not transposed", in_each(Extern, untransposed)),
     Fault("libraries", "library", "a call lost", lost(Extern)),
     Fault("in_place", "cache", "the next position", first_store(store_shifted)),

@@ -78,6 +78,8 @@ EXAMPLES = {
     "specialize_warps": "roles",
     "approximate": "statistics",
 }
+CARRIED = ("rolled_loops", "capture", "loops", "memory")
+"""Stages that know what a loop carries, each with a second golden."""
 UNSEEN = {
     "wide_products": "tags nodes, which no printed form shows",
     "unread": "drops what inlining leaves, and that drops what it inlined",
@@ -102,6 +104,18 @@ def test_a_stage_makes_what_its_golden_shows(
     text = shown(stage, step.text, printed(step.after)())
     assert len(text.splitlines()) <= LINES, f"{len(text.splitlines())} lines"
     golden(f"stages/{stage}", text)
+
+
+@pytest.mark.parametrize("stage", CARRIED)
+def test_a_loop_that_carries_state_goes_through_stages_of_its_own(
+    stage: str, golden: Callable[[str, str], None]
+) -> None:
+    if stage in FX and TORCH != (2, 13):
+        pytest.skip("names and order of an FX graph are those of torch 2.13")
+    step = step_of(stage, "carried")
+    text = shown(stage, step.text, printed(step.after)())
+    assert len(text.splitlines()) <= LINES, f"{len(text.splitlines())} lines"
+    golden(f"stages/{stage}_carried", text)
 
 
 def shown(stage: str, before: str, after: str) -> str:

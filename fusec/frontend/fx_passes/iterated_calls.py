@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,14 +35,10 @@ class Rolled:
 
     Attributes:
         node: a tensor with the iterations in front; if not ``varies`` the value of all iterations.
-        since: the place in the graph of the first operation that it stands for.
-        recurs: whether it follows from states.
     """
 
     node: Any
     varies: bool
-    since: float = math.inf
-    recurs: bool = False
 
 
 def each(name: str, axes: Any, args: Any, kwargs: Any) -> Any:
@@ -142,6 +137,23 @@ def leaves_of(node: fx.Node) -> tuple[Any, list[Any]]:
 
     args, kwargs = map_aggregate((node.args, dict(node.kwargs)), note)
     return (args, kwargs), leaves
+
+
+def inputs_of(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes
+
+
+def closure(
+    nodes: Iterable[fx.Node], beside: Callable[[fx.Node], Iterable[fx.Node]] = inputs_of
+) -> set[fx.Node]:
+    """Return nodes, those beside them, and so on: all that they follow from, unless told."""
+    pending = list(nodes)
+    found = set(pending)
+    while pending:
+        new = [node for node in beside(pending.pop()) if node not in found]
+        found.update(new)
+        pending += new
+    return found
 
 
 # -- values ----------------------------------------------------------------------------------------

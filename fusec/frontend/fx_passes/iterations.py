@@ -25,7 +25,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from fusec.frontend.fx_passes.iterated_calls import (
     are_alike,
     arguments_of,
     axes_of,
+    closure,
     each,
     function_of,
     has_elements,
@@ -53,6 +54,7 @@ from fusec.frontend.fx_passes.loop_bodies import (
     contiguous,
     is_contiguous,
     keep_layout,
+    recurring,
 )
 from fusec.frontend.fx_passes.subscripts import joined, subscript_of
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
@@ -65,7 +67,6 @@ class RolledLoop:
 
     Attributes:
         node: a recurrence, or a scan.
-        since: the place in the graph of the first operation that it stands for.
         follows: the values that steps compute, and all nodes before ``node`` that depend on them.
         places: what steps compute -> its column, and its place there.
         rolled: column -> all of its values; of a scan, those that were asked for.
@@ -74,7 +75,6 @@ class RolledLoop:
     """
 
     node: fx.Node
-    since: float
     follows: frozenset[fx.Node]
     places: Mapping[fx.Node, tuple[Column, int]]
     rolled: dict[Column, fx.Node]
@@ -100,7 +100,7 @@ class Iterations:
         self.loops: list[RolledLoop] = []
         self.used: dict[fx.Node, None] = {}
         self.following: set[fx.Node] = set()
-        self.made: list[fx.Node] = []
+        self.made: dict[fx.Node, None] = {}
         self._tried: set[Column] = set()
         self._like: fx.Node | None = None
         self._place = 0.0
@@ -114,10 +114,10 @@ class Iterations:
             yield
 
     @contextlib.contextmanager
-    def behind(self, made: fx.Node, last: fx.Node, like: fx.Node) -> Iterator[None]:
-        """Insert calls behind the last one that follows a rolled form, as if in its place."""
+    def behind(self, made: fx.Node, like: fx.Node) -> Iterator[None]:
+        """Insert calls behind a rolled form, as if in the place of another node."""
         self._like, self._place = like, self.order[made]
-        with self.graph.inserting_before(last.next):
+        with self.graph.inserting_before(made.next):
             yield
 
     def roll(self, column: Column) -> Rolled:
@@ -141,13 +141,10 @@ class Iterations:
         if found is not None:
             return found
         if self.order[column[0]] > self.order[column[-1]]:
-            turned = self.roll(column[::-1])
-            return self._varying(column, self.call(torch.flip, turned.node, [0]), turned)
-        if self._reaches(column[1], column[0]):
+            return self._varying(column, self.call(torch.flip, self.roll(column[::-1]).node, [0]))
+        if not self._behind(column[-1], self.order[column[0]]).isdisjoint(column[:-1]):
             self.find_loop(column)
             return self._of_known_states(column) or self._stays(column)
-        if self._reaches(column[-1], column[0]):
-            raise StaysError(column)
         try:
             return self._calls(column) or self._behind_first(column)
         except StaysError:
@@ -160,12 +157,8 @@ class Iterations:
         found = joined([subscript_of(item) for item in column])
         if found is None or not are_alike(column):
             return None
-        made = self.call(operator.getitem, found.source, found.index)
-        if found.width is not None:
-            made = self.call(torch.unflatten, made, found.axis, (len(column), found.width))
-        made = self.call(torch.movedim, made, found.axis, 0) if found.axis else made
-        made = self.call(torch.flip, made, [0]) if found.turned else made
-        return self._varying(column, made)
+        where = (found.index, found.axis, found.width, found.turned)
+        return self._varying(column, self.call(sliced, found.source, *where))
 
     def _calls(self, column: Column) -> Rolled | None:
         """Return equal calls as one under ``vmap``; None if they are not equal."""
@@ -178,17 +171,17 @@ class Iterations:
         arguments = [self.roll(values) for values in columns]
         if called_name(column[0]) == "getitem" and tensor_of(column[0].args[0]) is None:
             made = self.call(operator.getitem, *(x.node for x in arguments))
-            return self._varying(column, made, *arguments)
+            return self._varying(column, made)
         if not any(x.varies for x in arguments):
             if not self.draws_nothing(column[0]):
                 raise StaysError(column)
-            return Rolled(column[0], varies=False, since=self._first(column))
+            return Rolled(column[0], varies=False)
         _check_promotion(columns, arguments)
         varying = {x.node for x in arguments if x.varies}
         nodes: Any = [x.node for x in arguments]
         given: Any = map_aggregate(places, nodes.__getitem__)
         axes = axes_of(given, varying.__contains__)
-        return self._varying(column, self.call(each, name_of(column[0]), axes, *given), *arguments)
+        return self._varying(column, self.call(each, name_of(column[0]), axes, *given))
 
     def _behind_first(self, column: Column) -> Rolled:
         """Return a column whose first value is another one than those behind it.
@@ -198,7 +191,7 @@ class Iterations:
         """
         if arguments_of(column[1:]) is None or not are_alike(column):
             raise StaysError(column)
-        return self._joined(column, column[:1], self.roll(column[1:]), ())
+        return self._between(column, column[:1], self.roll(column[1:]).node, ())
 
     def _stack(self, column: Column) -> Rolled:
         if not self.following.isdisjoint(column) or not are_alike(column):
@@ -208,15 +201,14 @@ class Iterations:
     def _stays(self, column: Column) -> Rolled:
         raise StaysError(column)
 
-    def _joined(self, column: Column, before: Column, middle: Rolled, behind: Column) -> Rolled:
+    def _between(self, column: Column, before: Column, middle: fx.Node, behind: Column) -> Rolled:
         """Return values around those of a rolled form."""
-        rows = [[self.call(torch.unsqueeze, x, 0) for x in items] for items in (before, behind)]
-        parts = [*rows[0], middle.node, *rows[1]]
-        made = self.call(torch.cat, parts) if len(parts) > 1 else middle.node
-        return self._varying(column, made, middle)
+        around = before or behind
+        made = self.call(between, [*before], middle, [*behind]) if around else middle
+        return self._varying(column, made)
 
-    def _varying(self, column: Column, node: fx.Node, *arguments: Rolled) -> Rolled:
-        """Return a form of a column, which has its shape and type, made of forms of arguments.
+    def _varying(self, column: Column, node: fx.Node) -> Rolled:
+        """Return a form of a column, which has its shape and type.
 
         Raises:
             StaysError: if it has another one.
@@ -224,33 +216,29 @@ class Iterations:
         for item in column[:: len(column) - 1]:
             if not has_elements(node.meta[EXAMPLE], item.meta.get(EXAMPLE), len(column)):
                 raise StaysError(column)
-        since = min(self._first(column), *(x.since for x in arguments), math.inf)
-        return Rolled(node, True, since, any(x.recurs for x in arguments))
-
-    def _first(self, column: Column) -> float:
-        return min(self.order[node] for node in column)
+        return Rolled(node, varies=True)
 
     # -- loops -------------------------------------------------------------------------------------
 
     def _of_known_states(self, column: Column) -> Rolled | None:
-        """Return a column that has all of some states but one at either end."""
+        """Return a column that has all of some states but two in front, or one behind."""
+        middle = len(column) // 2
         for loop in self.loops:
-            known, at = loop.places.get(column[1], ((), 0))
-            low, high = max(0, 1 - at), min(len(column), len(known) - at + 1)
-            rows = slice(low + at - 1, high + at - 1)
-            if column[low:high] != known[rows] or high - low < 2:
+            known, at = loop.places.get(column[middle], ((), 0))
+            low, high = max(0, middle - at), min(len(column), len(known) - at + middle)
+            rows = slice(low + at - middle, high + at - middle)
+            if column[low:high] != known[rows] or low > 2 or len(column) - high > 1:
                 continue
-            if low > 1 or len(column) - high > 1 or not are_alike(column):
+            if not are_alike(column):
                 continue
             part = self.states_of(loop, known)
             if rows != slice(0, len(known)):
                 part = self.call(operator.getitem, part, rows)
-            middle = Rolled(part, True, loop.since, recurs=True)
-            return self._joined(column, column[:low], middle, column[high:])
+            return self._between(column, column[:low], part, column[high:])
         return None
 
     def find_loop(self, states: Column) -> RolledLoop:
-        """Return the loop of states each of which follows from the one before.
+        """Return the loop of states each of which follows from those before.
 
         Raises:
             StaysError: if steps are not equal calls.
@@ -258,10 +246,7 @@ class Iterations:
         made = tensor_of(states[0])
         if made is None or made.device.type != "cpu" or not are_alike(states):
             raise StaysError(states)
-        try:
-            given, body = 0, LoopBody(states, self)
-        except StaysError:  # the first state is no step from one before
-            given, body = 1, LoopBody(states[1:], self)
+        given, body = self._body(states)
         try:
             loop = self._recurrence(states, given, body)
         except StaysError:
@@ -271,49 +256,48 @@ class Iterations:
         self.following |= loop.follows
         return loop
 
+    def _body(self, states: Column) -> tuple[int, LoopBody]:
+        """Return how many of the first states are no steps from those before, and the body."""
+        for given in range(2):
+            with contextlib.suppress(StaysError):
+                return given, LoopBody(states[given:], self)
+        return 2, LoopBody(states[2:], self)
+
     def _recurrence(self, states: Column, given: int, body: LoopBody) -> RolledLoop:
         """Return states each of which is affine in the one before, as a recurrence.
 
         Raises:
             StaysError: if they are not.
         """
-        made = tensor_of(states[0])
-        assert made is not None
-        if not made.is_floating_point():
-            raise StaysError(states)
-        line = affine_form(body, states[given:], self._negative)
+        coefficients = [(x.node, x.varies) for x in affine_form(body, states[given:])]
         (carry,) = body.carries.values()
-        row = self._coefficient(Rolled(carry.start, varies=False), made, 1)
+        known = states[max(given - 1, 0) :]
         rows = len(states) - given
-        factor = self._coefficient(line.factor or Rolled(1.0, varies=False), made, rows)
-        term = self._coefficient(line.term or Rolled(-0.0, varies=False), made, rows)
-        whole = self.call(torch.broadcast_tensors, factor, term, row)
-        both = [self.call(operator.getitem, whole, k) for k in range(2)]
-        if given:  # the first factor is not read
-            both, first = [self.call(torch.cat, [row, x]) for x in both], None
-        else:
-            first = self.call(operator.getitem, self.call(operator.getitem, whole, 2), 0)
-        node = self.call(torch.ops.fusec.recurrence.default, *both, first, 0, False)
-        self._varying(states, node)
-        places = {state: (states, k) for k, state in enumerate(states) if k >= given}
-        return RolledLoop(node, body.since, frozenset(body.follows), places, {states: node})
+        node = self.call(recurring, carry.start, *coefficients, rows, given > 0)
+        self._varying(known, node)
+        places = {state: (known, k) for k, state in enumerate(known) if k > 0 or not given}
+        return RolledLoop(node, frozenset(body.follows), places, {known: node})
 
     def _scan(self, states: Column, body: LoopBody) -> RolledLoop:
         """Return a loop of any step as a scan, without outputs but the last states."""
-        if not any(rolled.varies for rolled in body.given.values()):
+        if body.counts:
             count = self.call(torch.zeros, len(states))
             body.take(Rolled(count, varies=True), self.traced(lambda x: x[0], (count,)))
         given = [body.given[node] for node in body.arguments()[len(body.carries) :]]
-        gathers = self._gathers([rolled.node for rolled in given])
-        if gathers or not self.scans or not body.has_gradient():
+        made = closure(
+            (x.node for x in given), lambda n: n.all_input_nodes if n in self.made else ()
+        )
+        copies = [n for n in made if n.target is torch.stack and n in self.made]
+        gathers = any(x.op == "placeholder" for n in copies for x in n.all_input_nodes)
+        if gathers or not self.scans or not body.has_gradient():  # weights of layers, one by one
             raise StaysError(states)
         taken: set[int] = set()
         starts = [self._apart(carry.start, taken, True) for carry in body.carries.values()]
         rows = [rolled.node for rolled in given if rolled.varies]
         others = tuple(self._apart(x.node, taken, False) for x in given if not x.varies)
         module = self.graph.create_node("get_attr", f"loop_body_{len(self.made)}")
-        self.made.append(module)
-        node = self._insert(torch.ops.higher_order.scan, module, starts, rows, others)
+        self.made[module] = None
+        node = self.insert(torch.ops.higher_order.scan, module, starts, rows, others)
         node.meta[EXAMPLE] = tuple(carry.meta[EXAMPLE] for carry in body.carries)
         places = {
             item: (column, k)
@@ -321,34 +305,17 @@ class Iterations:
             if tensor_of(column[0]) is not None
             for k, item in enumerate(column)
         }
-        return RolledLoop(node, body.since, frozenset(body.follows), places, {}, body)
+        return RolledLoop(node, frozenset(body.follows), places, {}, body)
 
     def _apart(self, node: fx.Node, taken: set[int], dense: bool) -> fx.Node:
         """Return an argument of a scan that shares no memory with those before it."""
         value = tensor_of(node)
         if value is None:
             return node
-        memory = memory_of(value)
-        shared = memory in taken
-        taken.add(memory)
-        if dense and (shared or not is_contiguous(value)):
-            return self.call(contiguous, node)
-        return self.call(torch.clone, node) if shared else node
-
-    def _gathers(self, nodes: list[fx.Node]) -> bool:
-        """Return True if rolled forms copy inputs of the graph: weights of layers, one by one."""
-        pending, made = list(nodes), {*self.made}
-        seen = {*nodes}
-        while pending:
-            node = pending.pop()
-            if node.target is torch.stack and any(
-                x.op == "placeholder" for x in node.all_input_nodes
-            ):
-                return True
-            new = [x for x in node.all_input_nodes if x in made and x not in seen]
-            seen.update(new)
-            pending += new
-        return False
+        shared = memory_of(value) in taken
+        taken.add(memory_of(value))
+        copied = shared or (dense and not is_contiguous(value))
+        return self.call(contiguous if dense else torch.clone, node) if copied else node
 
     def states_of(self, loop: RolledLoop, column: Column) -> fx.Node:
         """Return all values of a column of a loop."""
@@ -376,7 +343,7 @@ class Iterations:
     def _output(self, loop: RolledLoop, place: int, example: torch.Tensor) -> fx.Node:
         """Return an output of a scan, which needs a gradient only if it does in eager."""
         with self.graph.inserting_before(loop.node.next):
-            made = self._insert(operator.getitem, loop.node, place)
+            made = self.insert(operator.getitem, loop.node, place)
             made.meta[EXAMPLE] = example
             given = [x for x in map(tensor_of, loop.node.all_input_nodes) if x is not None]
             needed = example.requires_grad or not any(x.requires_grad for x in given)
@@ -385,29 +352,10 @@ class Iterations:
         self.order[made] = self.order[loop.node]
         return made
 
-    def _negative(self, value: Rolled) -> Rolled:
-        if not isinstance(value.node, fx.Node):
-            return Rolled(-value.node, varies=False, since=value.since)
-        return Rolled(self.call(torch.neg, value.node), value.varies, value.since)
-
-    def _coefficient(self, value: Rolled, state: torch.Tensor, rows: int) -> fx.Node:
-        """Return a coefficient as a tensor with an axis more than a state.
-
-        Raises:
-            StaysError: if it has another type.
-        """
-        rank = state.dim() + 1
-        node: Any = value.node
-        if type(node) in (int, float):
-            how = {"dtype": state.dtype, "device": state.device}
-            return self.call(torch.full, (rows, *(1,) * state.dim()), node, **how)
-        own = tensor_of(node)
-        if own is None or (own.dtype, own.device) != (state.dtype, state.device):
-            raise StaysError(value)
-        for _ in range(rank - own.dim()):
-            node = self.call(torch.unsqueeze, node, 1 if value.varies else 0)
-        assert isinstance(node, fx.Node)
-        return node
+    def negative(self, value: Rolled) -> Rolled:
+        """Return the negative of a number, or of a rolled form."""
+        is_node = isinstance(value.node, fx.Node)
+        return replace(value, node=self.call(torch.neg, value.node) if is_node else -value.node)
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -417,13 +365,14 @@ class Iterations:
         Raises:
             StaysError: if it cannot be traced.
         """
-        node = self._insert(target, *args, **kwargs)
+        node = self.insert(target, *args, **kwargs)
         node.meta[EXAMPLE] = self.traced(functools.partial(target, **kwargs), args)
         return node
 
-    def _insert(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    def insert(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """Insert a call without its value."""
         node = self.graph.call_function(target, args, kwargs)
-        self.made.append(node)
+        self.made[node] = None
         self._place += 2.0**-20
         self.order[node] = self._place
         if self._like is not None:
@@ -473,28 +422,14 @@ class Iterations:
             return False
         return True
 
-    def _reaches(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return True if a node follows from another one."""
-        pending, seen, first = [node], {node}, self.order[source]
-        while pending:
-            for given in pending.pop().all_input_nodes:
-                if given is source:
-                    return True
-                if given not in seen and self.order[given] > first:
-                    seen.add(given)
-                    pending.append(given)
-        return False
+    def _behind(self, node: fx.Node, first: float) -> set[fx.Node]:
+        """Return a node, and what it follows from of what stands behind a place."""
+        return closure([node], lambda n: [x for x in n.all_input_nodes if self.order[x] >= first])
 
     def followers(self, states: Column) -> set[fx.Node]:
         """Return the nodes that follow from states, and these, up to the insertion point."""
-        found, end = set(states), math.ceil(self._place)
-        pending = list(states)
-        while pending:
-            for user in pending.pop().users:
-                if user not in found and self.order[user] < end:
-                    found.add(user)
-                    pending.append(user)
-        return found
+        end = math.ceil(self._place)
+        return closure(states, lambda n: [user for user in n.users if self.order[user] < end])
 
 
 def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> None:
@@ -508,3 +443,20 @@ def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> 
     narrow = {x.dtype for x, _ in given if x.dim() and x.is_floating_point() and x.itemsize < 4}
     if any(varies and not x.dim() and narrow - {x.dtype} for x, varies in given):
         raise StaysError(columns)
+
+
+# -- functions that graphs call --------------------------------------------------------------------
+
+
+def sliced(x: torch.Tensor, index: Any, axis: int, width: int | None, turned: bool) -> torch.Tensor:
+    """Return slices of a tensor (``Slices``) with their axis in front."""
+    x = x[index] if width is None else x[index].unflatten(axis, (-1, width))
+    x = x.movedim(axis, 0)
+    return x.flip(0) if turned else x
+
+
+def between(
+    before: Sequence[torch.Tensor], middle: torch.Tensor, behind: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return rows with others before and behind them."""
+    return torch.cat([*(x[None] for x in before), middle, *(x[None] for x in behind)])

@@ -19,7 +19,7 @@ recurrence (``affine_form``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from fusec.frontend.fx_passes.iterated_calls import (
     StaysError,
     are_alike,
     arguments_of,
+    closure,
     function_of,
     has_elements,
     is_same,
@@ -68,7 +69,7 @@ class LoopBody:
         values: column -> what stands for it in the body.
         carries: placeholder -> its carry.
         given: placeholder -> the rolled form of an argument.
-        since: the place in Dynamo's graph of the first operation that it stands for.
+        counts: whether it takes a number for each iteration, since nothing else varies.
     """
 
     def __init__(self, states: Column, iterations: Iterations) -> None:
@@ -90,8 +91,7 @@ class LoopBody:
             taken = (carry.column for carry in self.carries.values())
             missing = [column for column in taken if column not in self.values]
         self.calls = [c for c, n in self.values.items() if n not in (*self.carries, *self.given)]
-        places = [iterations.order[item] for column in self.calls for item in column]
-        self.since = min(*places, *(rolled.since for rolled in self.given.values()))
+        self.counts = not any(rolled.varies for rolled in self.given.values())
 
     def _value(self, column: Column) -> Any:
         """Return what stands for a column in the body."""
@@ -126,13 +126,15 @@ class LoopBody:
 
     def _carry(self, column: Column) -> fx.Node | None:
         """Return the value that a column of the body had one iteration before; None for others."""
-        for known in (*self._begun.get(column[1], ()), *self._items(column)):
-            if known[:-1] != column[1:] or tensor_of(known[0]) is None:
+        back = range(1, len(column) // 2)
+        later = ((k, known) for k in back for known in self._begun.get(column[k], ()))
+        for k, known in (*later, *((1, known) for known in self._items(column))):
+            if known[:-k] != column[k:] or tensor_of(known[0]) is None:
                 continue
             if not are_alike(column):
                 raise StaysError(column)
-            node = self._placeholder(self.iterations.traced(contiguous, (known[-1],)))
-            self.carries[node] = StateBefore(column[0], known)
+            node = self._placeholder(self.iterations.traced(contiguous, (known[-k],)))
+            self.carries[node] = StateBefore(column[0], (*column[1:], known[-k]))
             self._begun.setdefault(column[0], []).append(column)
             return node
         return None
@@ -225,15 +227,13 @@ def without_gradient(body: fx.GraphModule) -> list[int]:
 
     Eager gives these none; torch's scan would give them zeros.
     """
-    pending = list(body.graph.output_node().all_input_nodes)
-    reached = set(pending)
-    while pending:
-        node = pending.pop()
+
+    def slopes(node: fx.Node) -> list[fx.Node]:
         made = tensor_of(node)
         ends = called_name(node) == "detach" or (made is not None and not made.is_floating_point())
-        new = [] if ends else [given for given in node.all_input_nodes if given not in reached]
-        reached.update(new)
-        pending += new
+        return [] if ends else node.all_input_nodes
+
+    reached = closure(body.graph.output_node().all_input_nodes, slopes)
     arguments = body.graph.find_nodes(op="placeholder")
     return [k for k, node in enumerate(arguments) if node not in reached]
 
@@ -259,50 +259,44 @@ def is_contiguous(x: torch.Tensor) -> bool:
 # -- affine bodies ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AffineStep:
-    """A state as ``factor * before + term``; None for 1, and for -0."""
-
-    factor: Rolled | None = None
-    term: Rolled | None = None
+_ONE, _NOTHING = Rolled(1.0, varies=False), Rolled(-0.0, varies=False)
 
 
-def affine_form(body: LoopBody, states: Column, negative: Callable[[Rolled], Rolled]) -> AffineStep:
-    """Return the step of a body that is affine in its only state.
+def affine_form(body: LoopBody, states: Column) -> tuple[Rolled, Rolled]:
+    """Return factor and term of a body that is affine in its only state.
 
     Raises:
         StaysError: if it is not, or if coefficients are no arguments of the body. Others would be
             multiplied out: where a sum cancels, ``h*s - y*s`` has not the digits of
             ``(h - y) * s``, and ``a*b`` may overflow where h is small.
     """
+    made = tensor_of(states[0])
     if [carry.column for carry in body.carries.values()] != [states]:
         raise StaysError(states)
-    return _line(body.values[states], body, negative)
+    if made is None or not made.is_floating_point():
+        raise StaysError(states)
+    return _line(body.values[states], body)
 
 
-def _line(node: fx.Node, body: LoopBody, negative: Callable[[Rolled], Rolled]) -> AffineStep:
+def _line(node: fx.Node, body: LoopBody) -> tuple[Rolled, Rolled]:
     if node in body.carries:
-        return AffineStep()
+        return _ONE, _NOTHING
     name = _STEPS.get(called_name(node))
-    if name is None or len(node.args) != 2 or node.kwargs:
-        raise StaysError(node)
     follows = [isinstance(x, fx.Node) and x not in body.given for x in node.args]
-    if sum(follows) != 1:
+    if name is None or len(node.args) != 2 or node.kwargs or sum(follows) != 1:
         raise StaysError(node)
     value, operand = node.args if follows[0] else reversed(node.args)
-    assert isinstance(value, fx.Node)
-    line = _line(value, body, negative)
-    if line.term is not None or (name == "mul" and line.factor is not None):
+    factor, term = _line(value, body)  # type: ignore[arg-type]
+    if term is not _NOTHING or (name == "mul" and factor is not _ONE):
         raise StaysError(node)
     other = _operand(operand, node, body)
     match name:
         case "mul":
-            return AffineStep(other)
+            return other, term
         case "add":
-            return AffineStep(line.factor, other)
-        case _ if follows[0]:
-            return AffineStep(line.factor, negative(other))
-    return AffineStep(negative(line.factor or Rolled(1.0, varies=False)), other)
+            return factor, other
+    minus = body.iterations.negative
+    return (factor, minus(other)) if follows[0] else (minus(factor), other)
 
 
 def _operand(operand: Any, node: fx.Node, body: LoopBody) -> Rolled:
@@ -311,6 +305,29 @@ def _operand(operand: Any, node: fx.Node, body: LoopBody) -> Rolled:
     assert made is not None
     if type(operand) in (int, float) and made.dtype.itemsize >= 4:  # else eager takes f32
         return Rolled(operand, varies=False)
-    if own is None or own.dtype is not made.dtype:
+    if own is None or (own.dtype, own.device) != (made.dtype, made.device):
         raise StaysError(node)
     return body.given[operand]
+
+
+def recurring(
+    start: torch.Tensor, factor: tuple[Any, bool], term: tuple[Any, bool], rows: int, begun: bool
+) -> torch.Tensor:
+    """Return the states ``factor[t] * before + term[t]`` of some iterations.
+
+    Args:
+        factor, term: a number, or a tensor of fewer axes; and whether it has the iterations in
+            front.
+        begun: whether the result has the state before the first iteration, too.
+    """
+
+    def whole(value: Any, varies: bool) -> torch.Tensor:
+        made = value if isinstance(value, torch.Tensor) else start.new_full((), value)
+        made = made if varies else made[None]
+        missing = start.dim() + 1 - made.dim()
+        made = made[(slice(None), *(None,) * missing)].expand(rows, *start.shape)
+        return torch.cat([start[None], made]) if begun else made  # the first factor is not read
+
+    first = None if begun else start
+    made: torch.Tensor = torch.ops.fusec.recurrence(whole(*factor), whole(*term), first, 0, False)
+    return made

@@ -23,7 +23,10 @@ Loops stay unrolled whose values follow from no state, and those whose iteration
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +39,8 @@ from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
 from fusec.frontend.fx_passes.iterated_calls import (
     Column,
     StaysError,
+    are_alike,
+    closure,
     has_shape,
     has_strides,
     writes,
@@ -49,28 +54,20 @@ _NEW = ("zeros", "empty", "ones", "full")
 """Functions that make a tensor in memory of its own; also ``new_*`` and ``*_like``."""
 
 
-class _UnfinishedError(Exception):
-    """Some states would have to be computed one by one beside their rolled form."""
-
-    def __init__(self, loop: RolledLoop) -> None:
-        super().__init__(loop)
-        self.loop = loop
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Collected:
     """Where the values of iterations are collected.
 
     Attributes:
-        node: a ``stack`` or ``cat`` of them, or the last of the calls that write them.
-        dim: the axis along which they lie.
+        node: a ``stack`` or ``cat`` of them, the last call that writes them, or the last value.
+        dim: the axis along which they lie; None if the last one alone is read.
         joined: whether each has this axis itself.
         places: where ``writes`` write them to a new tensor; None if ``node`` is their result.
     """
 
     node: fx.Node
     column: Column
-    dim: int
+    dim: int | None
     joined: bool = False
     places: Slices | None = None
     writes: tuple[fx.Node, ...] = ()
@@ -85,18 +82,28 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
         least: the least number of iterations that are rolled up.
     """
     for part in [*plain_parts(gm)]:
-        results = [found for found in _results(part.graph) if len(found.column) >= least]
         traced = [tensor_of(node) for node in part.graph.nodes]
         mode = next((x.fake_mode for x in traced if isinstance(x, FakeTensor)), None)
-        if results and mode is not None and _Loops(part, mode, least, part is gm).roll(results):
-            part.recompile()
+        stays: set[int] = set()
+        while mode is not None:
+            found = dict(enumerate(_results(part.graph, least)))
+            if not found.keys() - stays:
+                break
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(part.graph, {}))
+            loops = _Loops(part, mode, least, part is gm)
+            refused = loops.roll([x for k, x in found.items() if k not in stays])
+            if not refused:
+                break
+            part.graph = graph
+            stays |= {k for k, x in found.items() if x in refused}
 
 
 # -- results ---------------------------------------------------------------------------------------
 
 
-def _results(graph: fx.Graph) -> list[_Collected]:
-    """Return what collects values in a graph, in its order."""
+def _results(graph: fx.Graph, least: int) -> list[_Collected]:
+    """Return what collects at least some values in a graph, in its order, and last values."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     found = [*filter(None, map(_joined_values, graph.nodes))]
     for base, calls in _filled(graph).items():
@@ -105,7 +112,46 @@ def _results(graph: fx.Graph) -> list[_Collected]:
             column = tuple(call.args[2] for call in calls)
             whole = places.width is not None
             found.append(_Collected(calls[-1], column, places.axis, whole, places, tuple(calls)))
-    return sorted(found, key=lambda results: order[results.node])
+    found = [results for results in found if len(results.column) >= least]
+    found.sort(key=lambda results: order[results.node])
+    return [*found, *_last_values(graph, least)]
+
+
+def _last_values(graph: fx.Graph, least: int) -> Iterator[_Collected]:
+    """Yield values that are equally many calls apart, of which the last one is read otherwise.
+
+    Where inputs of the graph are read one by one, as weights of layers are, it is no loop.
+    """
+    nodes = list(graph.nodes)
+    order = {node: place for place, node in enumerate(nodes)}
+    alike: dict[Any, list[int]] = {}
+
+    def readers(place: int) -> set[int]:
+        return {order[user] - place for user in nodes[place].users}
+
+    def inputs(end: int, step: int) -> set[fx.Node]:
+        return {x for n in nodes[end - step : end] for x in n.all_input_nodes if not x.args}
+
+    for last, node in enumerate(nodes):
+        places = alike.setdefault(node.target, [])
+        for place in reversed(places if node.users and tensor_of(node) is not None else []):
+            step = last - place
+            few = last < (least - 1) * step
+            if few or any(n.target == node.target for n in nodes[last + step : last + step + 1]):
+                break
+            column = tuple(nodes[last % step : last + 1 : step])
+            if column[-3].target != node.target or readers(last) == readers(place):
+                continue
+            others = [
+                k
+                for k, n in enumerate(column)
+                if n.target != node.target or not are_alike((node, n))
+            ]
+            column = column[max(others, default=-1) + 1 :]
+            if len(column) >= least and inputs(last, step) == inputs(place, step):
+                yield _Collected(node, column, None)
+                break
+        places.append(last)
 
 
 def _joined_values(node: fx.Node) -> _Collected | None:
@@ -155,41 +201,37 @@ class _Loops:
     Attributes:
         effects: the places of calls over which nothing may be moved.
         rolled: results -> what is read in their place, or the call that writes them.
-        rows: member of states -> the row of their rolled form that is read in its place.
-        moved: what reads a state before its rolled form is known -> the loop.
     """
 
     def __init__(self, part: fx.GraphModule, mode: FakeTensorMode, least: int, scans: bool) -> None:
         self.part, self.graph, self.least = part, part.graph, least
-        self.nodes = list(part.graph.nodes)
         self.iterations = Iterations(part.graph, mode, scans)
-        self.order = self.iterations.order
+        self.order = dict(self.iterations.order)
         own = {call for calls in _filled(part.graph).values() for call in calls}
-        self.effects = [self.order[n] for n in self.nodes if writes(n) and n not in own]
+        self.effects = [place for n, place in self.order.items() if writes(n) and n not in own]
         self.rolled: dict[_Collected, fx.Node] = {}
-        self.rows: dict[fx.Node, fx.Node] = {}
-        self.moved: dict[fx.Node, RolledLoop] = {}
-        self.active: list[RolledLoop] = []
 
-    def roll(self, results: list[_Collected]) -> bool:
-        """Return True if a loop was rolled up."""
+    def roll(self, results: list[_Collected]) -> set[_Collected]:
+        """Roll up loops; return results that have to stay, with which the graph is of no use."""
         for found in results:
+            if found.dim is None and found.node in self.iterations.used:  # of a loop that is known
+                continue
             with contextlib.suppress(StaysError):
                 self.rolled[found] = self._write(found)
-        live: set[fx.Node] = set()
-        while self.rolled:
-            try:
-                live = self._live()
-                break
-            except _UnfinishedError as unfinished:
-                self.moved.clear()
-                loop = unfinished.loop.node
-                self.rolled = {
-                    r: made for r, made in self.rolled.items() if loop not in _behind(made)
-                }
-        self._replace(live)
+        for found, made in self.rolled.items():
+            found.node.replace_all_uses_with(made)
+            for call in found.writes:
+                self.graph.erase_node(call)
+        behind = closure(self.rolled.values())
+        loops = [loop for loop in self.iterations.loops if loop.node in behind]
+        unfinished = self._read_rows(loops) or self._sort(loops)
+        if unfinished:
+            nodes = {loop.node for loop in unfinished}
+            return {x for x, made in self.rolled.items() if not nodes.isdisjoint(closure([made]))}
         self._write_bodies()
-        return bool(self.rolled)
+        if loops:
+            self.part.recompile()
+        return set()
 
     # -- writing results ---------------------------------------------------------------------------
 
@@ -197,26 +239,34 @@ class _Loops:
         """Return the collected values of all iterations, or the call that writes them.
 
         Raises:
-            StaysError: if they follow from no recurrence, or from what changes in between.
+            StaysError: if they follow from no state, or from what changes in between.
         """
-        iterations, dim = self.iterations, results.dim
-        end, call = self.order[results.node], iterations.call
-        with iterations.before(results.node):
-            found = iterations.roll(results.column)
-            if not found.recurs or any(found.since < place < end for place in self.effects):
+        iterations, dim, node = self.iterations, results.dim, results.node
+        with iterations.before(node):
+            found, places = iterations.roll(results.column), results.places
+            behind = closure([found.node]) if found.varies else ()
+            loops = [loop for loop in iterations.loops if loop.node in behind]
+            if dim is None:  # nothing varies in others: one kernel may run all iterations
+                loops = [x for x in loops if node in x.places and not (x.body and x.body.counts)]
+            if not loops or self._changes(results):
                 raise StaysError(results)
-            made, places = found.node, results.places
-            made = call(torch.flip, made, [0]) if places and places.turned else made
-            made = call(torch.movedim, made, 0, dim) if dim else made
-            made = call(torch.flatten, made, dim, dim + 1) if results.joined else made
+            if dim is None:
+                return self._row(loops[0], node)
+            turned = places is not None and places.turned
+            made = iterations.call(collected, found.node, dim, results.joined, turned)
             if places is None:
-                return self._laid_out(made, results.node)
-            part = call(operator.getitem, places.source, places.index)
+                return self._laid_out(made, node)
+            part = iterations.call(operator.getitem, places.source, places.index)
             if not has_shape(made.meta[EXAMPLE], part.meta[EXAMPLE].shape):
                 raise StaysError(results)
-            how = (places.source, places.index, made)
-            iterations.made.append(self.graph.call_function(operator.setitem, how))
-            return iterations.made[-1]
+            return iterations.insert(operator.setitem, places.source, places.index, made)
+
+    def _changes(self, results: _Collected) -> bool:
+        """Return True if something changes between the first iteration and the results."""
+        used, order = self.iterations.used, self.iterations.order
+        of_loop = closure(results.column, lambda n: [x for x in n.all_input_nodes if x in used])
+        first, end = min(order[node] for node in of_loop), order[results.node]
+        return any(first < place < end for place in self.effects)
 
     def _laid_out(self, node: fx.Node, like: fx.Node) -> fx.Node:
         """Return a tensor in memory of its own, with the strides of another one.
@@ -224,105 +274,76 @@ class _Loops:
         Raises:
             StaysError: if its elements lie in no order of its axes.
         """
-        call, wanted = self.iterations.call, tensor_of(like)
+        wanted = tensor_of(like)
         assert wanted is not None
         strides: tuple[Any, ...] = wanted.stride()
         order = sorted(range(wanted.dim()), key=lambda axis: -hint_of(strides[axis]))
-        plain = order == [*range(wanted.dim())]
-        made = node if plain else call(torch.permute, node, order)
-        made = call(contiguous, made)
-        if not plain:
-            made = call(torch.permute, made, [order.index(axis) for axis in range(len(order))])
+        made = self.iterations.call(laid_out, node, order)
         if not has_strides(made.meta[EXAMPLE], wanted):
             raise StaysError(like)
         return made
 
     # -- what is read afterwards -------------------------------------------------------------------
 
-    def _live(self) -> set[fx.Node]:
-        """Return the nodes that are needed if results are read from rolled forms.
+    def _read_rows(self, loops: Sequence[RolledLoop]) -> list[RolledLoop]:
+        """Let what is left read rows of rolled forms, and erase what these stand for.
 
-        Raises:
-            _UnfinishedError: for states that would have to be computed one by one, too.
+        Returns:
+            a loop of which too many rows are read, or one cannot be laid out.
         """
-        behind = set().union(*map(_behind, self.rolled.values()))
-        self.active = [loop for loop in self.iterations.loops if loop.node in behind]
-        dropped = {call for results in self.rolled for call in results.writes}
-        pending = [n for n in self.nodes if n.op == "output" or (writes(n) and n not in dropped)]
-        pending += [made for results, made in self.rolled.items() if results.writes]
-        live = set(pending)
-        while pending:
-            node = pending.pop()
-            self._move(node)
-            for given in node.all_input_nodes:
-                source = self._source(node, given)
-                if source not in live:
-                    live.add(source)
-                    pending.append(source)
-        return live
-
-    def _move(self, node: fx.Node) -> None:
-        """Note that a node is to be behind rolled states that it follows from."""
-        for loop in self.active:
-            if node not in loop.follows or self.order[node] > self.order[loop.node]:
-                continue
-            if len(self.moved) >= self.least or not self.iterations.draws_nothing(node):
-                raise _UnfinishedError(loop)
-            before = self.moved.setdefault(node, loop)
-            self.moved[node] = max(before, loop, key=lambda loop: self.order[loop.node])
-
-    def _source(self, node: fx.Node, given: fx.Node) -> fx.Node:
-        """Return what a node reads instead of another one."""
-        for results, made in self.rolled.items():
-            if results.node is given:
-                return made
-        for loop in self.active:
-            if given not in loop.follows:
-                continue
-            if node not in self.moved and self.order[node] < self.order[loop.node]:
-                raise _UnfinishedError(loop)
-            if given in loop.places:
-                return self._row(loop, given)
-        return given
+        computed = {member: loop for loop in loops for member in loop.places}
+        forms = {n: None for x in loops for n in (*x.rolled.values(), *x.outputs.values())}
+        made = [node for node in self.iterations.made if node not in forms]
+        done = {*self.iterations.made} - {*self.rolled.values()}
+        if self.rolled:
+            done |= {*self.iterations.used, *(results.node for results in self.rolled)}
+        rows, nodes = 0, [node for node in self.graph.nodes if node not in self.iterations.made]
+        for node in (*reversed(made), *reversed(nodes), *forms):  # what still reads it is needed
+            if node.users and node in computed:
+                rows += 1
+                try:
+                    node.replace_all_uses_with(self._row(computed[node], node))
+                except StaysError:
+                    rows = self.least
+                if rows >= self.least:
+                    return [computed[node]]
+            dead = node.op.startswith(("call", "get_attr")) and not node.users
+            if dead and (node in done or (loops and self.iterations.draws_nothing(node))):
+                self.graph.erase_node(node)
+        return []
 
     def _row(self, loop: RolledLoop, member: fx.Node) -> fx.Node:
         """Return a value of one iteration as a row of all of them, or as the last state."""
-        if member not in self.rows:
-            made, iterations = loop.node, self.iterations
-            column, place = loop.places[member]
-            with iterations.behind(made, self._end(loop), member):
-                row = iterations.last_of(loop, member)
-                if row is None:
-                    states = iterations.states_of(loop, column)
-                    row = iterations.call(torch.select, states, 0, place)
-                try:
-                    self.rows[member] = self.rows[made] = self._laid_out(row, member)
-                except StaysError as error:
-                    raise _UnfinishedError(loop) from error
-        return self.rows[member]
+        iterations, (column, place) = self.iterations, loop.places[member]
+        with iterations.behind(loop.node, member):
+            row = iterations.last_of(loop, member)
+            if row is None:
+                row = iterations.call(torch.select, iterations.states_of(loop, column), 0, place)
+            return self._laid_out(row, member)
 
-    def _end(self, loop: RolledLoop) -> fx.Node:
-        """Return the last node of those that stand behind a loop."""
-        return self.rows.get(loop.node) or next(iter(loop.rolled.values()), loop.node)
-
-    def _replace(self, live: set[fx.Node]) -> None:
-        """Let live nodes read rolled forms, and erase those that stand for iterations."""
-        for node in [node for node in self.nodes if node in self.moved]:
-            loop = self.moved[node]
-            self._end(loop).append(node)
-            self.rows[loop.node] = node
-        for node in live:
-            for given in node.all_input_nodes:
-                if (source := self._source(node, given)) is not given:
-                    node.replace_input_with(given, source)
-        done = {*self.iterations.made}
-        if self.rolled:
-            done |= {*self.iterations.used, *(results.node for results in self.rolled)}
-            done |= {call for results in self.rolled for call in results.writes}
-        for node in reversed(list(self.graph.nodes)):
-            erased = node in done and node not in live and node.op not in ("placeholder", "output")
-            if erased and not node.users:
-                self.graph.erase_node(node)
+    def _sort(self, loops: Sequence[RolledLoop]) -> list[RolledLoop]:
+        """Move nodes behind what they read; return loops behind which too much would move."""
+        place = {node: k for k, node in enumerate(self.graph.nodes)}
+        nodes, missing = [*place], {node: len(node.all_input_nodes) for node in place}
+        ready = [k for k, node in enumerate(nodes) if not missing[node]]
+        found: list[fx.Node] = []
+        moved: list[fx.Node] = []
+        last = -1
+        while ready:
+            found.append(nodes[k := heapq.heappop(ready)])
+            if k < last and found[-1] in self.order:
+                moved.append(found[-1])
+            last = max(last, k)
+            for user in found[-1].users:
+                missing[user] -= 1
+                if not missing[user]:
+                    heapq.heappush(ready, place[user])
+        if len(moved) >= self.least or not all(map(self.iterations.draws_nothing, moved)):
+            read = closure(moved)
+            return [loop for loop in loops if loop.node in read]
+        for before, node in itertools.pairwise(found):
+            before.append(node)
+        return []
 
     def _write_bodies(self) -> None:
         """Give each scan its body, which returns what is read."""
@@ -353,11 +374,15 @@ class _Loops:
         scan.args = (module, parts[0], parts[1], tuple(parts[2]))
 
 
-def _behind(node: fx.Node) -> set[fx.Node]:
-    """Return what a node follows from."""
-    found, pending = {node}, [node]
-    while pending:
-        new = [given for given in pending.pop().all_input_nodes if given not in found]
-        found.update(new)
-        pending += new
-    return found
+# -- functions that graphs call --------------------------------------------------------------------
+
+
+def collected(x: torch.Tensor, dim: int, joined: bool, turned: bool) -> torch.Tensor:
+    """Return values of all iterations with these along an axis, which each may have itself."""
+    x = (x.flip(0) if turned else x).movedim(0, dim)
+    return x.flatten(dim, dim + 1) if joined else x
+
+
+def laid_out(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return a copy whose axes lie in memory in an order."""
+    return contiguous(x.permute(*order)).permute(*(order.index(k) for k in range(x.dim())))

@@ -129,10 +129,21 @@ def of_rows(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
     return torch.cat(ys)
 
 
+def read_by_another_chain(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
+    h, g, ys, out = torch.zeros_like(a[:, 0]), a[:, 0], [], torch.zeros_like(a)
+    for t in range(9):
+        h = w[0] * h + b[:, t]
+        g = a[:, t] * g + h
+        ys.append(h @ w)
+        out[:, t : t + 1] = ys[-1].unsqueeze(1)
+    return torch.cat(ys, -1), out, g, ys[3] * 2
+
+
 ROLLED = {
     f.__name__: f
     for f in (mamba, mamba_of_transformers, rwkv, of_several_results, of_layers, from_the_end,
-              of_every_second, into_a_slice, backwards_into_a_slice, of_parts, of_rows)
+              of_every_second, into_a_slice, backwards_into_a_slice, of_parts, of_rows,
+              read_by_another_chain)
 }  # fmt: skip
 BODIES: dict[str, Body] = {
     "with an equal value in all": lambda h, t, a, b, c, w: (
@@ -289,23 +300,6 @@ def added_up(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
     return torch.stack(ys), total
 
 
-def read_by_another_chain(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
-    h, g, ys, out = torch.zeros_like(a[:, 0]), a[:, 0], [], torch.zeros_like(a)
-    for t in range(9):
-        h = w[0] * h + b[:, t]
-        g = a[:, t] * g + h
-        ys.append(h @ w)
-        out[:, t : t + 1] = ys[-1].unsqueeze(1)
-    return torch.cat(ys, -1), out, g, ys[3] * 2
-
-
-def of_two_steps(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
-    states = [a[:, 0], b[:, 0]]
-    for t in range(2, 9):
-        states.append(a[:, t] * states[-2] + b[:, t])
-    return torch.stack(states)
-
-
 def under_no_grad(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
     h, ys = torch.zeros_like(a[:, 0]), []
     for t in range(9):
@@ -354,8 +348,6 @@ STAYS: dict[str, Body] = {
     "writes where others wrote": out_of_the_users,
     "writes twice": out_twice,
     "adds up": added_up,
-    "another chain reads states": read_by_another_chain,
-    "of two steps": of_two_steps,
     "of no state": collected(lambda h, t, a, b, c, w: (h, a[:, t] @ w)),
 }
 

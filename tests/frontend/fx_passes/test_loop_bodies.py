@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.compiler import RECENT
-from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone
+from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled
 from tests.support import check, values
 
 A, B = values(3, 12, 5), values(3, 12, 5, seed=1)
@@ -276,6 +276,121 @@ def test_numbers_of_any_kind_go_as_far_as_in_eager(name: str, value: float) -> N
     a, b = A.clone(), B.clone()
     a[0, 3, 2], b[1, 4, 1], b[:, 0] = value, value, -0.0
     assert scans(stepping(STEPS[name]), a, b, W) == 1
+
+
+# -- loops of which the last state alone is read ---------------------------------------------------
+
+
+def final(step: Callable[..., Tensor]) -> Loop:
+    """Return a loop over ``h = step(h, a, b, w)`` of which others read the last h."""
+
+    def loop(a: Tensor, b: Tensor, w: Tensor) -> Any:
+        h = torch.zeros_like(b[:, 0])
+        for t in range(b.shape[1]):
+            h = step(h, a[:, t], b[:, t], w)
+        return h @ w
+
+    return loop
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_loop_of_which_the_last_state_is_read_is_a_scan(name: str) -> None:
+    count = 0 if name == "nothing that varies" else 1
+    assert scans(final(STEPS[name]), A, B, W) == count
+
+
+def test_a_recurrence_of_which_the_last_state_is_read_stores_no_states() -> None:
+    affine = final(lambda h, a, b, w: a * h + b)
+    assert is_rolled(calls(affine, A, B, W))
+    check(affine, A, B, W, train=True)
+
+
+class Cells(torch.nn.Module):
+    """A network that reads a sequence by a cell, and its last state by a linear layer."""
+
+    def __init__(self, cell: type[Any]) -> None:
+        super().__init__()
+        self.cell, self.head = cell(5, 7), torch.nn.Linear(7, 3)
+        self.is_lstm = cell is torch.nn.LSTMCell
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 7)
+        state = (h, h) if self.is_lstm else h
+        for t in range(x.shape[1]):
+            state = self.cell(x[:, t], state)
+        result: Tensor = self.head(state[0] if self.is_lstm else state)
+        return result
+
+
+@pytest.mark.parametrize("cell", [torch.nn.RNNCell, torch.nn.GRUCell, torch.nn.LSTMCell])
+def test_a_cell_of_torch_whose_last_state_is_read_is_a_scan(cell: type[Any]) -> None:
+    torch.manual_seed(0)
+    assert scans(Cells(cell), A) == 1
+
+
+def two_back(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    states = [a[:, 0], b[:, 0]]
+    for t in range(2, 12):
+        states.append(torch.tanh(a[:, t] * states[-2] + states[-1] @ w))
+    return torch.stack(states, 1), states[-1]
+
+
+def two_back_alone(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    states = [a[:, 0], b[:, 0]]
+    for t in range(2, 12):
+        states.append(torch.tanh(a[:, t] + states[-2] @ w))
+    return torch.stack(states, 1)
+
+
+def last_of_two_back(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    g, h = a[:, 0], b[:, 0]
+    for t in range(12):
+        g, h = h, torch.tanh(a[:, t] * g + h @ w)
+    return h.sin()
+
+
+def swapping(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    g, h, states = a[:, 0], b[:, 0], []
+    for t in range(12):
+        g, h = torch.tanh(h @ w + a[:, t]), torch.sin(g + b[:, t])
+        states.append(g)
+    return torch.stack(states)
+
+
+def truncated(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    a = torch.cat([a, b, a], 1)
+    h = a[:, 0]
+    for t in range(36):
+        h = torch.tanh(a[:, t] + h @ w)
+        if t % 4 == 3:
+            h = h.detach()
+    return torch.tanh(h @ w)
+
+
+def of_delay(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    states = [a[:, 0]] * 3
+    for t in range(12):
+        states.append(torch.tanh(a[:, t] + states[-3] @ w) - states[-1])
+    return states[-1] * 2
+
+
+@pytest.mark.parametrize(
+    "fn", (two_back, two_back_alone, last_of_two_back, swapping, truncated, of_delay),
+    ids=lambda fn: fn.__name__,
+)  # fmt: skip
+def test_a_loop_that_reads_states_further_back_is_a_scan(fn: Loop) -> None:
+    assert scans(fn, A, B, W) == 1
+
+
+def residual(x: Tensor, *weights: Tensor) -> Any:
+    for weight in weights:
+        x = x + torch.tanh(x @ weight.t())
+    return x * 2
+
+
+def test_layers_whose_last_result_is_read_stay() -> None:
+    weights = [values(5, 5, seed=k) for k in range(9)]
+    assert scans(residual, A, *weights) == 0
 
 
 # -- loops that stay -------------------------------------------------------------------------------
