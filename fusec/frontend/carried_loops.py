@@ -22,7 +22,7 @@ Assumes, as torch requires: the body neither writes its arguments nor returns wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fusec.errors import Unsupported
 from fusec.frontend.call import GraphBuilder
 from fusec.frontend.forms import form_of
+from fusec.frontend.fx_passes.fx_nodes import tensor_of
 from fusec.frontend.operands import Operands
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import TensorType
@@ -74,71 +75,51 @@ def lower_scan(
     Raises:
         Unsupported: naming what the loop has that cannot be lowered.
     """
-    scan = _Scan.of(node, operands)
-    lines, count = operands.lines, len(scan.init)
+    lines, groups = operands.lines, [list(group) for group in node.args[1:]]  # type: ignore[arg-type]
+    init, xs, captured = ([], *groups)[-3:]
+    if lines.alone:
+        raise Unsupported("a loop whose body Python calls")
+    if not xs or free_unbacked_symbols(xs[0].meta["val"].shape[:1]):
+        raise Unsupported("a loop whose length depends on data")
+    count = len(init)
+    whole_kinds = [_type_of(operands, value) for value in node.meta["val"]]
+    if any(k.strides != contiguous_strides(k.shape) for k in whole_kinds[count:]):
+        raise Unsupported("a loop whose rows are not stacked")
+    kinds = (*whole_kinds[:count], *map(_row, whole_kinds[count:]))
     body = replace(lines, nodes=[], stand_ins=StandIns())
-    carried = [
-        body.buffer(one.name, kind) for one, kind in zip(scan.init, scan.kinds, strict=False)
-    ]
-    sliced = [body.buffer(x.name, _row(_type_of(operands, x.meta["val"]))) for x in scan.xs]
-    kept = {one: body.buffer(one.name, _type_of(operands, one.meta["val"])) for one in scan.tensors}
-    captured = [whole(kept[n]) if n in kept else operands.for_lowering(n) for n in scan.captured]
-    results = lower(part, body, (*map(whole, carried), *map(_only_row, sliced), *captured))
-    if len(results) != len(scan.kinds):
+
+    def taken(one: fx.Node) -> Buffer:
+        return body.buffer(one.name, _type_of(operands, one.meta["val"]))
+
+    carried = [body.buffer(one.name, kind) for one, kind in zip(init, kinds, strict=False)]
+    sliced = [body.buffer(x.name, _row(_type_of(operands, x.meta["val"]))) for x in xs]
+    kept = {one: taken(one) for one in dict.fromkeys(captured) if tensor_of(one) is not None}
+    others = [whole(kept[n]) if n in kept else operands.for_lowering(n) for n in captured]
+    results = lower(part, body, (*map(whole, carried), *map(_only_row, sliced), *others))
+    if len(results) != len(kinds):
         raise Unsupported("a loop that returns other things than tensors")
-    kinds = (*scan.kinds[:count], *map(_row, scan.kinds[count:]))
     made = [_stored(body, node, *each) for each in zip(results, kinds, strict=True)]
     inputs = (*sliced, *kept.values(), *carried)
     graph = _graph(node.name, body.nodes, inputs, (*made[count:], *made[:count]))
-    buffers = [lines.buffer(f"{node.name}_{k}", kind) for k, kind in enumerate(scan.kinds)]
-    others = [
+    buffers = [lines.buffer(f"{node.name}_{k}", kind) for k, kind in enumerate(whole_kinds)]
+    turns = [
         lines.buffer(f"{b.name}_other", k) for b, k in zip(buffers, kinds[:count], strict=False)
     ]
-    starts = [_start(operands, *each) for each in zip(scan.init, kinds, strict=False)]
+    starts = [_start(operands, *each) for each in zip(init, kinds, strict=False)]
     loop = RowLoop(
         lines.names.new(node.name),
-        lines.sizes.index(scan.xs[0].meta["val"].shape[0]),
+        lines.sizes.index(xs[0].meta["val"].shape[0]),
         1,
         index(1),
         graph,
-        tuple(map(operands.window, scan.xs)),
+        tuple(map(operands.window, xs)),
         tuple(map(operands.window, kept)),
         tuple(buffers[count:]),
-        sums=(),
         added=(),
-        carried=tuple(map(Carried, starts, buffers, others)),
+        carried=tuple(map(Carried, starts, buffers, turns)),
     )
     lines.nodes.append(loop)
     return tuple(map(whole, buffers))
-
-
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """The operands of a scan, and the types of its results: last carries first, then rows."""
-
-    init: list[fx.Node]
-    xs: list[fx.Node]
-    captured: list[Any]
-    kinds: list[TensorType]
-
-    @classmethod
-    def of(cls, node: fx.Node, operands: Operands) -> _Scan:
-        _, init, xs, captured = node.args
-        scan = cls(list(init), list(xs), list(captured), [])  # type: ignore[arg-type]
-        if operands.lines.alone:
-            raise Unsupported("a loop whose body Python calls")
-        if not scan.xs or free_unbacked_symbols(scan.xs[0].meta["val"].shape[:1]):
-            raise Unsupported("a loop whose length depends on data")
-        scan.kinds.extend(_type_of(operands, value) for value in node.meta["val"])
-        if any(k.strides != contiguous_strides(k.shape) for k in scan.kinds[len(scan.init) :]):
-            raise Unsupported("a loop whose rows are not stacked")
-        return scan
-
-    @property
-    def tensors(self) -> dict[fx.Node, None]:
-        """The captured tensors, each once."""
-        nodes = (one for one in self.captured if isinstance(one, fx.Node))
-        return {n: None for n in nodes if isinstance(n.meta["val"], torch.Tensor)}
 
 
 def _type_of(operands: Operands, traced: Any) -> TensorType:

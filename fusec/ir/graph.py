@@ -317,8 +317,8 @@ class RowLoop:
     The body's inputs are, in this order: sizes (``count``, if it is one, and any of the enclosing
     graph's); a buffer for each of ``sliced`` and of ``whole``, and for each value of ``carried``;
     ``added``; a buffer for each of ``placed``; for each of ``carried`` its next value, if kernels
-    store it. It returns the rows of ``results``, then the terms to be added to ``sums``, then the
-    next values of ``carried`` while it is a graph, of which no kernel stores anything yet.
+    store it. It returns the rows of ``results``, then the next values of ``carried`` while it is a
+    graph, of which no kernel stores anything yet.
 
     Worked example, ``h = tanh(x[t] + h)`` for each t, and all values of h::
 
@@ -333,7 +333,6 @@ class RowLoop:
         sliced: windows whose first axis is the rows; the body takes a chunk of each.
         results: buffers of which the body computes some rows; row-major.
         placed: the same, but the body's kernels store the rows there.
-        sums: buffers that start at 0, to which the loop adds.
         added: buffers that start at 0, to which the body itself adds.
         carried: values that each iteration replaces.
     """
@@ -346,7 +345,6 @@ class RowLoop:
     sliced: tuple[View, ...]
     whole: tuple[View, ...]
     results: tuple[Buffer, ...]
-    sums: tuple[Buffer, ...]
     added: tuple[Buffer, ...]
     placed: tuple[Buffer, ...] = ()
     carried: tuple[Carried, ...] = ()
@@ -391,13 +389,11 @@ class RowLoop:
     @property
     def outside(self) -> dict[Buffer, View]:
         """The body's inputs and results -> what they are, or are a chunk of, outside."""
-        terms = argument_views(self.graph.outputs)[len(self.results) :]
         inner = self._inner(0, len(self.views) + len(self.added))
         found = dict(zip(inner, (*self.views, *map(whole_view, self.added)), strict=True))
         for buffer, part in self.chunks.items():
             shape = (self.rows, *part.shape[1:])
             found[part] = View(buffer, shape, part.strides, index(0))
-        found |= {v.buffer: whole_view(b) for v, b in zip(terms, self.sums, strict=False)}
         states = zip(self.states, self.carried, strict=True)
         return found | {made: whole_view(one.final) for (_, made), one in states}
 
@@ -442,7 +438,7 @@ class RowLoop:
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers that the loop defines."""
         carried = (buffer for one in self.carried for buffer in (one.final, one.other))
-        return (*self.results, *self.placed, *self.sums, *self.added, *carried)
+        return (*self.results, *self.placed, *self.added, *carried)
 
     @property
     def sizes(self) -> tuple[Size, ...]:

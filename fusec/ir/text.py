@@ -284,9 +284,8 @@ def print_row_loop(loop: RowLoop) -> str:
         f"  sliced {'; '.join(sliced) or '-'}",
         f"  whole {', '.join(map(print_argument, loop.whole)) or '-'}",
     ]
-    if loop.sums or loop.added:
-        names = ", ".join(b.name for b in (*loop.sums, *loop.added))
-        lines.append(f"  added up {names}")
+    if loop.added:
+        lines.append(f"  added up {', '.join(b.name for b in loop.added)}")
     for one, (read, made) in zip(loop.carried, loop.states, strict=True):
         into = f"{read}: {print_type(read)} from {print_argument(one.initial)}"
         lines.append(f"  carried {into}, then {made} into {one.final} and {one.other} in turn")

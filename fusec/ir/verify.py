@@ -353,7 +353,7 @@ def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
         same = buffer.shape == (loop.count, *view.shape[1:]) and buffer.strides == view.strides
         check(same, line, f"{buffer} is no slice of {view.buffer}")
     outputs = argument_views(loop.graph.outputs)
-    made = len(loop.results) + len(loop.sums) + len(loop.carried) - fused
+    made = len(loop.results) + len(loop.carried) - fused
     check(len(outputs) == made, line, f"its body returns {len(outputs)} of {made} buffers")
     for one, states in zip(loop.carried, loop.states, strict=True):
         for held in (one.initial, one.other, *states):

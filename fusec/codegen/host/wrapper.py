@@ -291,7 +291,7 @@ class _Wrapper:
         self.lines += [f"del {self.names(allocation.buffer)}" for allocation in new]
 
     def _row_loop(self, loop: RowLoop) -> None:
-        """Print a loop over chunks of rows: pass windows, copy results to their rows, add sums.
+        """Print a loop over chunks of rows: pass windows, copy results to their rows.
 
         ``turn`` is 0 for the iterations that write the final buffers of what is carried, else 1.
         """
@@ -317,8 +317,6 @@ class _Wrapper:
         self.lines.append(f"    part = {loop.name}([{', '.join(args)}])")
         for position, buffer in enumerate(loop.results):
             self.lines.append(f"    {places[buffer]}.data.copy_(part[{position}])")
-        for position, buffer in enumerate(loop.sums, len(loop.results)):
-            self.lines.append(f"    {self.names(buffer)}.data.add_(part[{position}])")
         self.lines.append("    del part")
 
     def _rows_of(self, view: View, count: str) -> str:

@@ -15,16 +15,16 @@ then the region can run on a few rows at a time, and its buffers have only so ma
     d[i, v]   = g(mm[i, v], lse[i])               lse, d = ...
     dW[v, c]  = extern mm(d^T, x)                 extern addmm_(dW, d^T, x)
 
-Sums over rows are accumulated over the chunks: those of products in the type of their result, or in
-f32 where that is narrower. Where such a sum in f32 takes about as much memory as the rows that the
-product reads (``d`` above), these are whole and the product follows the loop, which is then around
-the expansion and what reads it alone. The pass has no notion of a loss.
+The loop carries sums over rows; those of products are added up in place, in the type of their
+result, or in f32 where that is narrower. Where such a sum in f32 takes about as much memory as the
+rows that the product reads (``d`` above), these are whole and the product follows the loop, which
+is then around the expansion and what reads it alone. The pass has no notion of a loss.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -81,7 +81,7 @@ def _stored_by_body(loop: RowLoop, body: Schedule) -> RowLoop:
     carried = tuple(made for _, made in replace(loop, body=body.graph).states)
     if not placed and not carried:
         return loop
-    outputs = zip((*loop.results, *loop.sums), body.graph.outputs, strict=False)
+    outputs = zip(loop.results, body.graph.outputs, strict=False)
     graph = replace(
         body.graph,
         inputs=(*body.graph.inputs, *placed.values(), *carried),
@@ -244,7 +244,8 @@ def _take_out(graph: Graph, seed: Buffer, name: str, tuning: FusionTuning) -> tu
     loop = body.loop(name, height, results, graph.sizes)
     reason = f"{loop.chunk} of {loop.rows} rows at a time"
     reason += "".join(f"; {buffer} is whole, for a product over all rows" for buffer in kept)
-    return _replaced(graph, members, below(lines.dag, members), loop, body.after), reason
+    region: tuple[Line, ...] = (*body.zeros, loop)
+    return _replaced(graph, members, below(lines.dag, members), region, body.after), reason
 
 
 def _points(node: Line) -> int:
@@ -257,9 +258,9 @@ def _points(node: Line) -> int:
 
 
 def _replaced(
-    graph: Graph, members: set[int], later: set[int], loop: RowLoop, after: dict[int, Def]
+    graph: Graph, members: set[int], later: set[int], region: Iterable[Line], after: dict[int, Def]
 ) -> Graph:
-    """Return the graph with ``members`` replaced by a loop, which the lines ``later`` follow."""
+    """Return the graph with ``members`` replaced by lines, which the lines ``later`` follow."""
     before: list[Line] = []
     behind: list[Line] = []
     for position, node in enumerate(graph.nodes):
@@ -267,7 +268,7 @@ def _replaced(
             behind.append(after[position])
         elif position not in members:
             (behind if position in later else before).append(node)
-    return replace(graph, nodes=(*before, loop, *behind))
+    return replace(graph, nodes=(*before, *region, *behind))
 
 
 # -- sizes -----------------------------------------------------------------------------------------

@@ -17,16 +17,28 @@ from dataclasses import dataclass, replace
 from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import (
     Buffer,
+    Const,
     Expr,
     IndexValue,
     Load,
     Reduce,
     cast,
     loads,
+    op,
     postorder,
 )
 from fusec.ir.extern import AddProduct, Product
-from fusec.ir.graph import Argument, Def, Extern, Graph, Line, RowLoop, View, whole_view
+from fusec.ir.graph import (
+    Argument,
+    Carried,
+    Def,
+    Extern,
+    Graph,
+    Line,
+    RowLoop,
+    View,
+    whole_view,
+)
 from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
 from fusec.ir.rewrite import rewrite
 
@@ -50,6 +62,7 @@ class RowBody:
 
     Attributes:
         made: outer buffer that is computed row by row -> the body's buffer.
+        zeros: what the sums are before the loop.
         after: position of a line -> its remainder after the loop, which loads the complete sums.
         widened: product over all rows whose sum is in a wider type -> operands among ``made``.
     """
@@ -62,7 +75,8 @@ class RowBody:
         self._nodes: list[Line] = []
         self._slices: dict[object, _Slice] = {}
         self._whole: dict[Buffer, None] = {}
-        self._sums: dict[Buffer, Buffer] = {}
+        self.zeros: list[Def] = []
+        self._sums: dict[Carried, tuple[Buffer, Buffer]] = {}
         self._added: dict[Buffer, None] = {}
         self._gone: set[Buffer] = set()
         self.widened: dict[Buffer, tuple[Buffer, ...]] = {}
@@ -75,7 +89,7 @@ class RowBody:
     def loop(
         self, name: str, height: int, results: tuple[Buffer, ...], sizes: tuple[Size, ...]
     ) -> RowLoop:
-        """Return the loop whose body returns the rows of ``results``, then the sums.
+        """Return the loop whose body returns the rows of ``results``, then the sums so far.
 
         Args:
             height: the rows of a chunk.
@@ -84,13 +98,14 @@ class RowBody:
         own = [a for m, _ in self.count.terms for a in m if isinstance(a, Size)]
         slices = self._slices.values()
         inner, sliced = tuple(s.inner for s in slices), tuple(s.view for s in slices)
-        made = (*(self.made[buffer] for buffer in results), *self._sums.values())
-        inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *inner, *self._whole, *self._added)
+        read, following = zip(*self._sums.values(), strict=True) if self._sums else ((), ())
+        made = (*(self.made[buffer] for buffer in results), *following)
+        given = (*inner, *self._whole, *read, *self._added)
+        inputs: tuple[Buffer | Size, ...] = (*own, *sizes, *given)
         body = Graph("rows", inputs, tuple(self._nodes), tuple(map(whole_view, made)))
         whole = tuple(map(whole_view, self._whole))
-        sums, added = tuple(self._sums), tuple(self._added)
-        rows, count = self.rows, self.count
-        return RowLoop(name, rows, height, count, body, sliced, whole, results, sums, added)
+        how = (tuple(self._added), (), tuple(self._sums))
+        return RowLoop(name, self.rows, height, self.count, body, sliced, whole, results, *how)
 
     def add(self, position: int, node: Line) -> None:
         """Add a line, whose position in the outer graph is ``position``.
@@ -160,7 +175,7 @@ class RowBody:
             ):
                 sums[node] = self._sum(line, node, len(sums))
                 inside.update(postorder((node,)))
-        if line.expr in sums:  # the sum is the whole definition: accumulate in its own buffer
+        if line.expr in sums:  # the sum is the whole definition: its own buffer is carried
             return
         (left,) = rewrite((line.expr,), lambda node: sums.get(node, node))
         if not sums or self._reads_rows(left):
@@ -186,12 +201,17 @@ class RowBody:
                 if node is not line.expr:
                     name = f"{line.buffer.name}_sum{number or ''}"
                     outer = Buffer.row_major(name, shape, node.dtype)
-                inner = Buffer.row_major(outer.name, shape, node.dtype)
-                value = Reduce(node.monoid, others, body)
-                self._nodes.append(Def(inner, axes, value, line.origin))
-                self._sums[outer] = inner
+                zero, other, before, after = (
+                    Buffer(f"{outer.name}{end}", outer.shape, outer.strides, outer.dtype)
+                    for end in ("_zero", "_other", "", "_next")
+                )
+                at = tuple(map(index, axes))
+                value = op("add", Load(before, at), Reduce(node.monoid, others, body))
+                self._nodes.append(Def(after, axes, value, line.origin))
+                self.zeros.append(Def(zero, axes, Const(0, node.dtype), line.origin))
+                self._sums[Carried(whole_view(zero), outer, other)] = (before, after)
                 self._gone.add(outer)
-                return Load(outer, tuple(map(index, axes)))
+                return Load(outer, at)
         raise NotByRows(f"{line.buffer} sums over other axes than the rows")
 
     def _row_axis(self, axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:

@@ -75,7 +75,7 @@ def _launch(steps: Sequence[Step], may_overwrite: Overwritable, *, natively: boo
     match steps[0]:
         case RowLoop() as loop:
             body = plan_host(loop.schedule, may_overwrite)
-            even = loop.count.is_constant and not (loop.sums or loop.results)
+            even = loop.count.is_constant and not loop.results
             return HostLoop(loop, body, natively and even and body.kernels == body.steps)
         case step:
             return step
@@ -194,7 +194,7 @@ class _Plan:
     def _allocations(self, position: int, step: Step) -> list[Allocation]:
         zeroed: tuple[Buffer, ...] = ()
         match step:
-            case RowLoop(sums=sums, added=added):
-                zeroed = (*sums, *added)
+            case RowLoop(added=added):
+                zeroed = added
         new = [buffer for buffer in made_by(step) if self.first.get(buffer) == position]
         return [Allocation(b, self.over.get(b), b in zeroed) for b in new]

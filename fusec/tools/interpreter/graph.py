@@ -260,7 +260,7 @@ def _free(buffer: Buffer, env: Env) -> None:
 def _run_row_loop(
     loop: RowLoop, body: Interpreted, env: Env, extern: ExternCall | None, kernel: KernelCall
 ) -> None:
-    """Run the body for each chunk of rows: results go into their rows, sums are added up.
+    """Run the body for each chunk of rows: results go into their rows.
 
     What an iteration carries is stored in the two buffers of the value in turn, the last in the
     final one.
@@ -272,7 +272,7 @@ def _run_row_loop(
         shape = (eval_scalar(extent, env) for extent in loop.chunks[buffer].shape[1:])
         return from_storage(buffer, env).reshape(rows, *shape)
 
-    for buffer in (*loop.sums, *loop.added):
+    for buffer in loop.added:
         from_storage(buffer, env)[...] = 0
     state = [_window(one.initial, env) for one in loop.carried]
     for start in range(0, rows, loop.chunk):
@@ -290,8 +290,6 @@ def _run_row_loop(
         values = iter(_collect_outputs(loop.graph, inner))
         for buffer in loop.results:
             rows_of(buffer)[start : start + count] = next(values)
-        for buffer in loop.sums:
-            from_storage(buffer, env)[...] += next(values)
         for buffer in loop.added:
             from_storage(buffer, env)[...] = from_storage(buffer, given)
         for part, buffer in zip(parts, loop.placed, strict=True):

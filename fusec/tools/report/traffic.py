@@ -67,12 +67,11 @@ def step_bytes(step: Step, machine: Machine) -> int:
 def row_loop_bytes(loop: RowLoop, machine: Machine) -> int:
     """Return the bytes that a loop over rows moves: its body's for each chunk, and its results'.
 
-    Results are copied into their rows, sums added up: each is read and written outside the body.
+    Results are copied into their rows: each is read and written outside the body.
     """
     copied = sum(buffer_bytes(b) for b in loop.results)
-    added = sum(buffer_bytes(b) for b in loop.sums)
-    zeroed = sum(buffer_bytes(b) for b in (*loop.sums, *loop.added))
-    return loop.rounds * (bytes_moved(loop.schedule, machine) + 3 * added) + 2 * copied + zeroed
+    zeroed = sum(buffer_bytes(b) for b in loop.added)
+    return loop.rounds * bytes_moved(loop.schedule, machine) + 2 * copied + zeroed
 
 
 def bytes_floor(schedule: Schedule) -> int:

@@ -227,7 +227,7 @@ def test_what_is_left_of_a_sum_over_rows_comes_after_the_loop() -> None:
 
     made = head.define("mean", (), mean)
     schedule, (loop,) = run(head, made)
-    assert [b.name for b in loop.sums] == ["mean_sum"]
+    assert [one.final.name for one in loop.carried] == ["mean_sum"]
     assert schedule.steps[-1] is not loop
 
 
