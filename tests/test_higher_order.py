@@ -55,17 +55,13 @@ X, Y, W = values(4, 4), values(4, 4, seed=1), values(4, 4, seed=2)
 CONTROL: dict[str, tuple[Function, tuple[torch.Tensor, ...], bool, str]] = {
     "cond": (branches, (X, Y), True, "cond"),
     "while_loop": (loop, (torch.tensor(0), X), False, "while_loop"),
-    "map": (mapped, (X, Y[0]), True, "map_impl"),
     "nested_compile_region": (regions, (X, W), True, "invoke_subgraph"),
 }
 """Function, inputs, whether it has a backward, the operation that is left to torch."""
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n == "map" else ()) for n in CONTROL],
-)
+@pytest.mark.parametrize("name", CONTROL)
 def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
     fn, inputs, train, operation = CONTROL[name]
     check(fn, *inputs, train=train)
@@ -84,6 +80,11 @@ def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
 def test_control_flow_matches_eager_with_symbolic_sizes(name):
     fn, inputs, train, _ = CONTROL[name]
     check(fn, *inputs, train=train, dynamic=True)
+
+
+def test_a_map_over_rows_is_a_loop_that_carries_nothing():
+    check(mapped, X, Y[0], train=True)
+    assert externs(mapped, X, Y[0], train=True) == []
 
 
 def test_an_associative_scan_is_ordinary_operations():

@@ -61,8 +61,9 @@ Lower: TypeAlias = Callable[[fx.GraphModule, GraphBuilder, Iterable[Any]], tuple
 
 
 def is_scan(node: fx.Node) -> bool:
-    """Return True for a call of ``torch.scan``'s operation."""
-    return node.target is torch.ops.higher_order.scan
+    """Return True for the operation of ``torch.scan``, or of a map, which carries nothing."""
+    operations = torch.ops.higher_order
+    return node.target in (operations.scan, operations.map_impl)
 
 
 def lower_scan(

@@ -113,7 +113,7 @@ class _Counter(TorchDispatchMode):
             with self:
                 return decomposed_flex_attention(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.higher_order.scan:
+        if func in (torch.ops.higher_order.scan, torch.ops.higher_order.map_impl):
             self.count_steps(*args)
         if isinstance(func, HigherOrderOperator):
             return result
@@ -124,11 +124,13 @@ class _Counter(TorchDispatchMode):
             self.calls.append(EagerCall(op_name(func), traffic, *kept.get(_PLACE, self.place)))
         return result
 
-    def count_steps(self, step: Callable[..., Any], init: Any, xs: Any, captured: Any) -> None:
-        """Count the operations of a scan's step as often as eager runs it."""
-        known = len(self.calls)
+    def count_steps(self, step: Callable[..., Any], *groups: Any) -> None:
+        """Count the operations of a loop's step as often as eager runs it."""
+        known, (*states, xs, captured) = len(self.calls), groups
         with self:
-            step(*init, *(x.select(0, 0) for x in xs), *captured)
+            step(
+                *(one for init in states for one in init), *(x.select(0, 0) for x in xs), *captured
+            )
         self.calls += self.calls[known:] * (_seen(xs[0].shape[0]) - 1)
 
     @property
