@@ -250,14 +250,6 @@ class RowTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """The consumer warps of a warp-specialized kernel: how many, and their tiles, best first."""
-
-    warps: int
-    sides: Sides
-
-
-@dataclass(frozen=True, slots=True)
 class TileTuning:
     """Tiles of a GPU's kernels with products, for tensor cores."""
 
@@ -337,15 +329,17 @@ class TileTuning:
     """Share of the registers for tiles up to which a loop is emitted twice, with and without its
     mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488
     of one with rotary embeddings (Triton 3.7.1, 2026-11)."""
-    team: Team = Team(8, ((128, 256), (256, 128), (128, 128)))
-    """Consumer warps of plain products."""
+    team_warps: int = 8
+    """Consumer warps of a warp-specialized kernel."""
+    team: Sides = ((128, 256), (256, 128), (128, 128))
+    """Rows and columns of their tiles in plain products, best first."""
     team_gain: float = 1.2
-    """Speed of that team over that of all warps, where both fill their waves (1.20 to 1.36,
+    """Their speed over that of all warps, where both fill their waves (1.20 to 1.36,
     five products, and 1.10 with two accumulators; H100, 2026-11-26)."""
     team_waves: int = 2
     """Least tiles of a program with roles by rule: else nothing is loaded beside an epilogue."""
-    nested_team: Team = Team(8, ((128, 128), (128, 64), (128, 32)))
-    """Of nested products: their ``sides`` are rows, and terms of an iteration."""
+    nested_team: Sides = ((128, 128), (128, 64), (128, 32))
+    """Their tiles in nested products: rows, and terms of an iteration."""
     slots: tuple[int, int] = (2, 6)
     """Fewest and most slots of a warp-specialized kernel's ring: one is multiplied while others are
     filled. One more is needed where a tile is used in two iterations."""

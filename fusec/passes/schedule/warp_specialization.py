@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fusec.ir.cpu_tuning import Sides
 from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, Reduce, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
-from fusec.ir.machine import Team
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, filled, programs, tilings
@@ -35,12 +35,11 @@ def with_roles(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...
 
     It comes first where the rule takes it, else fourth, so that a short race tries it.
     """
-    chosen = next((plan for plan in offered if plan.descriptors), None)
-    team = _team(one)
-    if chosen is None or team is None or (tiling := _tiling(one, team)) is None:
+    chosen, tiling = next((plan for plan in offered if plan.descriptors), None), _tiling(one)
+    if chosen is None or tiling is None:
         return offered
     at = 0 if tiling_by_rule(one) is not None else 3
-    return (*offered[:at], _plan(one, team, chosen, tiling), *offered[at:])
+    return (*offered[:at], _plan(one, chosen, tiling), *offered[at:])
 
 
 def tiling_by_rule(one: ProductKernel) -> Tiling | None:
@@ -50,14 +49,12 @@ def tiling_by_rule(one: ProductKernel) -> Tiling | None:
     Nested products also have full steps, one inner product, and tiles of which one program alone
     fits a multiprocessor: otherwise two programs hide each other's softmax.
     """
-    team, tuning, units = _team(one), one.work.tuning, one.machine.units
-    if team is None or (tiling := _tiling(one, team)) is None:
-        return None
-    if programs(one.kernel, tiling) < tuning.team_waves * units:
+    tiling, tuning, units = _tiling(one), one.work.tuning, one.machine.units
+    if tiling is None or programs(one.kernel, tiling) < tuning.team_waves * units:
         return None
     (other, *_) = tilings(one)
     if one.work.inner:
-        _, step = team.sides[0]
+        _, step = tuning.nested_team[0]
         narrow = one.use.looped is None or tiling.lanes[one.use.looped] < step
         if len(one.work.inner) > 1 or narrow or not _is_alone(one, other):
             return None
@@ -70,14 +67,14 @@ def _is_alone(one: ProductKernel, tiling: Tiling) -> bool:
     return one.work.registers(tiling) >= one.machine.sm.registers // (64 * 8)
 
 
-def _team(one: ProductKernel) -> Team | None:
-    """Return the consumer warps that a kernel may have."""
+def _team(one: ProductKernel) -> Sides:
+    """Return the tiles that consumer warps may have, best first; none for other kernels."""
     sm = one.machine.sm
     if one.is_skinny or one.use.looped is None or not (sm.group_registers and sm.descriptors):
-        return None
+        return ()
     if _is_plain(one):
         return one.work.tuning.team
-    return one.work.tuning.nested_team if _is_nested(one) else None
+    return one.work.tuning.nested_team if _is_nested(one) else ()
 
 
 def _is_plain(one: ProductKernel) -> bool:
@@ -120,34 +117,34 @@ def _lies_along_terms(one: ProductKernel) -> bool:
     )
 
 
-def _tiling(one: ProductKernel, team: Team) -> Tiling | None:
-    """Return a team's tiling, if one of its tiles fits with as many slots as it needs."""
+def _tiling(one: ProductKernel) -> Tiling | None:
+    """Return the tiling of consumer warps, if one fits with as many slots as it needs."""
     fewest, _ = one.work.tuning.slots
     fewest += bool(one.work.inner) and _is_held(one)
-    fitting = [t for t in _tilings(one, team) if t.stages >= fewest]
+    fitting = [t for t in _tilings(one) if t.stages >= fewest]
     wanted = one.work.tuning.busy * one.machine.units
     enough = [t for t in fitting if programs(one.kernel, t) >= wanted]
     return next(iter(enough or fitting[-1:]), None)
 
 
-def _plan(one: ProductKernel, team: Team, chosen: Plan, tiling: Tiling) -> Plan:
-    """Return a team's plan: as one with descriptors, of other tiles."""
+def _plan(one: ProductKernel, chosen: Plan, tiling: Tiling) -> Plan:
+    """Return the plan with roles: as one with descriptors, of other tiles."""
     lanes = tiling.lanes
     return replace(
         chosen,
         bindings=tuple(replace(b, tile=lanes.get(b.axis, b.tile)) for b in chosen.bindings),
-        warps=team.warps,
+        warps=tiling.warps,
         stages=tiling.stages,
         roles="cooperative",
         programs=one.machine.units,
     )
 
 
-def _tilings(one: ProductKernel, team: Team) -> Iterator[Tiling]:
+def _tilings(one: ProductKernel) -> Iterator[Tiling]:
     """Yield the tilings whose accumulators fit, with as many slots as fit."""
     tiled, looped, work = one.use.tiled, one.use.looped, one.work
-    for side in team.sides:
-        tiling = one.tiling(side, 0, team.warps, work.tuning.slots[0])
+    for side in _team(one):
+        tiling = one.tiling(side, 0, work.tuning.team_warps, work.tuning.slots[0])
         whole = side[: len(tiled)] == tuple(tiling.lanes[axis] for axis in tiled)
         if work.inner and looped is not None:
             tiling = one.with_step(tiling, side[1])
