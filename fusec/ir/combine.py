@@ -27,8 +27,10 @@ from fusec.ir.expr import (
     Select,
     Var,
     cast,
+    op,
     postorder,
     reach,
+    select,
     substitute_all,
 )
 from fusec.ir.index import Axis, Index
@@ -50,25 +52,23 @@ def combine(monoid: Monoid, old: State, new: State) -> State:
         return (Op(monoid.combine, (*old, *new)),)
     if monoid is RECURRENCE:
         (factor, term), (again, added) = old, new
-        return Op("mul", (again, factor)), Op("add", (_product(again, term), added))
+        return op("mul", again, factor), _product(again, term) + added
     if monoid is EXPSUM:
         (greatest, total), (exponent, weight) = old, new
         lesser = _decay(greatest, exponent)
-        keeps = Op("add", (total, _product(lesser, weight)))
-        grows = Op("add", (_product(lesser, total), weight))
-        top = Op("maximum", (greatest, exponent))
-        return top, Select(Op("ge", (greatest, exponent)), keeps, grows)
+        keeps, grows = total + _product(lesser, weight), _product(lesser, total) + weight
+        top = op("maximum", greatest, exponent)
+        return top, Select(op("ge", greatest, exponent), keeps, grows)
     return _better(monoid, old, new)
 
 
 def _product(factor: Expr, term: Expr) -> Expr:
-    return Op("mul", (cast(factor, term.dtype), term))
+    return op("mul", cast(factor, term.dtype), term)
 
 
 def _decay(a: Expr, b: Expr) -> Expr:
     """Return ``exp(-abs(a - b))``, 1 if both are the same infinity."""
-    away = Op("neg", (Op("abs", (Op("sub", (a, b)),)),))
-    return Op("exp", (Select(Op("eq", (a, b)), Const(0.0, a.dtype), away),))
+    return op("exp", select(op("eq", a, b), 0.0, -op("abs", a - b)))
 
 
 def carried(node: Reduce | Scan) -> tuple[bool, ...]:
@@ -86,7 +86,7 @@ def carried(node: Reduce | Scan) -> tuple[bool, ...]:
 def _better(monoid: Monoid, old: State, new: State) -> State:
     """Return the combination of two extremes with their places."""
     (value, place), (other, there) = old, new
-    least = Op("minimum", (place, there))  # for equal values, and for a NaN, whose index is less
+    least = op("minimum", place, there)  # for equal values, and for a NaN, whose index is less
     unless = Select(Op(monoid.combine, (value, other)), place, least)
     best = Op(monoid.fields[0].combine, (value, other))
     return best, Select(Op(monoid.combine, (other, value)), there, unless)
@@ -108,11 +108,10 @@ def folded(monoid: Monoid, over: tuple[Axis, ...], state: State) -> Expr:
         return Reduce(SUM, over, _product(lesser, weight))
     value, place = state
     best = Reduce(monoid.fields[0], over, value)
-    found: Expr = Op("eq", (value, best))
+    found = op("eq", value, best)
     if value.dtype.is_float:
-        found = Op("or", (found, Op("isnan", (value,))))
-    nowhere = Const(MIN.identity(place.dtype), place.dtype)
-    return Reduce(MIN, over, Select(found, place, nowhere))
+        found = found | op("isnan", value)
+    return Reduce(MIN, over, select(found, place, MIN.identity(place.dtype)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Const, Expr, Op, Reduce, Select, postorder
+from fusec.ir.expr import Const, Expr, Op, Reduce, Select, op, postorder, select
 from fusec.ir.index import Axis
 from fusec.ir.linear import dependents, terms
 from fusec.ir.monoid import MAX, SUM
@@ -74,12 +74,12 @@ def scale_of(node: Reduce, row_max: Reduce) -> Scale:
 
 def reference(top: Expr) -> Expr:
     """Return what terms refer to: their maximum, or 0 while all scores are -inf, to avoid NaN."""
-    return Select(Op("eq", (top, Const(-math.inf, top.dtype))), Const(0.0, top.dtype), top)
+    return select(op("eq", top, -math.inf), 0.0, top)
 
 
 def growth(scale: Scale, old: Expr, new: Expr) -> Expr:
     """Return the factor that makes a sum of ``exp(k*s - k*old)`` one of ``exp(k*s - k*new)``."""
-    return Op("exp", (scaled(Op("sub", (old, new)), scale),))
+    return op("exp", scaled(old - new, scale))
 
 
 def merged(total: Expr, scale: Scale, top: Expr, maximum: Expr) -> Expr:
@@ -87,10 +87,8 @@ def merged(total: Expr, scale: Scale, top: Expr, maximum: Expr) -> Expr:
 
     A part without a score above -inf contributes 0, unless the whole row has none: that is NaN.
     """
-    lowest = Const(-math.inf, top.dtype)
-    nothing = Op("and", (Op("eq", (top, lowest)), Op("gt", (maximum, lowest))))
-    whole = Op("mul", (total, growth(scale, top, maximum)))
-    return Select(nothing, Const(0, total.dtype), whole)
+    nothing = op("eq", top, -math.inf) & op("gt", maximum, -math.inf)
+    return select(nothing, 0, op("mul", total, growth(scale, top, maximum)))
 
 
 def scale_outside_mask(node: Select) -> Expr:

@@ -29,9 +29,11 @@ from fusec.ir.expr import (
     children,
     index_of,
     loads,
+    op,
     postorder,
     rebuild,
     reductions,
+    select,
     substitute_all,
 )
 from fusec.ir.index import Axis, Index, Runtime, index, is_nonnegative
@@ -192,7 +194,7 @@ def _extent_where(condition: Expr, extent: Expr) -> Expr:
     known = index_of(extent)
     if known is not None and is_nonnegative(known - 1):
         return extent
-    return Select(condition, extent, Const(1, extent.dtype))
+    return select(condition, extent, 1)
 
 
 def read_at(expr: Expr, indices: Iterable[Index]) -> Expr:
@@ -209,9 +211,8 @@ def read_at(expr: Expr, indices: Iterable[Index]) -> Expr:
     checked = frozenset(_checked_by_loads(expr))
     for gather in dict.fromkeys(gathers):
         if gather not in checked:
-            place = Op("within", (cast(gather.expr, I64), as_value(gather.extent)))
-            there = Op("ge", (place, Const(0, I64)))
-            expr = Select(there, expr, Const(0, expr.dtype))
+            place = op("within", cast(gather.expr, I64), as_value(gather.extent))
+            expr = select(op("ge", place, 0), expr, 0)
     return expr
 
 

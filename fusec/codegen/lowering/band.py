@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fusec.ir.combine import identities
 from fusec.ir.edges import all_edges_when, edges_of_terms
-from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, postorder
+from fusec.ir.expr import Expr, IndexValue, Load, Reduce, Select, op, postorder
 from fusec.ir.groups import RowGroups, groups_of
 from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index
 from fusec.ir.serial import needed_conditions
@@ -142,9 +142,8 @@ class TileGroups:
     def rows(self) -> Expr:
         """How many rows of the tile are in the group; there are none if it is not positive."""
         begin, end = self.groups.begin, self.groups.end
-        first = Op("maximum", (begin, IndexValue(self.first, begin.dtype)))
-        behind = Op("minimum", (end, IndexValue(self.last + 1, end.dtype)))
-        return Op("sub", (behind, first))
+        first = op("maximum", begin, IndexValue(self.first, begin.dtype))
+        return op("minimum", end, IndexValue(self.last + 1, end.dtype)) - first
 
 
 def tile_groups(

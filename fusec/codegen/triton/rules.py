@@ -7,18 +7,7 @@ A GPU kernel cannot return an error, so its load is masked, and the value is 0.
 from __future__ import annotations
 
 from fusec.ir.dtype import I64
-from fusec.ir.expr import (
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Op,
-    as_value,
-    both,
-    cast,
-    index_of,
-    substitute,
-)
+from fusec.ir.expr import Expr, IndexValue, Load, as_value, both, cast, index_of, op, substitute
 from fusec.ir.index import Runtime
 from fusec.ir.rewrite import Rules, rewrite
 from fusec.passes.stage import Stage
@@ -30,9 +19,8 @@ def unguarded_gather(node: Load) -> Expr:
     for place in dict.fromkeys(a for i in node.indices for a in i.atoms()):
         if isinstance(place, Runtime):
             value = cast(_named(place.expr), I64)
-            low = Op("ge", (value, Const(0, I64)))
-            high = Op("lt", (value, as_value(place.extent)))
-            guard = both(guard, Op("and", (low, high)))
+            low, high = op("ge", value, 0), op("lt", value, as_value(place.extent))
+            guard = both(guard, low & high)
     if guard is node.guard:
         return node
     return Load(node.buffer, tuple(substitute(i, {}, _named) for i in node.indices), guard)

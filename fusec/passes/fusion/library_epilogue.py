@@ -25,27 +25,17 @@ from functools import partial
 
 from fusec.ir.argument import whole_view
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Cast, Const, Expr, Load, Op, cast, index_exprs, loads, op
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, cast, index_exprs, loads, op
 from fusec.ir.extern import BiasedProduct, Convolution, Fresh, Product
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.index import Index, index
 from fusec.ir.rewrite import reading, replace_nodes, rewrite
 from fusec.passes.dag import count_readers
 
-
-def _number(value: float) -> Expr:
-    return Const(value, F32)
-
-
-def _hardswish(x: Expr) -> Expr:
-    gate = op("minimum", op("maximum", op("add", x, _number(3.0)), _number(0.0)), _number(6.0))
-    return op("div", op("mul", x, gate), _number(6.0))
-
-
 ACTIVATIONS: Mapping[str, Callable[[Expr], Expr]] = {
     "sigmoid": lambda x: op("sigmoid", x),
     "silu": lambda x: op("mul", x, op("sigmoid", x)),
-    "hardswish": _hardswish,
+    "hardswish": lambda x: op("mul", x, op("minimum", op("maximum", x + 3.0, 0.0), 6.0)) / 6.0,
 }
 """Name -> activation, in the form that ``simplify`` produces."""
 

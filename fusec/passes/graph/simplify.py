@@ -32,7 +32,9 @@ from fusec.ir.expr import (
     cast,
     index_of,
     is_op,
+    op,
     postorder,
+    select,
     substitute,
 )
 from fusec.ir.graph import Graph, Line, RowLoop
@@ -342,7 +344,7 @@ def guard_of_other_axes(node: Load) -> Expr:
     in_range = all(map(is_in_range, node.indices, node.buffer.shape))
     if not in_range and not isinstance(guard, Const):
         return node
-    return Select(guard, Load(node.buffer, node.indices), Const(0, node.dtype))
+    return select(guard, Load(node.buffer, node.indices), 0)
 
 
 def guarded_indices(node: Load) -> Expr:
@@ -414,12 +416,11 @@ def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
     """Return the reduction of a constant along an axis, which is empty if its limit is below 1."""
     runs = as_value(axis.extent)
     if axis.limit is not None:
-        runs = Op("minimum", (IndexValue(axis.limit), IndexValue(axis.extent)))
-    result = Op("mul", (value, cast(runs, value.dtype))) if monoid is SUM else value
+        runs = op("minimum", IndexValue(axis.limit), IndexValue(axis.extent))
+    result = op("mul", value, cast(runs, value.dtype)) if monoid is SUM else value
     if axis.limit is None or is_nonnegative(axis.limit - 1):
         return result
-    some = Op("gt", (IndexValue(axis.limit), Const(0, I64)))
-    return Select(some, result, Const(monoid.identity(value.dtype), value.dtype))
+    return select(op("gt", IndexValue(axis.limit), 0), result, monoid.identity(value.dtype))
 
 
 def one_hot_sum(node: Reduce) -> Expr:
@@ -437,13 +438,12 @@ def one_hot_sum(node: Reduce) -> Expr:
             here, wanted = (a, b) if isinstance(a, IndexValue) else (b, a)
         case _:
             return node
-    value = value if factor is None else Op("mul", (value, factor))
+    value = value if factor is None else op("mul", value, factor)
     varies = axis in value.axes | wanted.axes
     if varies or not isinstance(here, IndexValue) or here.index is not index(axis):
         return node
-    low = Op("ge", (wanted, Const(0, wanted.dtype)))
-    high = Op("lt", (wanted, IndexValue(axis.extent, wanted.dtype)))
-    return Select(Op("and", (low, high)), value, Const(0, value.dtype))
+    below = op("lt", wanted, IndexValue(axis.extent, wanted.dtype))
+    return select(op("ge", wanted, 0) & below, value, 0)
 
 
 def steady_and_one_hot_sum(node: Reduce) -> Expr:
@@ -456,7 +456,7 @@ def steady_and_one_hot_sum(node: Reduce) -> Expr:
     a, b = (Reduce(SUM, node.over, term) for term in node.body.args)
     for steady, varying in ((a, b), (b, a)):
         if node.over[0] not in steady.inner and one_hot_sum(varying) is not varying:
-            return Op("add", (steady, varying))
+            return steady + varying
     return node
 
 
@@ -474,8 +474,8 @@ def question_of_extreme(node: Reduce) -> Expr:
             | Op(name="not", args=(Op(name="eq", args=(value, Const(value=bound, dtype=kind))),)),
         ) if kind.is_float and math.isinf(bound):
             extreme = Reduce(MAX if bound < 0 else MIN, node.over, value)
-            equal = Op("eq", (extreme, Const(bound, kind)))
-            return equal if node.monoid is ALL else Op("not", (equal,))
+            equal = op("eq", extreme, bound)
+            return equal if node.monoid is ALL else op("not", equal)
     return node
 
 

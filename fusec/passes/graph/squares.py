@@ -21,8 +21,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusec.ir.dtype import I64, DType
-from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, cast, in_range, loads
+from fusec.ir.dtype import DType
+from fusec.ir.expr import (
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    cast,
+    in_range,
+    loads,
+    op,
+)
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.monoid import SUM
@@ -90,8 +102,8 @@ def total(value: Expr, inner: Axes, shift: Shift | None) -> Expr:
     """Return a part's sum ``s``."""
     if shift is None:
         return Reduce(SUM, inner, value)
-    whole = Op("mul", (count_rows(inner, value.dtype), k := shift(value, inner)))
-    return Op("add", (Reduce(SUM, inner, Op("sub", (value, k))), whole))
+    whole = op("mul", count_rows(inner, value.dtype), k := shift(value, inner))
+    return Reduce(SUM, inner, value - k) + whole
 
 
 def squares(value: Expr, inner: Axes, shift: Shift | None, sums: Expr) -> Expr:
@@ -100,14 +112,12 @@ def squares(value: Expr, inner: Axes, shift: Shift | None, sums: Expr) -> Expr:
     Without a shift the values must stay available for a second sweep, as a tile in registers does.
     """
     rows = at_least_one(count_rows(inner, value.dtype))
-    centre = Op("div", (sums, rows)) if shift is None else shift(value, inner)
-    away = Op("sub", (value, centre))
-    found = Reduce(SUM, inner, Op("mul", (away, away)))
+    away = value - (sums / rows if shift is None else shift(value, inner))
+    found = Reduce(SUM, inner, op("mul", away, away))
     if shift is None:
         return found
     once = Reduce(SUM, inner, away)
-    rest = Op("sub", (found, Op("div", (Op("mul", (once, once)), rows))))
-    return Op("maximum", (rest, Const(0.0, rest.dtype)))
+    return op("maximum", found - op("mul", once, once) / rows, 0.0)
 
 
 def median_of_three(value: Expr, inner: Axes) -> Expr:
@@ -116,10 +126,9 @@ def median_of_three(value: Expr, inner: Axes) -> Expr:
     first = _value_at(value, {a: index(0) for a in inner}, inner, zero)
     middle = _value_at(value, {a: a.extent // 2 for a in inner}, inner, first)
     last = _value_at(value, {a: a.extent - 1 for a in inner}, inner, first)
-    low, high = (Op(name, (first, middle)) for name in ("minimum", "maximum"))
-    shift = Op("maximum", (low, Op("minimum", (high, last))))
-    finite = Op("eq", (Op("sub", (shift, shift)), zero))
-    return Select(finite, shift, zero)
+    low, high = (op(name, first, middle) for name in ("minimum", "maximum"))
+    shift = op("maximum", low, op("minimum", high, last))
+    return Select(op("eq", shift - shift, zero), shift, zero)
 
 
 def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -> Expr:
@@ -135,8 +144,8 @@ def _value_at(value: Expr, place: dict[Axis, Index], inner: Axes, other: Expr) -
 
 def merged(found: Expr, sums: Expr, rows: Expr, centre: Expr) -> Expr:
     """Return ``q + n * (s / n - g)^2``: a part's term of the sum of squared deviations from g."""
-    away = Op("sub", (Op("div", (sums, at_least_one(rows))), centre))
-    return Op("add", (found, Op("mul", (rows, Op("mul", (away, away))))))
+    away = sums / at_least_one(rows) - centre
+    return found + op("mul", rows, op("mul", away, away))
 
 
 def count_rows(inner: Axes, dtype: DType) -> Expr:
@@ -147,11 +156,11 @@ def count_rows(inner: Axes, dtype: DType) -> Expr:
     rows: Expr = IndexValue(whole)
     for axis in inner:
         if axis.limit is not None:
-            left = Op("minimum", (IndexValue(axis.extent), IndexValue(axis.limit)))
-            rows = Op("mul", (rows, Op("maximum", (left, Const(0, I64)))))
+            left = op("minimum", IndexValue(axis.extent), IndexValue(axis.limit))
+            rows = op("mul", rows, op("maximum", left, 0))
     return cast(rows, dtype)
 
 
 def at_least_one(rows: Expr) -> Expr:
     """Return ``max(rows, 1)``, to divide by."""
-    return rows if isinstance(rows, Const) else Op("maximum", (rows, Const(1.0, rows.dtype)))
+    return rows if isinstance(rows, Const) else op("maximum", rows, 1.0)

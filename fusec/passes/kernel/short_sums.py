@@ -113,7 +113,7 @@ def _total(terms: list[tuple[float, Expr]], dtype: DType) -> Expr:
     """Return a sum as a loop computes it, from 0 on."""
     total: Expr = Const(0, dtype)
     for number, rest in terms:
-        total = Op("add", (total, _scaled(number, rest)))
+        total = total + _scaled(number, rest)
     return total
 
 
@@ -125,7 +125,8 @@ def _shortest(terms: list[tuple[float, Expr]], dtype: DType) -> Expr:
     (number, rest), *others = added
     total = _scaled(number, rest)
     for number, rest in others:
-        total = Op("add" if number > 0 else "sub", (total, _scaled(abs(number), rest)))
+        term = _scaled(abs(number), rest)
+        total = total + term if number > 0 else total - term
     return total
 
 

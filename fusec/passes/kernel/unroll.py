@@ -10,12 +10,13 @@ They choose an axis, and places along it. Stores are written at each, and terms 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
-from fusec.ir.expr import Expr, Op, Reduce, substitute
+from fusec.ir.expr import Expr, Reduce, substitute
 from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
@@ -63,7 +64,7 @@ def added_up(
         (own, *_) = (axis for axis in node.over if axis in along)
         places, instead = along[own]
         terms = (node.body.substitute(at) for at in places)
-        total = reduce(lambda sum_, term: Op("add", (sum_, term)), terms)
-        return Reduce(SUM, (*(a for a in node.over if a is not own), *instead), total)
+        over = (*(a for a in node.over if a is not own), *instead)
+        return Reduce(SUM, over, reduce(operator.add, terms))
 
     return kernel.map(lambda roots: rewrite(roots, rule))
