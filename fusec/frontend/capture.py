@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterable
+import pkgutil
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,14 +27,15 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusec.errors import InvalidIR, Unsupported
+from fusec.frontend import ops
 from fusec.frontend.aliasing.results import results_of
-from fusec.frontend.aliasing.written_parts import parts_of_inputs
 from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
 from fusec.frontend.carried_loops import is_scan, lower_scan
-from fusec.frontend.effects import effect_of
+from fusec.frontend.effects import effect_of, parts_of_inputs
 from fusec.frontend.fallbacks import computes_with, is_impure, reason_for, written_arguments
 from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
+from fusec.frontend.fx_passes.fx_nodes import aten
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.fx_passes.short_convolutions import LAID_OUT
@@ -67,23 +69,12 @@ from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
 from fusec.torch_interior import pytree
 
-aten = torch.ops.aten
-
-_RULE_MODULES = (
-    "activations", "attention", "comparisons", "complex_tensors", "convolutions", "creation",
-    "grouped", "indexing", "interpolation", "order", "pointwise", "pooling", "random",
-    "recurrences", "reductions", "scaled_products", "scans", "scatters", "views",
-)  # fmt: skip
-for _module in _RULE_MODULES:  # importing one registers its lowerings
-    importlib.import_module(f"fusec.frontend.ops.{_module}")
+for _module in pkgutil.iter_modules(ops.__path__):  # importing one registers its lowerings
+    importlib.import_module(f"{ops.__name__}.{_module.name}")
 
 # Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
 # sizes are symbolic), it recognises an output that is a view of an input by that offset.
-_PLACED = {
-    aten.slice_scatter.default,
-    aten.select_scatter.default,
-    aten.diagonal_scatter.default,
-}
+_PLACED = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
 
 
 def capture(gm: fx.GraphModule, name: str, lines: GraphBuilder) -> tuple[Graph, NodeOfBuffer]:
@@ -210,10 +201,13 @@ class _Capture:
             if node.meta.get("unbacked_bindings") or self._is_new(value):
                 return self._extern(node, value)
             return self.lines.sizes.index(value)
-        if isinstance(value, torch.SymFloat):
-            return self._symbolic(node, lambda: Number(self.lines.sizes.number(value)))
-        if isinstance(value, torch.SymBool):
-            return self._symbolic(node, lambda: self.lines.sizes.condition(value))
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            try:
+                if isinstance(value, torch.SymBool):
+                    return self.lines.sizes.condition(value)
+                return Number(self.lines.sizes.number(value))
+            except Unsupported:
+                return Opaque(node, symbolic=True)
         if node.target is aten._assert_scalar.default and self._holds(node.args[0]):
             return None
         if node.target is operator.getitem:
@@ -238,7 +232,9 @@ class _Capture:
             return self._extern(node, value, reason)
         parts = tuple(kind.part for kind in results)
         call = AtenCall(self.lines, node.name, parts, origin_of(node))
-        preferred = lowering.library and lowering.library(call, *self._operand_types(node))
+        operands = (a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node))
+        kinds = [kind for one in operands for kind in self._types_of(one)]
+        preferred = lowering.library and lowering.library(call, *kinds)
         if preferred is not None:
             return self._extern(node, value, preferred, lowering)
         mark = len(self.lines.nodes)
@@ -269,12 +265,6 @@ class _Capture:
         if isinstance(condition, Comparison) and condition.sign == ">=":
             return condition.left in self.extents and condition.right is index(0)
         return condition is True
-
-    def _symbolic(self, node: fx.Node, written: Callable[[], Any]) -> Any:
-        try:
-            return written()
-        except Unsupported:
-            return Opaque(node, symbolic=True)
 
     def _lower(self, node: fx.Node, call: AtenCall, lowering: Lowering) -> Any:
         args = [self.operands.for_lowering(a) for a in node.args]
@@ -359,17 +349,8 @@ class _Capture:
             self.types[node] = tuple(map(self.lines.sizes.tensor, tensors))
         return self.types[node]
 
-    def _operand_types(self, node: fx.Node) -> list[TensorType]:
-        """Return the types of the tensors among a call's arguments."""
-        given = (a for a in (*node.args, *node.kwargs.values()) if isinstance(a, fx.Node))
-        return [kind for one in given for kind in self._types_of(one)]
-
     def _extern(
-        self,
-        node: fx.Node,
-        value: Any,
-        reason: str | None = None,
-        lowering: Lowering | None = None,
+        self, node: fx.Node, value: Any, reason: str | None = None, lowering: Lowering | None = None
     ) -> Any:
         """Emit a call of the eager kernel and return its results.
 
@@ -384,8 +365,7 @@ class _Capture:
         kwargs = tuple(zip(node.kwargs, named, strict=True))
         if node.target is aten.copy_.default:
             outputs: tuple[Buffer | None, ...] = ()
-            result: Any = self.env[node.args[0]]  # type: ignore[index]
-            many = False
+            result, many = self.env[node.args[0]], False  # type: ignore[index]
             memory = memory_of_value(result, form_of(node.meta["val"]))
             if memory.buffer is not None and is_whole(memory):
                 self.held[memory.buffer] = node.name, None

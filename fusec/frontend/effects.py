@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
+from torch import fx
 
+from fusec.frontend.fx_passes.fx_nodes import aten, count_elements, tensor_of
 from fusec.frontend.fx_passes.packing import PANELS
 from fusec.frontend.linears import linears
 from fusec.frontend.origin import extern_name
@@ -34,8 +35,6 @@ from fusec.ir.extern import (
 from fusec.ir.index import Index, index, product
 from fusec.torch_interior import OpOverload
 
-aten = torch.ops.aten
-
 _FRESH = {
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
     aten._fft_r2c, aten._fft_c2c, aten._fft_c2r,
@@ -53,6 +52,7 @@ UPDATES = {
     aten.embedding_renorm.default: aten.embedding_renorm_.default,
 }
 """Functional updates of elements of their first argument -> the in-place overloads."""
+_ADDITIONS = (aten.index_add_, aten.scatter_add_)
 CONVOLUTION = "mkldnn._convolution_pointwise.default"
 _ACTIVATIONS: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("silu", ("swish", (), "")),
@@ -68,13 +68,11 @@ _COLLECTIVES, _WAIT = "_c10d_functional", "_c10d_functional.wait_tensor.default"
 """A collective's result holds what other ranks send only after ``wait_tensor``."""
 
 Args = tuple[Argument, ...]
+Kwargs = tuple[tuple[str, Argument], ...]
 
 
 def effect_of(
-    target: Any,
-    args: Args,
-    kwargs: tuple[tuple[str, Argument], ...],
-    packed: Mapping[str, Constant] = MappingProxyType({}),
+    target: Any, args: Args, kwargs: Kwargs, packed: Mapping[str, Constant] = MappingProxyType({})
 ) -> Effect:
     """Return the effect of a call of ``target`` with these arguments.
 
@@ -87,9 +85,9 @@ def effect_of(
     if any(form.has_bit for form in forms):
         return _of_whole_call(target)
     if target in UPDATES and args and isinstance(args[0], View):
-        return Scatter(extern_name(UPDATES[target]), _moved(target, args, dict(kwargs)))
+        return Scatter(extern_name(UPDATES[target]), _moved(target, _named(target, args, kwargs)))
     if target in WINDOW_UPDATES and _are_views(args[:2], 2) and len(forms) == 1:
-        return WindowUpdate(_window(target, args, dict(kwargs)), extern_name(aten.copy_.default))
+        return WindowUpdate(_window(_named(target, args, kwargs)), extern_name(aten.copy_.default))
     if NumberForm.COMPLEX in forms:
         return _of_whole_call(target)
     if target is aten.mm.default and _are_views(args, 2):
@@ -120,20 +118,19 @@ def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
 
 
-def _window(target: Any, args: Args, named: dict[str, Argument]) -> Window:
+def _named(target: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the operation's schema."""
+    names = (argument.name for argument in target._schema.arguments)
+    return {**dict(zip(names, args, strict=False)), **dict(kwargs)}
+
+
+def _window(named: dict[str, Any]) -> Window:
     """Return the window that a ``slice_scatter`` or ``select_scatter`` replaces."""
-    is_slice = target is aten.slice_scatter.default
-    axis, start, _, step = (
-        args[k] if k < len(args) else named.get(name)
-        for k, name in enumerate(("dim", "start" if is_slice else "index", "end", "step"), 2)
-    )
-    whole = args[0]
-    assert isinstance(whole, View)
-    k = axis if isinstance(axis, int) else 0
-    k = k % whole.rank
-    first = _integer(start, 0)
+    whole, chosen = named["self"], named.get("index")
+    k = named.get("dim", 0) % whole.rank
+    first = _integer(named.get("start", 0) if chosen is None else chosen, 0)
     first = first + whole.shape[k] if first.hint() < 0 else first
-    return Window(k, first, _integer(step, 1) if is_slice else None)
+    return Window(k, first, _integer(named.get("step", 1), 1) if chosen is None else None)
 
 
 def _integer(arg: Argument, default: int) -> Index:
@@ -142,27 +139,59 @@ def _integer(arg: Argument, default: int) -> Index:
     return index(arg if isinstance(arg, int) else default)
 
 
-def _moved(target: Any, args: Args, named: dict[str, Argument]) -> Index:
+def _moved(target: Any, named: dict[str, Any]) -> Index:
     """Return how many elements of its first argument a call writes, plus those it loads first."""
-    name = extern_name(UPDATES[target]).split(".")[1].rstrip("_")
-    whole = args[0]
-    assert isinstance(whole, View)
-    if name == "embedding_renorm":  # loads each row for its norm, and writes it
-        rows = args[1].shape if isinstance(args[1], View) else whole.shape[:1]
+    whole, places = named["self"], named.get("indices")
+    if target is aten.embedding_renorm.default:  # loads each row for its norm, and writes it
+        rows = places.shape if isinstance(places, View) else whole.shape[:1]
         return product((*rows, *whole.shape[1:])) * 2
-    if name != "index_put":
-        source = args[3 if name in ("index_copy", "index_add") else 2]
+    if "index" in named:
+        source = named.get("source", named.get("src"))
         count = product(source.shape if isinstance(source, View) else whole.shape)
-        return count * 2 if name.endswith("_add") else count
-    chosen = args[1] if isinstance(args[1], tuple) else ()
+        return count * 2 if UPDATES[target].overloadpacket in _ADDITIONS else count
+    chosen = places if isinstance(places, tuple) else ()
     picked = [view for view in chosen if isinstance(view, View)]
     if any(len(view.shape) == 0 or view.buffer.dtype.name == "bool" for view in picked):
         return product(whole.shape)
     rank = max((len(view.shape) for view in picked), default=0)
-    places = index(1)
+    each = index(1)
     for k in range(1, rank + 1):
         extents = [view.shape[-k] for view in picked if len(view.shape) >= k]
-        places = places * max(extents, key=lambda extent: extent.hint())
+        each = each * max(extents, key=lambda extent: extent.hint())
     rest = [e for k, e in enumerate(whole.shape) if k >= len(chosen) or chosen[k] is None]
-    accumulates = args[3] if len(args) > 3 else named.get("accumulate")
-    return product((places, *rest)) * (2 if accumulates else 1)
+    return product((each, *rest)) * (2 if named.get("accumulate") else 1)
+
+
+# -- parts of inputs -------------------------------------------------------------------------------
+
+
+def parts_of_inputs(gm: fx.GraphModule, ratio: int) -> frozenset[fx.Node]:
+    """Return the calls between an input and the ``copy_`` into it, if all of them replace parts.
+
+    AOTAutograd turns ``x[:, p] = k`` into a ``select_scatter`` of all of x, and copies the result
+    into x at the end. As a definition it would be computed for every element. Where the part is far
+    smaller it stays a call, which ``passes/memory/in_place.py`` turns into a write in place.
+
+    Args:
+        ratio: least ratio of a tensor's elements to those of a part.
+
+    Assumes: nodes carry ``meta["val"]``.
+    """
+    found: set[fx.Node] = set()
+    for copy in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, node = copy.args[:2]
+        chain = []
+        while isinstance(node, fx.Node) and _is_small_part(node, ratio):
+            chain.append(node)
+            node = node.args[0]
+        if node is target and target.op == "placeholder":
+            found.update(chain)
+    return frozenset(found)
+
+
+def _is_small_part(call: fx.Node, ratio: int) -> bool:
+    """Return True for a small window that is replaced, and any part that index tensors select."""
+    if call.target not in WINDOW_UPDATES:
+        return call.target in UPDATES
+    part = tensor_of(call.args[1])
+    return part is not None and count_elements(part) * ratio <= count_elements(call.meta["val"])
