@@ -28,6 +28,7 @@ import torch
 from torch import fx
 
 from fusec.errors import UsageError
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.fx_nodes import hint_of
 from fusec.torch_interior import (
@@ -81,23 +82,18 @@ def spell_out(gm: fx.GraphModule) -> None:
         gm: a graph of Dynamo.
     """
     spell_out_attention(gm)
-    for part in gm.modules():
-        if not isinstance(part, fx.GraphModule):
-            continue
-        writing = [node for node in part.graph.nodes if _mutable_target(node) in DECOMPOSITIONS]
-        for node in writing:
-            target, declared = _mutable_target(node), pytree.tree_leaves(node.meta.get(EXAMPLE))
-            function = DECOMPOSITIONS[target]
-            node.target = functools.partial(_without_gradient, target, function, declared)
-            functools.update_wrapper(node.target, function)
-        if writing:
-            part.recompile()
+    call_instead(graphs_in(gm), _spelled_out)
 
 
-def _mutable_target(node: fx.Node) -> Any:
-    """Return the operation that a node calls if it writes its arguments, else None."""
-    target = _only_overload(node.target)
-    return target if isinstance(target, OpOverload) and target._schema.is_mutable else None
+def _spelled_out(node: fx.Node) -> Callable[..., Any] | None:
+    """Return what to call instead of an operation that writes its arguments; else None."""
+    target: Any = _only_overload(node.target)
+    function = DECOMPOSITIONS.get(target)
+    if function is None or not target._schema.is_mutable:
+        return None
+    declared = pytree.tree_leaves(node.meta.get(EXAMPLE))
+    made = functools.partial(_without_gradient, target, function, declared)
+    return functools.update_wrapper(made, function)
 
 
 def _without_gradient(

@@ -28,18 +28,9 @@ from typing import Any
 
 import torch
 
-from fusec.frontend.aot.trials import (
-    DimOrder,
-    is_dense,
-    is_plain,
-    layout_of,
-    may_be_tried,
-    outcome,
-)
-from fusec.frontend.fx_passes.fx_nodes import count_elements
+from fusec.frontend.aot.trials import DimOrder, is_dense, is_plain, layout_of, may_be_tried, outcome
+from fusec.frontend.fx_passes.fx_nodes import aten, count_elements
 from fusec.torch_interior import FakeTensor, FakeTensorMode, pytree
-
-aten = torch.ops.aten
 
 
 @contextmanager
@@ -68,8 +59,7 @@ def with_eager_strides(target: Any, rule: Callable[..., Any]) -> Callable[..., A
 
     @functools.wraps(rule)
     def as_eager(*args: Any, **kwargs: Any) -> Any:
-        made = rule(*args, **kwargs)
-        return made if made is NotImplemented else _corrected(target, args, kwargs, made, _copied)
+        return _corrected(target, args, kwargs, rule(*args, **kwargs), copied_in_order)
 
     return as_eager
 
@@ -84,7 +74,8 @@ def _moved(mode: FakeTensorMode, value: FakeTensor, order: DimOrder) -> torch.Te
         return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
-def _copied(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
+def copied_in_order(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
+    """Return a dense copy of a tensor whose axes lie in an order in memory."""
     back = [order.index(axis) for axis in range(len(order))]
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     laid_out: torch.Tensor = dense.permute(back)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import fx
 
 
-def call_instead(gm: fx.GraphModule, functions: Mapping[Any, Callable[..., Any]]) -> None:
-    """Replace functions that a graph and its subgraphs call, in place.
+def call_instead(
+    parts: Iterable[fx.GraphModule], instead: Callable[[fx.Node], Callable[..., Any] | None]
+) -> None:
+    """Replace what the calls of some graphs call, in place.
 
     Args:
-        functions: a function, or a method's name -> the function to call instead.
+        instead: returns the function that a node is to call, None where it stays.
     """
-    for part in plain_parts(gm):
-        found = [n for n in part.graph.nodes if n.op.startswith("call_") and n.target in functions]
-        for node in found:
-            node.op, node.target = "call_function", functions[node.target]
+    for part in parts:
+        calls = [node for node in part.graph.nodes if node.op.startswith("call_")]
+        found = [(node, function) for node in calls if (function := instead(node)) is not None]
+        for node, function in found:
+            node.op, node.target = "call_function", function
         if found:
             part.recompile()
+
+
+def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """Yield a graph and its subgraphs."""
+    yield from (part for part in gm.modules() if isinstance(part, fx.GraphModule))
 
 
 def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
@@ -27,14 +35,11 @@ def plain_parts(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
     Such transforms need more of a function than its gradient.
     """
-    for part in gm.modules():
-        if isinstance(part, fx.GraphModule) and not any(map(_transforms, part.graph.nodes)):
+    transforms = ("torch._functorch", "torch._C._functorch", "torch.autograd")
+    for part in graphs_in(gm):
+        homes = (getattr(node.target, "__module__", None) or "" for node in part.graph.nodes)
+        if not any(home.startswith(transforms) for home in homes):
             yield part
-
-
-def _transforms(node: fx.Node) -> bool:
-    module = getattr(node.target, "__module__", None) or ""
-    return module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd"))
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import fx
+
+from fusec.frontend.aliasing.overlap import tensor_of
+from fusec.frontend.fx_passes.fx_nodes import called_with
 
 
 def unify_sizes(gm: fx.GraphModule) -> None:
@@ -22,16 +24,11 @@ def unify_sizes(gm: fx.GraphModule) -> None:
     """
     for node in gm.graph.nodes:
         if node.target is F.scaled_dot_product_attention:
-            key, value = (_length(node, *place) for place in ((1, "key"), (2, "value")))
-            if key is not None and value is not None:
-                bool(key == value)
+            called_with(_compare_lengths, node)
 
 
-def _length(call: fx.Node, position: int, name: str) -> Any:
-    """Return the number of keys that an argument has, None if that has no traced value."""
-    arg = call.args[position] if position < len(call.args) else call.kwargs.get(name)
-    tensor = arg.meta.get("example_value") if isinstance(arg, fx.Node) else None
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
-        return None
-    size: Any = tensor.shape[-2]
-    return None if isinstance(size, torch.SymInt) and not size.node.has_hint() else size
+def _compare_lengths(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
+    tensors = [t for t in map(tensor_of, (key, value)) if t is not None and t.dim() > 1]
+    sizes: list[Any] = [tensor.shape[-2] for tensor in tensors]
+    if len(sizes) == 2 and all(isinstance(n, int) or n.node.has_hint() for n in sizes):
+        bool(sizes[0] == sizes[1])

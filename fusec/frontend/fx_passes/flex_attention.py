@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusec.frontend.aot.eager_strides import copied_in_order
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in
 from fusec.torch_interior import (
     FakeTensor,
     HigherOrderOperator,
@@ -38,45 +40,36 @@ def spell_out_attention(gm: fx.GraphModule) -> None:
 
     A call is kept if its functions cannot run for all scores at once.
     """
-    for part in gm.modules():
-        if not isinstance(part, fx.GraphModule):
-            continue
-        opened = [node for node in _calls(part) if _runs(part, node)]
-        for node in opened:
-            node.target = decomposed_flex_attention
-        if opened:
-            part.recompile()
+    for part in graphs_in(gm):
+        opened = {n: decomposed_flex_attention for n in _calls(part) if _runs(part, n)}
+        call_instead((part,), opened.get)
 
 
 def decomposed_flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Modification,
-    block_mask: tuple[Any, ...],
-    scale: float,
-    kernel_options: dict[str, Any],
-    score_mod_other_buffers: tuple[Any, ...] = (),
-    mask_mod_other_buffers: tuple[Any, ...] = (),
+    query: Tensor, key: Tensor, value: Tensor, *functions: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the results of torch's ``flex_attention``, computed by operations of ATen.
 
     Args:
         query: ``[B, H, M, D]``; key: ``[B or 1, H', N, D]``; value: ``[B or 1, H', N, E]``, where
             H' divides H.
-        score_mod: ``(s, b, h, m, n, *score_mod_other_buffers)`` -> a score, for scalars.
-        block_mask: its last item is ``(b, h, m, n, *mask_mod_other_buffers)`` -> whether m sees n.
+        functions: ``(s, b, h, m, n, *buffers)`` -> a score, for scalars; a block mask, whose last
+            item is ``(b, h, m, n, *buffers)`` -> whether m sees n; scale and options; the buffers
+            of the one and of the other.
     Returns:
         The weighted values ``[B, H, M, E]``, in the queries' order of axes in memory; the base-two
         log-sum-exp of the rows, and their greatest scores over ln 2: ``[B, H, M]``. A row that sees
         no key is 0, and -inf in both.
     """
     batch, heads, *_ = query.shape
-    key, value = (_for_heads(x, batch, heads) for x in (key, value))
+    key, value = (
+        x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
+        for x in (key, value)
+    )
+    key, value = (x.expand(batch, *x.shape[1:]) for x in (key, value))
     exact = torch.float64 if query.dtype is torch.float64 else torch.float32
-    functions = score_mod, block_mask, scale, kernel_options
-    captured = score_mod_other_buffers, mask_mod_other_buffers
-    _, scores = flex_scores(query.to(exact), key.to(exact), value, *functions, *captured)
+    given = (*functions, (), ())[:6]
+    _, scores = flex_scores(query.to(exact), key.to(exact), value, *given)
     modified = scores.to(exact)
     hidden = (modified == -math.inf).all(-1)
     sums = torch.where(hidden, -math.inf, modified.logsumexp(-1))
@@ -85,20 +78,11 @@ def decomposed_flex_attention(
     return _laid_out_as(out, query), sums / math.log(2), modified.amax(-1) / math.log(2)
 
 
-def _for_heads(x: Tensor, batch: int, heads: int) -> Tensor:
-    """Return keys or values expanded to the batches and heads of the queries."""
-    x = x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
-    return x.expand(batch, *x.shape[1:])
-
-
 def _laid_out_as(out: Tensor, query: Tensor) -> Tensor:
     """Return the result with axes in the order of the queries' strides, its rows contiguous."""
     strides = query.stride()
     order = sorted(range(3), key=lambda axis: -strides[axis])
-    if order == [0, 1, 2]:
-        return out
-    back = sorted(range(3), key=order.__getitem__)
-    return out.permute(*order, 3).contiguous().permute(*back, 3)
+    return out if order == [0, 1, 2] else copied_in_order(out, (*order, 3))
 
 
 # -- which calls -----------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusec.frontend.fx_passes.dynamo_graph import call_instead
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, plain_parts
 
 
 def write_by_masks(gm: fx.GraphModule) -> None:
     """Let indexed writes of a Dynamo graph use ``where`` if a mask selects elements, in place."""
-    call_instead(gm, _WRITES)
+    call_instead(plain_parts(gm), lambda node: _WRITES.get(node.target))
 
 
 def assign(x: torch.Tensor, indices: Any, value: Any) -> None:

@@ -23,15 +23,14 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall
-from fusec.frontend.fx_passes.dynamo_graph import call_instead
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, plain_parts
 from fusec.frontend.ops.pooling import Affine, over_places
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.value import ZERO, Value
 from fusec.ir.dtype import compute_type
 from fusec.ir.index import Index
 from fusec.torch_interior import running_plainly
 
-aten = torch.ops.aten
 _ALIGNED = {"linear", "bilinear", "trilinear", "bicubic"}
 _KERNELS = {mode: f"upsample_{mode}" for mode in ("nearest", *_ALIGNED)} | {
     "nearest-exact": "_upsample_nearest_exact"
@@ -45,7 +44,8 @@ def _gradient(mode: str, rank: int) -> Any:
 
 def keep_gradients_whole(gm: fx.GraphModule) -> None:
     """Replace each ``F.interpolate`` of a Dynamo graph by ``interpolate``, in place."""
-    call_instead(gm, {F.interpolate: interpolate})
+    instead: dict[Any, Callable[..., Any]] = {F.interpolate: interpolate}
+    call_instead(plain_parts(gm), lambda node: instead.get(node.target))
 
 
 def interpolate(
