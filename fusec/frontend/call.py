@@ -18,15 +18,7 @@ import torch
 from fusec.errors import InternalError, Unsupported
 from fusec.frontend.shapes import SizeMap, TensorType, from_torch_dtype, to_torch_dtype
 from fusec.frontend.stand_ins import StandIns
-from fusec.frontend.value import (
-    ComplexValue,
-    Number,
-    Value,
-    broadcast,
-    make_axes,
-    positions,
-    whole,
-)
+from fusec.frontend.value import ComplexValue, Number, Value, broadcast, make_axes, positions, whole
 from fusec.ir.dtype import BOOL, F32, I32, I64, DType, Kind, NumberForm, compute_type
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, cast, op
 from fusec.ir.graph import Def, Line, Origin

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusec.frontend.fx_passes.fx_nodes import aten
 from fusec.frontend.ops.literals import LIFTS
 from fusec.frontend.origin import op_name
 from fusec.ir.dtype import F4X2, F8, DType
 from fusec.torch_interior import HigherOrderOperator, OpOverload
-
-aten = torch.ops.aten
 
 CONTRACTION = "contraction: runs in the library"
 ATTENTION = "attention: runs in the library"
@@ -53,25 +52,13 @@ _OPERATIONS = {
 _REASON_OF = {name: reason for reason, names in _OPERATIONS.items() for name in names.split()}
 
 _COLLECTIVES = (
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "c10d_functional",
-    "c10d",
-    "_dtensor",
+    "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor",
     "symm_mem",
-)
-
-_IMPURE_HIGHER_ORDER = frozenset(
-    (
-        "with_effects",
-        "print",
-        "run_and_save_rng_state",
-        "run_with_rng_state",
-        "triton_kernel_wrapper_mutation",
-        "auto_functionalized_v1_mutation",
-        "call_torchbind",
-    )
-)
+)  # fmt: skip
+_IMPURE_HIGHER_ORDER = (
+    "with_effects", "print", "run_and_save_rng_state", "run_with_rng_state", "call_torchbind",
+    "triton_kernel_wrapper_mutation", "auto_functionalized_v1_mutation",
+)  # fmt: skip
 
 _MOVES = {
     *(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default),

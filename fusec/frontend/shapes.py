@@ -103,12 +103,6 @@ class TensorType:
         )
 
 
-def _bit_is_supported(value: torch.Tensor) -> bool:
-    """Return True unless the conjugate or negative bit is set on a type that no kernel computes."""
-    known = value.dtype.to_real() in (torch.float32, torch.float64)
-    return known or not (value.is_conj() or value.is_neg())
-
-
 class SizeMap:
     """Converter of one graph's symbolic sizes, sympy expressions, to indices; each is cached."""
 
@@ -151,7 +145,9 @@ class SizeMap:
             tuple(self.index(n, stride=True) for n in value.stride()),
             from_torch_dtype(value.dtype),
             value.device,
-            _bit_is_supported(value),
+            # No kernel computes other types under a conjugate or negative bit.
+            value.dtype.to_real() in (torch.float32, torch.float64)
+            or not (value.is_conj() or value.is_neg()),
         )
 
     def _convert(self, expr: Any, env: Any, stride: bool = False) -> Index:
@@ -317,8 +313,8 @@ class SizeMap:
         if size is None:
             facts = self._facts_of(env)
             bounds = [self._convert(b, env) for b in facts.bounds(symbol, self.used)]
-            ends = facts.least(symbol), facts.most(symbol)
-            size = self.used[name] = Size(name, facts.hint(symbol), *ends, tuple(bounds))
+            size = Size(name, facts.hint(symbol), *facts.ends(symbol), tuple(bounds))
+            self.used[name] = size
             if not facts.was_seen(symbol):
                 self._unseen.add(size)
         return size

@@ -107,15 +107,10 @@ class SizeFacts:
         """Return the known equations of an expression and a number, over these symbols alone."""
         return [pair for pair in self._fixed if (pair[0] - pair[1]).free_symbols <= symbols]
 
-    def least(self, symbol: sympy.Symbol) -> int | None:
-        """Return a lower bound of a symbol's values, None if there is none."""
+    def ends(self, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
+        """Return a lower and an upper bound of a symbol's values, None where there is none."""
         bounds = self._env.var_to_range.get(symbol)
-        return None if bounds is None else _finite(bounds.lower)
-
-    def most(self, symbol: sympy.Symbol) -> int | None:
-        """Return an upper bound of a symbol's values, None if there is none."""
-        bounds = self._env.var_to_range.get(symbol)
-        return None if bounds is None else _finite(bounds.upper)
+        return (None, None) if bounds is None else (_finite(bounds.lower), _finite(bounds.upper))
 
     def was_seen(self, symbol: sympy.Symbol) -> bool:
         """Return True if a symbol has a traced value, for which the trace's guards hold."""
@@ -133,7 +128,7 @@ class SizeFacts:
         """
         if self.is_ragged(symbol):
             raise Unsupported("a size of a nested tensor")
-        value, most = self._seen(symbol), self.most(symbol)
+        value, (_, most) = self._seen(symbol), self.ends(symbol)
         guess = UNSEEN if most is None else max(1, min(UNSEEN, most))
         return guess if value is None else int(value)
 
@@ -145,10 +140,9 @@ class SizeFacts:
 def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     """Return the facts that code for some symbols depends on, as text for a key."""
     facts = SizeFacts(env)
-    known = (facts.least, facts.most, facts.divisor)
     ordered = sorted(symbols, key=str)
     names = [s.name for s in ordered]
-    alone = [(s.name, *(str(fact(s)) for fact in known)) for s in ordered]
+    alone = [(s.name, *map(str, (*facts.ends(s), facts.divisor(s)))) for s in ordered]
     others = [(str(facts.value(s, names)), str(facts.bounds(s, names))) for s in ordered]
     chosen = [(e, c) for e, c in facts._chosen.items() if e.free_symbols <= symbols]
     return str((alone, others, sorted(map(str, (*facts.fixed(symbols), *chosen)))))
@@ -168,9 +162,7 @@ def _is_relation(known: Any) -> bool:
     return isinstance(known.expr, sympy.Rel)
 
 
-def _choices(
-    equal: Sequence[tuple[sympy.Expr, ...]],
-) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+def _choices(equal: Sequence[tuple[sympy.Expr, ...]]) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
     """Yield each ``Min`` or ``Max`` that is known to equal one of its arguments, and that one."""
     for left, right in equal:
         for one, other in ((left, right), (right, left)):

@@ -24,14 +24,12 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.forms import form_of
-from fusec.frontend.fx_passes.fx_nodes import tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, tensor_of
 from fusec.frontend.operands import Operands, have_one_type, share_memory
 from fusec.frontend.value import TensorValue
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, NodeConstant, OwnTensor, View
 from fusec.torch_interior import OpOverload
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,12 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusec.frontend.fallbacks import written_arguments
-from fusec.frontend.fx_passes.fx_nodes import call_like, is_view, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, is_view, tensor_of
 from fusec.ir.expr import reach
-
-aten = torch.ops.aten
 
 _IN_BACKWARD = ("is_backward", "must_be_in_backward")
 _MARK = "fusec_snapshot"

@@ -35,6 +35,7 @@ from fusec.frontend.aot.quantization import (
 )
 from fusec.frontend.aot.refusals import keep_where, keeping_refused, of_probabilities
 from fusec.frontend.fallbacks import PADS
+from fusec.frontend.fx_passes.fx_nodes import aten
 from fusec.torch_interior import (
     OpOverload,
     composite_kernel,
@@ -94,6 +95,10 @@ def _copies_rows(x: Any, *_: Any) -> bool:
     return x.device.type == "cpu" and isinstance(step, int) and step == 1  # a symbol adds a guard
 
 
+def _is_on_cpu(x: Any, *_: Any) -> bool:
+    return bool(x.device.type == "cpu")
+
+
 def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -> Any:
     """Return -t * sigmoid(-t * x) times ``grad``; PyTorch's ``sigmoid(t * x) - 1`` cancels."""
     slope = grad * -target * torch.sigmoid(-target * x)
@@ -108,7 +113,7 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
         value = torch.scalar_tensor(value, dtype=x.dtype, device=x.device)
     value = value.to(x.dtype)
     places = [None] * (dim % x.ndim) + [index]
-    return torch.ops.aten.index_put.default(x, places, value)
+    return aten.index_put.default(x, places, value)
 
 
 def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
@@ -136,13 +141,12 @@ def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> 
 
 def _overloads(names: Iterable[str]) -> list[OpOverload]:
     """Return all overloads of some operations of ATen."""
-    packets = [getattr(torch.ops.aten, name) for name in names]
+    packets = [getattr(aten, name) for name in names]
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 
 
 def _of_lists() -> Iterator[tuple[Any, Callable[..., Any]]]:
     """Yield the rules for lists of tensors: torch's own loops, but for writes."""
-    aten = torch.ops.aten
     for target in _overloads(name for name in dir(torch) if name.startswith("_foreach_")):
         loop = None if target._schema.is_mutable else composite_kernel(target)
         # Two loops read the numbers of a tensor, which a trace does not know.
@@ -170,18 +174,10 @@ def decompositions(
         table.pop(target, None)
     if eager_sums:
         for target in _BIASED:
-            table[target] = keep_where(_is_half, table[target])
+            table[target] = keep_where(lambda x, *_, **__: x.dtype in _HALF, table[target])
     if eager_draws:
-        table[torch.ops.aten.native_dropout.default] = _whole_if_drawn
+        table[aten.native_dropout.default] = _whole_if_drawn
     return table
-
-
-def _is_half(x: Any, *_: Any, **__: Any) -> bool:
-    return x.dtype in (torch.float16, torch.bfloat16)
-
-
-def _is_on_cpu(x: Any, *_: Any) -> bool:
-    return bool(x.device.type == "cpu")
 
 
 def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
@@ -193,8 +189,9 @@ def _whole_if_drawn(x: Any, p: float, train: bool | None) -> Any:
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
-_BIASED = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
-_SOFTMAX = {torch.ops.aten._softmax.default: False, torch.ops.aten._log_softmax.default: True}
+_BIASED = (aten.addmm.default, aten.baddbmm.default)
+_HALF = (torch.float16, torch.bfloat16)
+_SOFTMAX = {aten._softmax.default: False, aten._log_softmax.default: True}
 _DRAWS = ("native_dropout", "bernoulli")
 
 
@@ -207,20 +204,20 @@ def _table() -> dict[Any, Callable[..., Any]]:
     }
     table.update(get_decompositions(_overloads(_ALSO)))
     table.update(_of_lists())
-    table[torch.ops.aten.addmm.default] = _biased_product(torch.ops.aten.mm.default)
-    table[torch.ops.aten.baddbmm.default] = _biased_product(torch.ops.aten.bmm.default)
-    table[torch.ops.aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    table[aten.addmm.default] = _biased_product(aten.mm.default)
+    table[aten.baddbmm.default] = _biased_product(aten.bmm.default)
+    table[aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
     for overload in ("int_Scalar", "int_Tensor"):
-        table[getattr(torch.ops.aten.index_fill, overload)] = _index_fill
-    cross_entropy = torch.ops.aten.binary_cross_entropy.default
+        table[getattr(aten.index_fill, overload)] = _index_fill
+    cross_entropy = aten.binary_cross_entropy.default
     table[cross_entropy] = of_probabilities(table[cross_entropy])
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
-    table[torch.ops.aten._weight_int4pack_mm_for_cpu.default] = product_of_int4
-    table[torch.ops.aten._weight_int8pack_mm.default] = product_of_int8
+    table[aten._weight_int4pack_mm_for_cpu.default] = product_of_int4
+    table[aten._weight_int8pack_mm.default] = product_of_int8
     for name in PADS:
         for suffix, kept in (("", _copies_rows), ("_backward", _is_on_cpu)):
-            target = getattr(torch.ops.aten, f"{name}{suffix}").default
+            target = getattr(aten, f"{name}{suffix}").default
             if target in table:
                 table[target] = keep_where(kept, table[target])
     for target in _overloads(_WHOLE):
@@ -229,4 +226,4 @@ def _table() -> dict[Any, Callable[..., Any]]:
         target: with_eager_strides(target, keeping_refused(target, rule))
         for target, rule in table.items()
     }
-    return as_eager | {torch.ops.aten.mkldnn_rnn_layer.default: keeping_its_workspace}
+    return as_eager | {aten.mkldnn_rnn_layer.default: keeping_its_workspace}

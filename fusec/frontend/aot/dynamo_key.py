@@ -54,7 +54,9 @@ def dynamo_key(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     Raises:
         NoKey: for anything else in the graph that a key cannot represent.
     """
-    text = [*_settings(), _inputs(inputs), *_lines(gm)]
+    storages: dict[int, int] = {}
+    given = "\n".join(_input(one, storages) for one in inputs)
+    text = [*_settings(), given, *_lines(gm)]
     graphs = (part.graph for part in gm.modules() if isinstance(part, fx.GraphModule))
     targets = (node.target for graph in graphs for node in graph.nodes)
     if any(isinstance(t, OpOverload) and t.namespace not in _NAMESPACES for t in targets):
@@ -131,11 +133,6 @@ def _text(value: Any) -> str:
     if type(value) not in _LITERALS:
         raise NoKey(f"an argument of type {type(value).__name__}")
     return f"{type(value).__name__} {value!r}"
-
-
-def _inputs(inputs: Sequence[Any]) -> str:
-    storages: dict[int, int] = {}
-    return "\n".join(_input(one, storages) for one in inputs)
 
 
 def _input(value: Any, storages: dict[int, int]) -> str:

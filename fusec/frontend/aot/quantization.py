@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusec.frontend.fx_passes.fx_nodes import aten
 from fusec.torch_interior import OpOverload, composite_kernel, running_plainly
-
-aten = torch.ops.aten
 
 # -- operators of pt2e -----------------------------------------------------------------------------
 
@@ -84,14 +83,7 @@ def _quantize(
 
 
 def _dequantize(
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor,
-    low: Any,
-    high: Any,
-    kind: Any,
-    *,
-    out_dtype: torch.dtype | None = None,
+    x: Tensor, scale: Tensor, zero: Tensor, *_: Any, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Dequantise by a scale and a zero that tensors hold, rounded after each operation."""
     out = out_dtype or torch.float32
@@ -102,12 +94,7 @@ def _dequantize(
 
 
 def _dequantize_channels(
-    x: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    axis: int,
-    *_: Any,
-    out_dtype: torch.dtype | None = None,
+    x: Tensor, scales: Tensor, zeros: Tensor | None, axis: int, *_: Any, out_dtype: Any = None
 ) -> Tensor:
     shape = [-1 if k == axis % x.ndim else 1 for k in range(x.ndim)]
     zeros = None if zeros is None else zeros.view(shape)
@@ -120,8 +107,8 @@ def _dequantize_tokens(
     zeros: Tensor,
     low: int,
     high: int,
-    kind: torch.dtype,
-    output_dtype: torch.dtype = torch.float32,
+    kind: Any,
+    output_dtype: Any = torch.float32,
 ) -> Tensor:
     return _scaled(x, scales, zeros).to(output_dtype)
 

@@ -25,10 +25,8 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.errors import Unsupported
-from fusec.frontend.fx_passes.fx_nodes import count_elements, hint_of
+from fusec.frontend.fx_passes.fx_nodes import aten, count_elements, hint_of
 from fusec.torch_interior import FakeTensor, OpOverload, pytree, running_plainly
-
-aten = torch.ops.aten
 
 DimOrder: TypeAlias = tuple[int, ...]
 """A tensor's axes from the outermost in memory to the innermost."""
@@ -261,15 +259,11 @@ def _computes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     fits = all(n in (-1, 0, 1, 2) for n in values if isinstance(n, int))
     error = _raised(_tried(target, list(map(_two_zeros, values)), spec)) if fits else None
     if not fits or (error is not None and not isinstance(error, NotImplementedError)):
-        plain = all(map(is_plain, tensors))
-        error = (
-            _raised(outcome(target, values, spec, sum(map(count_elements, tensors))))
-            if plain
-            else None
-        )
-    return error is None or (
-        "backward" in str(target) and not isinstance(error, NotImplementedError)
-    )
+        error = None
+        if all(map(is_plain, tensors)):
+            error = _raised(outcome(target, values, spec, sum(map(count_elements, tensors))))
+    lacks = isinstance(error, NotImplementedError) or "backward" not in str(target)
+    return error is None or not lacks
 
 
 def _two_zeros(value: Any) -> Any:

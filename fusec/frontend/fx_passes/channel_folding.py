@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.fx_passes.fx_nodes import call_like
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, prims
 from fusec.frontend.fx_passes.weights import fixed_values
-
-aten, prims = torch.ops.aten, torch.ops.prims
 
 _AFFINE = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 

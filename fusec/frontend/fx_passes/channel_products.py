@@ -8,20 +8,10 @@ squeeze and excitation, have this layout in every memory format::
     y = convolution(x[n, c, 1, 1], w[o, c, 1, 1], b)      becomes
     y = unsqueeze(mm(squeeze(x), squeeze(w).t()) + b)
 
-and so do their gradients. On one core with AVX-512 a batch of 8 takes 0.26 to 0.42 of the time of
-the library's convolution in ``f32`` and 0.09 to 0.55 in ``bf16``, both gradients 0.06 to 0.38: the
-library prepares a call for longer than it multiplies (2026-11).
-
-Those of sound ``[n, c, t]``, contiguous and in ``f32``, are products for each image, ``bmm(w, x)``:
-0.03 to 0.22 of the time of oneDNN's convolution with up to 128 channels, which converts it, 0.7
-and 0.8 with 512 and 256 (two threads, 2026-11-27).
-
-Of channels-last images gradients become products (``_gains``): where both are required, 0.48 to
-0.92 of the time in ``f32``, 0.43 to 1.01 in ``bf16`` (19 shapes of MobileNet, EfficientNet and
-ResNet, batch 4); and in ``f32`` short convolutions (``_is_short``). oneDNN's call, found again by
-its arguments each time, takes 36 us around the convolution, a product 3 us: MobileNetV3 takes 0.94
-of the time, DenseNet-121 0.95, EfficientNet 0.92 (one thread, Xeon with AVX-512, 2026-11-26),
-though a kernel behind the product adds the bias and applies the activation.
+and so do their gradients. Those of sound ``[n, c, t]``, contiguous and in ``f32``, are products for
+each image, ``bmm(w, x)``. Of channels-last images gradients become products (``_gains``), and in
+``f32`` short convolutions (``_is_short``). What each takes of the library's time stands in
+docs/decisions/pointwise-convolutions.md.
 """
 
 from __future__ import annotations
@@ -33,14 +23,14 @@ from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import (
+    aten,
     call_like,
     count_elements,
     extent_of,
     hint_of,
+    replace,
     tensor_of,
 )
-
-aten = torch.ops.aten
 
 
 def multiply_channels(gm: fx.GraphModule, most: int) -> fx.GraphModule:
@@ -56,11 +46,13 @@ def multiply_channels(gm: fx.GraphModule, most: int) -> fx.GraphModule:
         for node in chosen:
             with gm.graph.inserting_before(node):
                 made = multiply(node)
-            _replace(node, made)
+            replace(node, made)
     nodes = gm.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     gradients = [n for n in nodes if _is_product(n.args[2], *n.args[4:10]) and _gains(n)]
     for node in gradients:
-        _multiply_gradients(node)
+        with gm.graph.inserting_before(node):
+            results = _gradients(node)
+        replace(node, results)
     if found or sounds or gradients:
         gm.recompile()
     return gm
@@ -154,16 +146,8 @@ def _batch(node: fx.Node) -> fx.Node:
     return call_like(node, aten.add.Tensor, made, call_like(node, aten.unsqueeze.default, bias, 1))
 
 
-def _multiply_gradients(node: fx.Node) -> None:
-    """Replace the gradients of a convolution's image, weight and bias, as far as required."""
-    with node.graph.inserting_before(node):
-        made = _gradients(node)
-    for part in list(node.users):
-        _replace(part, made[part.args[1]])  # type: ignore[index]
-    node.graph.erase_node(node)
-
-
 def _gradients(node: fx.Node) -> list[fx.Node | None]:
+    """Insert the gradients of a convolution's image, weight and bias, as far as required."""
     gradient, x, weight = (_rows(node, arg) for arg in node.args[:3])
     wanted: Any = node.args[10]
     like: Any = node.meta["val"]
@@ -213,9 +197,3 @@ def _image(node: fx.Node, matrix: fx.Node, like: torch.Tensor, of: Any) -> fx.No
         return call_like(node, aten.view.default, matrix, [images, channels, *pixels])
     form = call_like(node, aten.view.default, matrix, [images, *pixels, channels])
     return call_like(node, aten.permute.default, form, [0, rank - 1, *range(1, rank - 1)])
-
-
-def _replace(node: fx.Node, made: fx.Node | None) -> None:
-    if made is not None:
-        node.replace_all_uses_with(made)
-    node.graph.erase_node(node)

@@ -29,10 +29,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.fallbacks import draws_random_numbers
 from fusec.frontend.fx_passes.fx_nodes import call_like, fakes_of, hint_of, is_view, value_of_call
+from fusec.frontend.ops.registry import aten
 from fusec.frontend.origin import op_name
 from fusec.torch_interior import FakeTensor, OpOverload
-
-aten = torch.ops.aten
 
 IMAGES: Mapping[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """Convolutions -> how many of their first arguments are images; the weights follow."""
@@ -215,11 +214,10 @@ class _Flow:
 
     def copy(self, node: fx.Node, wanted: torch.Tensor) -> fx.Node:
         """Insert a copy of a value with the strides of another tensor, which has no gaps."""
-        for form in (torch.contiguous_format, torch.channels_last):
-            if (wanted.dim() == 4 or form is torch.contiguous_format) and wanted.is_contiguous(
-                memory_format=form
-            ):
-                return self.clone(node, form)
+        if wanted.is_contiguous():
+            return self.clone(node, torch.contiguous_format)
+        if is_last(wanted):
+            return self.clone(node, torch.channels_last)
         strides = [hint_of(stride) for stride in wanted.stride()]
         order = sorted(range(len(strides)), key=lambda d: -strides[d])
         back = [order.index(d) for d in range(wanted.dim())]

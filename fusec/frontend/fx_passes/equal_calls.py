@@ -15,10 +15,8 @@ from torch import fx
 
 from fusec.frontend.aliasing.overlap import memory_of
 from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
-from fusec.frontend.fx_passes.fx_nodes import tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, replace, tensor_of
 from fusec.torch_interior import pytree
-
-aten = torch.ops.aten
 
 
 def share_equal_calls(graph: fx.Graph) -> None:
@@ -36,8 +34,7 @@ def share_equal_calls(graph: fx.Graph) -> None:
             key = (node.target, *map(_identity, leaves))
             first, same = known.setdefault(key, (node, layout))
             if first is not node and same == layout:
-                node.replace_all_uses_with(first)
-                graph.erase_node(node)
+                replace(node, first)
 
 
 def _identity(leaf: Any) -> object:

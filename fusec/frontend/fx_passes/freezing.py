@@ -9,7 +9,7 @@ the graph. The graph that computes those (``Recipe``) runs when a weight has cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from fusec.frontend.fx_passes.fx_nodes import is_view
 from fusec.frontend.fx_passes.packing import PACKED, pack_convolutions, pack_products
 from fusec.frontend.fx_passes.weights import bytes_of, decoded_values, fixed_values
+from fusec.ir.expr import reach
 from fusec.ir.machine import Machine
 from fusec.torch_interior import unset_fake_temporarily
 
@@ -109,12 +110,9 @@ def _is_worth(node: fx.Node, known: dict[fx.Node, int], growth: int) -> bool:
     return read and not given and bytes_of(node) <= growth * known[node]
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the users of a node, and those of its views."""
-    for user in node.users:
-        if is_view(user):
-            yield from _readers(user)
-        yield user
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Return the users of a node, and those of its views."""
+    return reach(node.users, lambda user: user.users if is_view(user) else ())
 
 
 # -- constants -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fusec.frontend.fx_passes.channels_last import (
     IMAGES,
@@ -33,14 +33,12 @@ from fusec.frontend.fx_passes.channels_last import (
     is_image,
     is_last,
 )
-from fusec.frontend.fx_passes.fx_nodes import count_bytes, fakes_of
+from fusec.frontend.fx_passes.fx_nodes import aten, count_bytes, fakes_of
 from fusec.frontend.origin import op_name
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
 from fusec.ir.expr import reach
 from fusec.ir.machine import Machine
-
-aten = torch.ops.aten
 
 DECISION = "format"
 """Key of a node's ``meta`` with what was decided about its component."""
@@ -66,9 +64,8 @@ def choose_formats(
     chosen = []
     for members in groups:
         images = [node for node in members if node.target in IMAGES]
-        if _decide(
-            images, machine, judge, partial(conversions, gm.graph, images, eager_draws=eager_draws)
-        ):
+        convert = partial(conversions, gm.graph, images, eager_draws=eager_draws)
+        if _decide(images, machine, judge, convert):
             chosen += images
     if chosen:
         flow(gm, chosen, eager_draws=eager_draws)
@@ -115,26 +112,19 @@ _REORDERS = (aten.view.default, aten.reshape.default, aten.permute.default)
 
 
 def _has_images(node: fx.Node) -> bool:
-    if node.target in _REORDERS or _is_weight_gradient(node):
+    """Return True for images, or several results with some; the gradient of a weight is none."""
+    source: Any = node.args[0] if node.target is operator.getitem else None
+    if source is not None and source.target is aten.convolution_backward.default and node.args[1]:
         return False
-    return any(map(is_image, fakes_of(node.meta.get("val"))))
-
-
-def _is_weight_gradient(node: fx.Node) -> bool:
-    if node.target is not operator.getitem:
-        return False
-    source: Any = node.args[0]
-    return source.target is aten.convolution_backward.default and node.args[1] in (1, 2)
+    images = any(map(is_image, fakes_of(node.meta.get("val"))))
+    return images and node.target not in _REORDERS
 
 
 # -- what it saves ---------------------------------------------------------------------------------
 
 
 def _decide(
-    images: list[fx.Node],
-    machine: Machine,
-    judge: Judge,
-    convert: Callable[[], list[torch.Tensor]],
+    images: list[fx.Node], machine: Machine, judge: Judge, convert: Callable[[], list[Tensor]]
 ) -> bool:
     """Return True if a component is to be channels-last; each convolution knows why.
 

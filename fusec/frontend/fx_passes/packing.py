@@ -32,12 +32,12 @@ import torch
 from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
-from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, hint_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, call_of_value, hint_of, replace
 from fusec.frontend.fx_passes.short_convolutions import is_laid_out
 from fusec.frontend.fx_passes.weights import fixed_values
 from fusec.ir.machine import Machine
 
-aten, mkl, mkldnn = torch.ops.aten, torch.ops.mkl, torch.ops.mkldnn
+mkl, mkldnn = torch.ops.mkl, torch.ops.mkldnn
 
 PACKED = "fusec_packed"
 """Key of a product's ``meta``: library -> the node that holds its packed weight."""
@@ -80,8 +80,7 @@ def pack_convolutions(gm: fx.GraphModule, known: dict[fx.Node, int]) -> None:
             made = call_of_value(node, images[1], call, x, packed, bias, *order, "none", [], "")
         known[packed] = known[weight]
         made.meta = {**node.meta}
-        node.replace_all_uses_with(made)
-        gm.graph.erase_node(node)
+        replace(node, made)
 
 
 def _may_pack(node: fx.Node) -> bool:

@@ -18,12 +18,10 @@ import torch
 from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
-from fusec.frontend.fx_passes.fx_nodes import call_like, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
 from fusec.frontend.ops.convolutions import MOST_CHANNELS
 from fusec.ir.decision import Decision
 from fusec.ir.machine import Machine
-
-aten = torch.ops.aten
 
 LAID_OUT = "laid_out"
 """Key of a node's ``meta`` with the decision that a kernel of fusec's own computes it."""
@@ -54,12 +52,6 @@ def is_laid_out(weight: torch.Tensor) -> bool:
     return bool(short and weight.shape[0] != 1 and weight.stride(0) == 1)
 
 
-def _is_depthwise(node: fx.Node) -> bool:
-    image, filters = tensor_of(node.args[0]), tensor_of(node.args[1])
-    assert image is not None and filters is not None
-    return bool(node.args[8] == filters.shape[0] == image.shape[1] and filters.shape[1] == 1)
-
-
 def _gains(node: fx.Node, machine: Machine) -> bool:
     """Return True for short convolutions in f32, with channels-last results, in two dimensions.
 
@@ -79,7 +71,7 @@ def _gains(node: fx.Node, machine: Machine) -> bool:
     fills = channels >= machine.vector and min(window) > 1 and max(window) <= tuning.places
     if not (plain and together and fills and is_last(made)):
         return False
-    if _is_depthwise(node):
+    if groups == channels == image.shape[1] and read == 1:  # depthwise
         return is_last(image)
     narrow = channels <= tuning.picture_vectors * machine.vector
     return bool(groups == 1 and read <= MOST_CHANNELS and max(window) <= 3 and narrow)

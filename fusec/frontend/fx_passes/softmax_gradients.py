@@ -28,12 +28,14 @@ from torch import fx
 
 from fusec.frontend.capture import NodeDefinitions
 from fusec.frontend.fx_passes.fx_nodes import (
+    aten,
     call_like,
     cast_like,
     count_bytes,
     count_elements,
     extent_of,
     hint_of,
+    replace,
 )
 from fusec.frontend.ops.views import linearise
 from fusec.frontend.value import positions
@@ -41,9 +43,6 @@ from fusec.ir.dtype import BOOL, F64
 from fusec.ir.expr import Cast, Const, Expr, Load, Op, Reduce, Select, reductions
 from fusec.ir.graph import Def
 from fusec.ir.monoid import SUM
-
-aten = torch.ops.aten
-
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -63,8 +62,7 @@ def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
         last = list(total.args[1] or ()) in ([-1], [value.dim() - 1])  # None: over all axes
         if last and count_elements(value) in sizes and (sides := _find_sides(total, known, nodes)):
             with gm.graph.inserting_before(total):
-                total.replace_all_uses_with(_sum_of(*sides, total))
-            gm.graph.erase_node(total)
+                replace(total, _sum_of(*sides, total))
             changed = True
     if changed:
         gm.recompile()

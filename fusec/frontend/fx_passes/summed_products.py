@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.fx_passes.fx_nodes import call_like, tensor_of
-
-aten = torch.ops.aten
+from fusec.frontend.fallbacks import is_impure
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ def join_sums(gm: fx.GraphModule) -> None:
     sums = filter(_is_sum, gm.graph.find_nodes(op="call_function", target=aten.add.Tensor))
     for node in [node for node in sums if not any(map(_is_sum, node.users))]:
         _join(node)
+    gm.graph.eliminate_dead_code(is_impure)
 
 
 def _is_sum(node: Any) -> bool:
@@ -94,18 +94,6 @@ def _join(total: fx.Node) -> None:
         for part in parts[1:]:
             value = call_like(total, aten.add.Tensor, value, part)
     total.replace_all_uses_with(value)
-    _erase(total)
-
-
-def _erase(node: fx.Node) -> None:
-    """Erase a node without readers, and those that it alone has read."""
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        if not here.users and here.op == "call_function":
-            read = here.all_input_nodes
-            here.graph.erase_node(here)
-            waiting += read
 
 
 def _term(leaf: fx.Node) -> _Term | None:

@@ -16,14 +16,21 @@ import torch
 from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
-from fusec.frontend.fx_passes.fx_nodes import call_like, call_of_value, count_elements, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import (
+    aten,
+    call_like,
+    call_of_value,
+    count_elements,
+    replace,
+    tensor_of,
+)
 from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.weights import fixed_values
 from fusec.frontend.ops import winograd  # noqa: F401  defines the operations
 from fusec.ir.decision import Decision
 from fusec.ir.machine import Machine
 
-aten, ops = torch.ops.aten, torch.ops.fusec
+ops = torch.ops.fusec
 
 FILTERED = "filtered"
 """Key of a node's ``meta`` with the decision that minimal filtering computes it."""
@@ -46,8 +53,7 @@ def filter_by_tiles(gm: fx.GraphModule, machine: Machine, *, freezes: bool) -> f
         if _gains(x, weight, node.meta["val"], settings, machine, fixed=weight in known):
             with gm.graph.inserting_before(node):
                 made = _filtered(node, x, weight, bias, settings[1], machine.vector)
-            node.replace_all_uses_with(made)
-            gm.graph.erase_node(node)
+            replace(node, made)
             found += 1
     for node in gm.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         found += _filter_gradient(node, machine)
@@ -71,13 +77,9 @@ def _filter_gradient(node: fx.Node, machine: Machine) -> bool:
         made = _filtered(node, gradient, turned, None, around, machine.vector)
         others = (gradient, x, weight, sizes, *settings, [False, *wanted[1:]])
         rest = call_of_value(node, (None, *like[1:]), node.target, *others)
-    for part in list(node.users):
-        if part.args[1] == 0:
-            part.replace_all_uses_with(made)
-            node.graph.erase_node(part)
-        else:
-            part.replace_input_with(node, rest)
-    node.graph.erase_node(node)
+    for part in [part for part in node.users if part.args[1] == 0]:
+        replace(part, made)
+    replace(node, rest)
     return True
 
 

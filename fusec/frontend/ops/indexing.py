@@ -29,17 +29,7 @@ from fusec.frontend.ops.views import (
 )
 from fusec.frontend.value import ONE, ZERO, Value, broadcast
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
-from fusec.ir.expr import (
-    Expr,
-    IndexValue,
-    as_value,
-    both,
-    cast,
-    in_range,
-    index_of,
-    op,
-    read_index,
-)
+from fusec.ir.expr import Expr, IndexValue, as_value, both, cast, in_range, index_of, op, read_index
 from fusec.ir.index import Index, index, is_in_range, is_nonnegative, product
 from fusec.ir.rewrite import read_at
 

@@ -215,13 +215,7 @@ def lower_recurrence(
 
 @lowers(torch.ops.fusec.recurrence_backward.default)
 def lower_gradient(
-    call: AtenCall,
-    grad: Value,
-    a: Value,
-    h: Value,
-    start: Value | None,
-    dim: int,
-    backwards: bool,
+    call: AtenCall, grad: Value, a: Value, h: Value, start: Value | None, dim: int, backwards: bool
 ) -> tuple[Value, Value]:
     run, kind = _run(call, grad, dim, not backwards)
     forth = _Run(run.extent, run.axis, -run.step)

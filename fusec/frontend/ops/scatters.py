@@ -27,17 +27,7 @@ from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import IntoSize, delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
-from fusec.ir.expr import (
-    Const,
-    Expr,
-    IndexValue,
-    Reduce,
-    axes_in,
-    both,
-    cast,
-    in_range,
-    op,
-)
+from fusec.ir.expr import Const, Expr, IndexValue, Reduce, axes_in, both, cast, in_range, op
 from fusec.ir.index import Index, Runtime, index, product
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 from fusec.ir.serial import hits_of
