@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UsageError
-from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
+from fusec.tools.cli.inputs import parse_inputs
 from fusec.tools.cli.line import (
     FORM,
     add_program,
@@ -73,12 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1800.0,
         help="that the program may run before it is ended; default: %(default)g",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="of a script: compile also the models that it does not"
-    )
-    parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
-    parser.add_argument("--dynamic", action="store_true", help="of a TARGET: with symbolic sizes")
-    add_inputs(parser, f"of a TARGET, an argument of the call: {EXAMPLES}")
     add_program(parser)
 
 

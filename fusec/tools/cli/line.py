@@ -17,7 +17,7 @@ from fusec.errors import NotWritable, UsageError, nearest
 from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.processors import DEVICES, PROCESSORS, target_called
-from fusec.tools.cli.inputs import Inputs, parse_inputs
+from fusec.tools.cli.inputs import EXAMPLES, Inputs, add_inputs, parse_inputs
 from fusec.tools.cli.output import hush, writing
 
 EXPORTED = ".pt2"
@@ -156,6 +156,12 @@ def check_directory(path: Path | None) -> None:
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Declare what a command runs and all that follows it, "--" included, as one list."""
+    add_inputs(parser, f"of a TARGET, an argument of the call: {EXAMPLES}")
+    parser.add_argument("--train", action="store_true", help="of a TARGET: with a backward")
+    parser.add_argument("--dynamic", action="store_true", help="of a TARGET: with symbolic sizes")
+    parser.add_argument(
+        "--all", action="store_true", help="of a script: compile also the models that it does not"
+    )
     program = parser.add_argument(
         "program",
         metavar="TARGET|SCRIPT",

@@ -15,14 +15,12 @@ For a script, options of fusec come before it, the script's own after it.
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.errors import UsageError
-from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
+from fusec.tools.cli.inputs import parse_inputs
 from fusec.tools.cli.line import (
     add_program,
     check_file,
@@ -52,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="write a Chrome trace of some further steps"
     )
-    add_inputs(parser, f"of TARGET, an argument of the call: {EXAMPLES}")
-    parser.add_argument("--train", action="store_true", help="of TARGET: forward and backward")
-    parser.add_argument("--dynamic", action="store_true", help="of TARGET: with symbolic sizes")
     parser.add_argument(
         "--steps", metavar="N", type=int, default=10, help="of TARGET: that count; default: 10"
     )
@@ -65,9 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="of TARGET: an option of the compile, as fusec --help lists them",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="compile also the models that a script does not"
     )
     add_program(parser)
     parser.set_defaults(target=None, descriptors=None, roles=None, run=False)
@@ -121,7 +113,6 @@ def _profile_script(script: str, own: list[str], arguments: argparse.Namespace) 
     for name in ("json", "trace"):  # the script may change the directory
         file = getattr(arguments, name)
         setattr(arguments, name, file and file.absolute())
-    output = sys.stdout  # the script may replace sys.stdout
     # Local: as above.
     from fusec.tools.report.profile import Steps, profile_of
     from fusec.tools.report.run_script import run_script
@@ -132,8 +123,6 @@ def _profile_script(script: str, own: list[str], arguments: argparse.Namespace) 
         steps = Steps(watched.clock, arguments.trace)
         with steps.found_in_a_script():
             ran = run_script(path, own, every=arguments.all)
-    with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
-        sys.stdout.flush()
     if hint := hint_behind(script, own, _COMMANDS):
         progress(hint)
     graphs = [graph.summary for graph in watched.seen.graphs]
@@ -146,8 +135,7 @@ def _profile_script(script: str, own: list[str], arguments: argparse.Namespace) 
             raise
         progress(str(nothing))  # the script ended before a step
         return ran.code
-    with redirect_stdout(output):
-        _show(made, arguments)
+    _show(made, arguments)
     return ran.code
 
 

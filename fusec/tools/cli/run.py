@@ -16,8 +16,7 @@ Options of fusec come before the script, the script's own after it. The exit cod
 from __future__ import annotations
 
 import argparse
-import sys
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 from fusec.tools.cli.line import check_file, hint_behind
@@ -52,7 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     path, own = _script(arguments)
     record = arguments.json and arguments.json.absolute()  # the script may change the directory
     report = arguments.output and arguments.output.absolute()
-    output = sys.stdout  # the script may replace sys.stdout
     # Local: it imports torch, which a wrong command line shall not wait for.
     from fusec.driver.observers import observing
     from fusec.tools.report.html import environment, render
@@ -68,16 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     if ran.taken:
         progress(f"{ran.taken} x torch.compile without backend='fusec': compiled by fusec here")
     seen = watched.seen
-    with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
-        sys.stdout.flush()
     try:
         if record is not None:
             write_file(record, f"{seen.to_json()}\n")
     finally:
-        with redirect_stdout(output):
-            show(f"\n{seen}")
-            if collected is not None:
-                write_report(report, render(collected.document(seen)))
+        show(f"\n{seen}")
+        if collected is not None:
+            write_report(report, render(collected.document(seen)))
     if hint := hint_behind(str(path), own, _COMMANDS):
         progress(hint)
     if not (seen.graphs or seen.breaks or arguments.all or ran.code):

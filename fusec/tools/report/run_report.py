@@ -478,35 +478,27 @@ def _modules(seen: Seen, most: int) -> list[str]:
     if not any(module for module, _, _ in rows):
         return []
     total = sum(seconds for _, seconds, _ in rows)
-    table = format_table(
-        [
-            (
-                module or "(the model itself)",
-                format_seconds(seconds),
-                f"{seconds / total:.0%}",
-                str(calls),
-            )
-            for module, seconds, calls in rows[:most]
-        ],
-        right=(1, 2, 3),
-    )
-    return ["modules: time, share, launches", *indented(table), *_more(len(rows), most)]
+    table = [
+        (module or "(the model itself)", format_seconds(spent), f"{spent / total:.0%}", str(calls))
+        for module, spent, calls in rows[:most]
+    ]
+    lines = indented(format_table(table, right=(1, 2, 3)))
+    return ["modules: time, share, launches", *lines, *_more(len(rows), most)]
+
+
+def _by_time(title: str, rows: Sequence[Sequence[str]], most: int, names: range) -> list[str]:
+    """Return a table of launches: their time, their calls and what they are."""
+    table = fitted_table(rows[:most], right=(0, 1), names=names, indent=2) if rows else []
+    return [f"{title}, by time", *table, *_more(len(rows), most)] if rows else []
 
 
 def _kernels(launches: Sequence[Launch], most: int) -> list[str]:
-    rows = [launch for launch in launches if launch.calls]
-    if not rows:
-        return []
-    table = fitted_table(
-        [
-            (format_seconds(k.seconds), f"{k.calls} x", _numbered(k.graph), k.name, k.module, "")
-            for k in rows[:most]
-        ],
-        right=(0, 1),
-        names=(3, 4),
-        indent=2,
-    )
-    return ["kernels, by time", *table, *_more(len(rows), most)]
+    rows = [
+        (format_seconds(k.seconds), f"{k.calls} x", _numbered(k.graph), k.name, k.module, "")
+        for k in launches
+        if k.calls
+    ]
+    return _by_time("kernels", rows, most, range(3, 5))
 
 
 def _numbered(graph: str) -> str:
@@ -518,29 +510,18 @@ def _numbered(graph: str) -> str:
 def _eager_kernels(launches: Sequence[Launch], most: int) -> list[str]:
     """Return eager kernels, those of one operation as one row, with the modules they are in."""
     groups = alike((one for one in launches if one.calls), lambda one: (one.name, one.reason))
-    if not groups:
-        return []
+    summed = [(sum(one.seconds for one in some), some) for some in groups]
     rows = [
         (
-            sum(one.seconds for one in some),
-            sum(one.calls for one in some),
+            format_seconds(seconds),
+            f"{sum(one.calls for one in some)} x",
             some[0].name,
+            _within(some),
             some[0].reason,
-            some,
         )
-        for some in groups
+        for seconds, some in sorted(summed, key=lambda row: -row[0])
     ]
-    rows.sort(key=lambda row: -row[0])
-    table = fitted_table(
-        [
-            (format_seconds(seconds), f"{calls} x", name, _within(some), reason)
-            for seconds, calls, name, reason, some in rows[:most]
-        ],
-        right=(0, 1),
-        names=(2, 3),
-        indent=2,
-    )
-    return ["eager kernels, by time", *table, *_more(len(rows), most)]
+    return _by_time("eager kernels", rows, most, range(2, 4))
 
 
 def _within(launches: Sequence[Launch]) -> str:

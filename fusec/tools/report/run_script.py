@@ -213,6 +213,8 @@ class Ran:
 def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: Any = "fusec") -> Ran:
     """Run a script; an exception or interrupt that ends it is printed as Python does.
 
+    What a script changes of ``sys`` is put back.
+
     Args:
         every: compile also the models that it does not compile.
         backend: in the place of fusec.
@@ -230,12 +232,15 @@ def run_script(path: Path, arguments: Sequence[str], *, every: bool, backend: An
         mock.patch.object(
             sys, "path", [os.path.dirname(os.path.realpath(path)), *sys.path[1:], *root]
         ),
+        mock.patch.object(sys, "stdout", sys.stdout),
         mock.patch.object(torch, "compile", taken.compile),
         _main_module(main),
         _compiling_all() if every else nullcontext(),
     ):
         code, raised = _run(main, file)
         _join(before)
+        with suppress(AttributeError, ValueError):  # None, closed, or an object of the script's
+            sys.stdout.flush()
         return Ran(code, raised, taken.count)
 
 
