@@ -231,18 +231,18 @@ def alive(excerpt: Excerpt) -> Excerpt:
 
 
 def static(excerpt: Excerpt) -> Excerpt:
-    """Return an excerpt with its symbolic sizes replaced by their hints."""
+    """Return an excerpt with its symbolic sizes replaced by their hints, not yet ``alive``."""
     numbers = {name: kind for name, kind in excerpt.types.items() if isinstance(kind, int)}
 
     def change(value: Any) -> Any:
         return numbers.get(value.name, value) if isinstance(value, Ref) else value
 
     lines = tuple(rewritten(line, change) for line in excerpt.lines if line.name not in numbers)
-    return alive(replace(excerpt, lines=lines, dynamic=False))
+    return replace(excerpt, lines=lines, dynamic=False)
 
 
 def as_inputs(excerpt: Excerpt, names: Iterable[str]) -> Excerpt:
-    """Return an excerpt with the named lines as inputs, without lines that fed only these."""
+    """Return an excerpt with the named lines as inputs; lines that fed only these stay."""
     chosen = set(names)
     made = tuple(
         Input(line.name, line.type, positive=_is_positive(line))
@@ -251,7 +251,7 @@ def as_inputs(excerpt: Excerpt, names: Iterable[str]) -> Excerpt:
     )
     known = {one.name for one in made}
     lines = tuple(line for line in excerpt.lines if line.name not in known)
-    return alive(replace(excerpt, inputs=(*excerpt.inputs, *made), lines=lines))
+    return replace(excerpt, inputs=(*excerpt.inputs, *made), lines=lines)
 
 
 def _is_positive(line: Line) -> bool:
@@ -318,7 +318,7 @@ def slice_of(gm: fx.GraphModule, wanted: Collection[str], stored: Collection[str
     types = excerpt.types
     results = tuple(name for name in wanted if isinstance(types.get(name), TensorType))
     inputs = [name for name in stored if name not in wanted]
-    return as_inputs(alive(replace(excerpt, results=results)), inputs)
+    return alive(as_inputs(alive(replace(excerpt, results=results)), inputs))
 
 
 def node_of(gm: fx.GraphModule, held: tuple[str, int | None]) -> str:

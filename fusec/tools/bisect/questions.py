@@ -27,7 +27,7 @@ from fusec.driver.trace import Trace
 from fusec.errors import FusecError
 from fusec.frontend.capture import main_device
 from fusec.options import Options
-from fusec.tools.bisect.excerpt import Excerpt, TensorType, static
+from fusec.tools.bisect.excerpt import Excerpt, TensorType, alive, static
 from fusec.tools.bisect.interpret import differs, record_steps
 from fusec.tools.bisect.recorder import Culprit
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file, functions, plain_name
@@ -274,7 +274,7 @@ def first_wrong_stage(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
 
     ``BEHIND`` if all stages agree. Only for excerpts without a backward.
     """
-    excerpt = static(excerpt)
+    excerpt = alive(static(excerpt))
     made = functions(excerpt)
     args = made["inputs"]()
     chosen = Options.from_compile(None, options)

@@ -6,7 +6,6 @@ found in some twenty trials.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -56,19 +55,17 @@ def simpler(excerpt: Excerpt) -> Iterator[Excerpt]:
     steps = (_static, _untrained, _prefixes, _suffixes, _results, _bypasses, _cuts, _extents)
     for step in (*steps, _contiguous):
         for candidate in step(excerpt):
-            made = retyped(candidate)
+            try:
+                made = retyped(alive(candidate))
+            except NotPlain:
+                continue
             if made is not None and made != excerpt:
                 yield made
 
 
-def _attempt(make: Callable[[], Excerpt]) -> Iterator[Excerpt]:
-    with contextlib.suppress(NotPlain):
-        yield make()
-
-
 def _static(excerpt: Excerpt) -> Iterator[Excerpt]:
     if excerpt.dynamic:
-        yield from _attempt(lambda: static(excerpt))
+        yield static(excerpt)
 
 
 def _untrained(excerpt: Excerpt) -> Iterator[Excerpt]:
@@ -92,11 +89,7 @@ def _prefixes(excerpt: Excerpt) -> Iterator[Excerpt]:
             for line in lines
             if isinstance(line.type, TensorType) and line.name not in read
         )
-        yield from _attempt(
-            lambda lines=lines, ends=ends: alive(  # type: ignore[misc]
-                replace(excerpt, lines=lines, results=ends)
-            )
-        )
+        yield replace(excerpt, lines=lines, results=ends)
 
 
 def _suffixes(excerpt: Excerpt) -> Iterator[Excerpt]:
@@ -114,18 +107,17 @@ def _as_inputs(excerpt: Excerpt, lines: tuple[Line, ...]) -> Iterator[Excerpt]:
     names = [line.name for line in lines if isinstance(line.type, TensorType)]
     if any(name not in excerpt.results for name in names):
         left = tuple(name for name in excerpt.results if name not in names)
-        yield from _attempt(lambda: as_inputs(replace(excerpt, results=left), names))
+        yield as_inputs(replace(excerpt, results=left), names)
 
 
 def _results(excerpt: Excerpt) -> Iterator[Excerpt]:
     """Keep one result alone, or half of them."""
     count = len(excerpt.results)
     if count > 3:
-        for half in (excerpt.results[: count // 2], excerpt.results[count // 2 :]):
-            yield from _attempt(lambda half=half: alive(replace(excerpt, results=half)))  # type: ignore[misc]
+        yield replace(excerpt, results=excerpt.results[: count // 2])
+        yield replace(excerpt, results=excerpt.results[count // 2 :])
     if count > 1:
-        for name in excerpt.results:
-            yield from _attempt(lambda name=name: alive(replace(excerpt, results=(name,))))  # type: ignore[misc]
+        yield from (replace(excerpt, results=(name,)) for name in excerpt.results)
 
 
 def _bypasses(excerpt: Excerpt) -> Iterator[Excerpt]:
@@ -134,7 +126,7 @@ def _bypasses(excerpt: Excerpt) -> Iterator[Excerpt]:
     for line in excerpt.lines:
         for name in dict.fromkeys(reads(line)):
             if isinstance(line.type, TensorType) and types[name] == line.type:
-                yield from _attempt(lambda line=line, name=name: _without(excerpt, line, name))  # type: ignore[misc]
+                yield _without(excerpt, line, name)
 
 
 def _without(excerpt: Excerpt, gone: Line, operand: str) -> Excerpt:
@@ -145,7 +137,7 @@ def _without(excerpt: Excerpt, gone: Line, operand: str) -> Excerpt:
     kept = {line.name for line in lines}
     renamed = (operand if name == gone.name else name for name in excerpt.results)
     results = tuple(name for name in dict.fromkeys(renamed) if name in kept)
-    return alive(replace(excerpt, lines=lines, results=results))
+    return replace(excerpt, lines=lines, results=results)
 
 
 def _extents(excerpt: Excerpt) -> Iterator[Excerpt]:

@@ -87,7 +87,7 @@ def test_a_graph_is_a_program_of_plain_torch(graphs, name: str) -> None:
 
 
 def test_a_static_program_has_no_size_as_input(graphs) -> None:
-    excerpt = static(from_graph(graphs["forward"]))
+    excerpt = alive(static(from_graph(graphs["forward"])))
     assert not excerpt.dynamic
     assert all(isinstance(one.type, TensorType) for one in excerpt.inputs)
 
@@ -107,7 +107,7 @@ def test_what_has_no_plain_name_is_refused() -> None:
 
 
 def test_every_program_that_is_smaller_runs(graphs) -> None:
-    excerpt = static(from_graph(graphs["backward"]))
+    excerpt = alive(static(from_graph(graphs["backward"])))
     found = list(simpler(excerpt))
     assert len(found) > 50
     for one in found[:: len(found) // 12]:
@@ -174,7 +174,8 @@ def test_whole_numbers_are_drawn_below_their_bound_and_results_of_exp_above_zero
     plain = TensorType((64,), (1,), torch.float32, "cpu")
     longer = one_line(plain)
     root = Line("root", "torch.ops.aten.sqrt.default", (Ref("made"),), {}, plain)
-    cut = as_inputs(replace(longer, lines=(*longer.lines, root), results=("root",)), ["made"])
+    rooted = replace(longer, lines=(*longer.lines, root), results=("root",))
+    cut = alive(as_inputs(rooted, ["made"]))
     assert bool((functions(cut)["inputs"]()[0] >= 0).all())
 
 
