@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from typing import Any
 
 _LINE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 _LABEL = re.compile(r"^(\.LBB\w+):")
@@ -24,29 +24,12 @@ _BYTES |= dict.fromkeys(("ushort", "sshort", "short", "short_d16", "short_d16_hi
 _BYTES |= {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
-@dataclass(frozen=True, slots=True)
-class AmdFacts:
-    """What the assembly says.
+def read_assembly(text: str) -> dict[str, Any]:
+    """Return the facts of one kernel's assembly, as fields of ``StaticReport``.
 
-    Attributes:
-        registers: vector registers of a thread, accumulation registers among them.
-        scratch_bytes: of a thread.
-        accesses: line of the source, "load" or "store", bytes -> number.
-        products: MFMA instructions; ``product_loops`` have some.
+    Registers are a thread's vector registers, accumulation registers among them. ``accesses`` maps
+    (line of the source, "load" or "store", bytes) to their number.
     """
-
-    registers: int
-    scratch_bytes: int
-    accesses: Counter[tuple[int, str, int]]
-    barriers: int
-    instructions: int
-    products: int
-    loops: int
-    product_loops: int
-
-
-def read_assembly(text: str) -> AmdFacts:
-    """Return the facts of one kernel's assembly."""
     accesses: Counter[tuple[int, str, int]] = Counter()
     opcodes, labels, loops = list[str](), dict[str, int](), dict[int, int]()
     home, line = "", 0
@@ -64,16 +47,16 @@ def read_assembly(text: str) -> AmdFacts:
             if goal in labels:
                 loops[labels[goal]] = len(opcodes)
     products = [bool(_PRODUCT.match(opcode)) for opcode in opcodes]
-    return AmdFacts(
-        _number(text, "vgpr_count"),
-        _number(text, "private_segment_fixed_size"),
-        accesses,
-        opcodes.count("s_barrier"),
-        len(opcodes),
-        sum(products),
-        len(loops),
-        sum(any(products[first:last]) for first, last in loops.items()),
-    )
+    return {
+        "registers": _number(text, "vgpr_count"),
+        "spill_bytes": _number(text, "private_segment_fixed_size"),
+        "accesses": accesses,
+        "barriers": opcodes.count("s_barrier"),
+        "instructions": len(opcodes),
+        "mma": sum(products),
+        "loops": len(loops),
+        "dot_loops": sum(any(products[first:last]) for first, last in loops.items()),
+    }
 
 
 def _number(text: str, name: str) -> int:

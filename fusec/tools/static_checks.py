@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fusec.codegen.targets import TARGETS
 from fusec.errors import BuildError, UsageError
@@ -227,72 +228,56 @@ def inspect_kernel(asm: Assembly) -> StaticReport:
     if processor is None:
         raise UsageError.unknown("target", asm.target, PROCESSORS)
     if "amdgcn" in asm.stages:
-        return _inspect_amd(asm, processor)
-    ptx = asm.text("ptx")
-    said = _assembler_output(asm)
-    registers, spill_bytes = _resources(said)
-    code = _Code.parse(asm.text("sass"))
+        threads = int(asm.metadata["num_warps"]) * processor.warp
+        facts = read_assembly(asm.text("amdgcn"))
+    else:
+        declared = re.search(r"\.reqntid (\d+)", asm.text("ptx"))
+        threads, facts = int(declared[1]) if declared else 32, _read_code(asm)
+    accesses: Counter[tuple[int, str, int]] = facts.pop("accesses")
     shared_bytes = int(asm.metadata["shared"])
-    declared = re.search(r"\.reqntid (\d+)", ptx)
-    threads = int(declared[1]) if declared else 32
-    blocks = _resident_blocks(processor, threads, registers, shared_bytes)
+    blocks = _resident_blocks(processor, threads, facts["registers"], shared_bytes)
+    return StaticReport(
+        target=asm.target,
+        threads=threads,
+        shared_bytes=shared_bytes,
+        accesses=tuple(GlobalAccess(*key, count) for key, count in sorted(accesses.items())),
+        converted=_conversions(asm.text("ttgir")),
+        blocks=blocks,
+        occupancy=blocks * threads / processor.threads,
+        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
+        **facts,
+    )
+
+
+def _read_code(asm: Assembly) -> dict[str, Any]:
+    """Return the facts of a kernel's PTX and SASS, as fields of ``StaticReport``."""
+    ptx, said, code = asm.text("ptx"), _assembler_output(asm), _Code.parse(asm.text("sass"))
+    registers, spill_bytes = _resources(said)
     dot_loops = [loop for loop in code.loops if code.has(loop, _TENSOR_OPCODES)]
     fed = _ROLES in ptx
-    return StaticReport(
-        target=asm.target,
-        threads=threads,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        shared_bytes=shared_bytes,
-        accesses=_accesses(ptx),
-        converted=_conversions(asm.text("ttgir")),
-        barriers=sum(opcode.startswith("BAR.") for opcode in code.opcodes),
-        instructions=sum(opcode != "NOP" for opcode in code.opcodes),
-        blocks=blocks,
-        occupancy=blocks * threads / processor.threads,
-        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
-        wgmma=len(_WGMMA.findall(ptx)),
-        mma=len(_MMA.findall(ptx)),
-        tcgen05=len(_TCGEN05.findall(ptx)),
-        tma=len(_TENSOR_COPY.findall(ptx)),
-        loops=len(code.loops),
-        dot_loops=len(dot_loops),
-        idle_dot_loops=sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
-        serialised=tuple(line.strip() for line in _SERIALISED.findall(said)),
-        sections=tuple(code.sections()),
-    )
-
-
-def _inspect_amd(asm: Assembly, processor: Resources) -> StaticReport:
-    """Return the report of a kernel in AMD's assembly, whose loops the model does not know."""
-    facts = read_assembly(asm.text("amdgcn"))
-    shared_bytes = int(asm.metadata["shared"])
-    threads = int(asm.metadata["num_warps"]) * processor.warp
-    blocks = _resident_blocks(processor, threads, facts.registers, shared_bytes)
-    return StaticReport(
-        target=asm.target,
-        threads=threads,
-        registers=facts.registers,
-        spill_bytes=facts.scratch_bytes,
-        shared_bytes=shared_bytes,
-        accesses=tuple(GlobalAccess(*key, count) for key, count in sorted(facts.accesses.items())),
-        converted=_conversions(asm.text("ttgir")),
-        barriers=facts.barriers,
-        instructions=facts.instructions,
-        blocks=blocks,
-        occupancy=blocks * threads / processor.threads,
-        dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
-        mma=facts.products,
-        loops=facts.loops,
-        dot_loops=facts.product_loops,
-    )
+    return {
+        "registers": registers,
+        "spill_bytes": spill_bytes,
+        "accesses": _accesses(ptx),
+        "barriers": sum(opcode.startswith("BAR.") for opcode in code.opcodes),
+        "instructions": sum(opcode != "NOP" for opcode in code.opcodes),
+        "wgmma": len(_WGMMA.findall(ptx)),
+        "mma": len(_MMA.findall(ptx)),
+        "tcgen05": len(_TCGEN05.findall(ptx)),
+        "tma": len(_TENSOR_COPY.findall(ptx)),
+        "loops": len(code.loops),
+        "dot_loops": len(dot_loops),
+        "idle_dot_loops": sum(not (fed or code.has(loop, _COPY_OPCODES)) for loop in dot_loops),
+        "serialised": tuple(line.strip() for line in _SERIALISED.findall(said)),
+        "sections": tuple(code.sections()),
+    }
 
 
 # -- PTX -----------------------------------------------------------------------------------------
 
 
-def _accesses(ptx: str) -> tuple[GlobalAccess, ...]:
-    """Return the accesses of a kernel to global memory, by line of its source.
+def _accesses(ptx: str) -> Counter[tuple[int, str, int]]:
+    """Return the accesses of a kernel to global memory, by line of its source, kind and width.
 
     Triton 3.9 numbers lines of inline assembly as if they were the source's: these are skipped.
     """
@@ -312,7 +297,7 @@ def _accesses(ptx: str) -> tuple[GlobalAccess, ...]:
         elif access := _ACCESS.search(text):
             width = int(access[2] or 1) * int(access[3]) // 8
             found[line, kinds[access[1]], width] += 1
-    return tuple(GlobalAccess(*key, count) for key, count in sorted(found.items()))
+    return found
 
 
 def _conversions(ttgir: str) -> tuple[int, ...]:
