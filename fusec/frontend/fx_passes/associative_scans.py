@@ -35,7 +35,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
-from fusec.frontend.fx_passes.dynamo_graph import call_instead
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in
 from fusec.frontend.ops.recurrences import product_so_far
 
 Term: TypeAlias = tuple[Any, ...]
@@ -47,9 +47,10 @@ def keep_scans_whole(gm: fx.GraphModule) -> None:
 
     Assumes: nodes carry ``meta["example_value"]``.
     """
-    call_instead(gm, {torch.cumprod: product_so_far, "cumprod": product_so_far})
-    for part in gm.modules():
-        if isinstance(part, fx.GraphModule) and _Scans(part.graph).replace():
+    instead = {torch.cumprod: product_so_far, "cumprod": product_so_far}
+    call_instead(graphs_in(gm), lambda node: instead.get(node.target))
+    for part in graphs_in(gm):
+        if _Scans(part.graph).replace():
             part.recompile()
 
 
