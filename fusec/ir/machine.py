@@ -59,10 +59,11 @@ class FusionTuning:
     small_product: tuple[int, int] = (64, 8)
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""
-    blocks: tuple[tuple[float, int], ...] = ((0.5, 1), (1.5, 2), (4, 4), (32, 8))
-    """Most rows of a grouped product's group, on average, and the rows of its blocks. With 4 rows
-    a group the kernel takes 0.55 of the time of the library's products, with 32 0.95, with 128 1.2
-    (8 groups, 512 to 2048, ``f32``, AVX2, one thread, 2026-11-27)."""
+    blocks: tuple[tuple[float, int, int], ...] = (
+        (0.5, 1, 1), (1.5, 2, 2), (4, 4, 4), (8, 12, 3), (32, 24, 3),
+    )  # fmt: skip
+    """Most rows of a grouped product's group, on average, the rows of its blocks, and of their
+    parts: 12 sums and three rows are the registers of AVX2 (``docs/decisions/experts.md``)."""
     slow_block: int = 32
     """The same for more rows, and types that the library multiplies element by element."""
     channel_product: int = 1 << 28

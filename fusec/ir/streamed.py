@@ -42,6 +42,8 @@ class StreamedProduct:
     Attributes:
         rows: the axes of the rows, constant if they are few; none where there is one row.
         batch: axes that choose the weights, by a number that is read: the group of some rows.
+        parts: axes on which conditions of the weights depend, but not their places: parts of rows
+            that share weights.
         columns: the axis of the columns; of panels, perhaps more: panels and columns in a panel,
             of two in a byte panels, halves and columns in one.
         few: the operand that has the rows, in f32.
@@ -62,6 +64,7 @@ class StreamedProduct:
     batch: tuple[Axis, ...] = ()
     narrow: bool = False
     packed: bool = False
+    parts: tuple[Axis, ...] = ()
 
 
 def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
@@ -79,14 +82,17 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
         extent = product(a.extent for a in others)
         if extent.is_constant and extent.const <= rows.const:
             continue
-        ordered, columns, batch = map(_by_serial, (own, others, shared))
+        beside = shared.difference(*(i.axes for n in loads((many,)) for i in n.indices))
+        ordered, columns = _by_serial(own), _by_serial(others)
+        batch, parts = _by_serial(shared - beside), _by_serial(beside)
         terms, narrow = product(a.extent for a in over), _is_narrow(many, few)
         if not _is_contiguous(few, over) or (len(over) > 1 and not narrow):
             continue
         if len(columns) == 1 and _is_contiguous(many, over):
             size, packed = _itemsize(many), len(over) > 1
-            return StreamedProduct(ordered, columns, few, terms, size, 0, batch, narrow, packed)
-        panel = 0 if batch else _panel(many, over, columns)
+            how = (batch, narrow, packed, parts)
+            return StreamedProduct(ordered, columns, few, terms, size, 0, *how)
+        panel = 0 if shared else _panel(many, over, columns)
         if panel and (len(columns) > 1 or mod(columns[0].extent, index(panel)) is index(0)):
             size, whole = _itemsize(many), reads_narrow(many)
             return StreamedProduct(ordered, columns, few, terms, size, panel, (), whole)

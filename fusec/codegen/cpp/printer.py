@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
+from fusec.codegen.cpp.prefetches import iterations_ahead, points_ahead
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, reads_panels
 from fusec.codegen.cpp.transposed import Block, transposed_block
@@ -91,6 +92,7 @@ class CppPrinter:
         self.exponentials = dict(program.exponentials)
         self.positions: dict[Expr, Index] = {}
         self.safe: dict[Runtime, str] = {}
+        self.fetched: dict[Load, Index] = {}
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
         self.operands = {b for b in arrays if b.dtype is BF16 and program.multiplies}
@@ -256,6 +258,8 @@ class CppPrinter:
         around = self.safe
         steady = (g for g in steady_gathers(loop, self.lane) if g not in around)
         self.safe = {**around, **{gather: self.check(gather) for gather in steady}}
+        if not self.loops:
+            self.fetched = points_ahead(loop, self.program, self.lane)
         if is_unrolled(loop, self.lane, self.code):
             self.emit(f"#pragma GCC unroll {self.code.unrolled}")
         if len(loop.stops) > 1 or loop.start.axes:
@@ -306,15 +310,11 @@ class CppPrinter:
         self.frees.append(f"fusec_free({name});")
 
     def prefetch(self, load: Load) -> None:
-        """Print a prefetch of a later iteration's load, unless the first grid axis shares it."""
-        (offset,) = load.indices
-        own = any(axis in offset.axes for axis in self.program.grid[:1])
-        if not self.loops or not own or self.along_lane(offset)[1] is not index(1):
-            return
-        step = offset.coefficient(self.loops[-1])
-        if step is not None and step is not index(0):
-            base = self.along_lane(offset)[0] + step * self.program.stages
-            self.emit(f"__builtin_prefetch({self.name(load.buffer)} + {self.scalar_index(base)});")
+        """Print a prefetch of a later iteration's load."""
+        at = iterations_ahead(load, self.loops, self.program, self.lane)
+        at = self.fetched.get(load) if at is None and self.loops else at
+        if at is not None:
+            self.emit(f"__builtin_prefetch({self.name(load.buffer)} + {self.scalar_index(at)});")
 
     # -- values ------------------------------------------------------------------------------------
 

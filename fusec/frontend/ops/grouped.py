@@ -6,19 +6,20 @@ groups, and the gradient of matrices a sum over the rows of each (``ir/groups.py
     y[s, n] = sum(e: where(member(s, offs[e-1], offs[e]), sum(k: x[s, k] * w[e, k, n]), 0))
     d[e, k, n] = sum(s: x[s, k] * y[s, n] if member(s, offs[e-1], offs[e]))
 
-On CPUs rows are taken in *blocks* of R rows of one group: a weight that is loaded once is
-multiplied with all rows of a block. A group's last block may have fewer; what is computed of the
-missing rows is not read. A block without rows has no terms. Worked example, blocks of 4, E groups,
-S rows::
+On CPUs rows are taken in *blocks* of rows of one group, a block in parts of a few rows: a weight
+that is loaded once is multiplied with all rows of a part, and stays in the nearest cache for all
+parts. A group's last block may have fewer rows; what is computed of the missing rows is not read. A
+part without rows has no terms. Worked example, blocks of 4 in parts of 2, E groups, S rows::
 
-    ends[e]    = sum(f: where(f <= e, (offs[f] - offs[f - 1] + 3)//4, 0))   after a group's blocks
-    group[b]   = sum(e: ends[e] <= b)                                       of a block
-    first[b]   = offs[group - 1] + 4*(b - ends[group - 1])                  its first row, or -1
-    y[b, r, n] = sum(k: x[first[b] + r, k] if first[b] >= 0 * w[group[b], k, n])
-    place[s]   = 4*ends[g - 1] + s - offs[g - 1]                            of a row in y, or -1
-    out[s, n]  = where(place[s] >= 0, y[place[s]//4, place[s]%4, n], 0)     g: the row's group
+    ends[e]       = sum(f: where(f <= e, (offs[f] - offs[f - 1] + 3)//4, 0))  after its blocks
+    group[b]      = sum(e: ends[e] <= b)                                       of a block
+    first[b]      = offs[group - 1] + 4*(b - ends[group - 1])                  its first row, or S
+    y[b, p, r, n] = sum(k: x[first[b] + 2*p + r, k] * w[group[b], k, n]
+                           if first[b] + 2*p < offs[group[b]])
+    place[s]      = 4*ends[g - 1] + s - offs[g - 1]                            of a row in y, or -1
+    out[s, n]     = where(place[s] >= 0, y[place[s]//4, place[s]//2%2, place[s]%2, n], 0)
 
-A block of one row is that row, so that ``out`` is ``y`` itself.
+where g is the row's group. A block of one row is that row, so that ``out`` is ``y`` itself.
 """
 
 from __future__ import annotations
@@ -110,38 +111,37 @@ def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     if not (call.is_cpu and is_matrix(x) and is_matrix(w) and (slow or _lies_along_terms(w))):
         raise Unsupported(CONTRACTION)
     most = call.lines.fusion.slow_block if slow else 0
-    groups = Groups(call, offs, x.shape[0], _rows_of_block(call, x.shape[0], offs.shape[0], most))
+    rows, part = _rows_of_block(call, x.shape[0], offs.shape[0], most)
+    groups = Groups(call, offs, x.shape[0], rows)
     ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
     group, first = _blocks(groups, ends)
 
     def body(at: Indices) -> Expr:
-        block, *row, n = at
-        start = first.at((block,))
-        begin = add(op("maximum", start, Const(0, I32)), _i32(row[0] if row else ZERO))
-        source = read_index(op("minimum", begin, _i32(groups.rows - 1)), groups.rows)
+        block, number, row, n = at if rows > 1 else (at[0], ZERO, ZERO, at[1])
         e = read_index(group.at((block,)), groups.count)
-        used = op("ge", start, Const(0, I32))
+        start = add(first.at((block,)), _i32(number * part))
+        used = less(start, cast(offs.at((e,)), I32))
+        source = op("minimum", add(start, _i32(row)), _i32(groups.rows - 1))
         return contraction(
             x.shape[1],
             lambda k: (
-                _factor(x, (source, k), used),
+                _factor(x, (read_index(source, groups.rows), k), used),
                 _factor(w, (e, k, n), used),
             ),
         )
 
-    if groups.block == 1:
+    if rows == 1:
         return call.define(body)
-    shape = (groups.blocks, index(groups.block), w.shape[2])
+    shape = (groups.blocks, index(rows // part), index(part), w.shape[2])
     blocks = call.scratch("blocks", shape, call.out.dtype, body)
     place = call.scratch("place", (groups.rows,), I32, lambda at: _place(groups, ends, at[0]))
 
     def row(at: Indices) -> Expr:
         s, n = at
         own = place.at((s,))
-        there = read_index(op("maximum", own, Const(0, I32)), groups.blocks * groups.block)
-        value = blocks.at(
-            (floordiv(there, index(groups.block)), mod(there, index(groups.block)), n)
-        )
+        there = read_index(op("maximum", own, Const(0, I32)), groups.blocks * rows)
+        block, within = floordiv(there, index(rows)), mod(there, index(rows))
+        value = blocks.at((block, floordiv(within, index(part)), mod(within, index(part)), n))
         return select(op("ge", own, Const(0, I32)), value, Const(0, value.dtype))
 
     return call.define(row)
@@ -160,7 +160,7 @@ def _end_of_blocks(groups: Groups, group: Index) -> Expr:
 
 
 def _blocks(groups: Groups, ends: Value) -> tuple[Value, Value]:
-    """Emit each block's group, and its first row, or -1 if it has no rows."""
+    """Emit each block's group, and its first row, or the number of rows if it has none."""
 
     def own(at: Indices) -> Expr:
         return op("add", _i32(groups.named(ends, at[0])[1]), Const(0, I32))
@@ -169,7 +169,7 @@ def _blocks(groups: Groups, ends: Value) -> tuple[Value, Value]:
         used, e = groups.named(ends, at[0])
         blocks = sub(_i32(at[0]), groups.begin(e, ends))
         row = add(groups.begin(e), mul(blocks, groups.block)) if groups.block > 1 else _i32(at[0])
-        return select(used, row, Const(-1, I32))
+        return select(used, row, _i32(groups.rows))
 
     shape = (groups.blocks,)
     return (
@@ -192,8 +192,8 @@ def _lies_along_terms(w: Value) -> bool:
     return w.buffer.offset(w.expr.indices).coefficient(w.axes[1]) is index(1)
 
 
-def _rows_of_block(call: AtenCall, rows: Index, groups: Index, most: int) -> int:
-    """Return how many rows a block has, for as many as a group has on average.
+def _rows_of_block(call: AtenCall, rows: Index, groups: Index, most: int) -> tuple[int, int]:
+    """Return how many rows a block and a part of it have, for as many as a group has on average.
 
     Args:
         most: rows of a block where a group has many; 0 for none.
@@ -201,10 +201,10 @@ def _rows_of_block(call: AtenCall, rows: Index, groups: Index, most: int) -> int
         Unsupported: for none, where the library's product of each group is as fast.
     """
     each = rows.hint() / max(groups.hint(), 1)
-    block = next((block for few, block in call.lines.fusion.blocks if each <= few), most)
-    if not block:
+    block = next((b for few, *b in call.lines.fusion.blocks if each <= few), [most, most])
+    if not all(block):
         raise Unsupported(CONTRACTION)
-    return block
+    return block[0], block[1]
 
 
 # -- GPUs: an ordinary product for each group ------------------------------------------------------

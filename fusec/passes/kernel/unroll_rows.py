@@ -102,12 +102,13 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
         return kernel
     count, columns = block
     product = _products(kernel, machine)[0]
-    own, unrolled = _columns(product, columns, machine.vector)
+    grid, unrolled = _columns(product, columns, machine.vector)
     blocks, rows = _rows(product, count)
     stores: list[Store] = []
-    for row, column in itertools.product(rows, unrolled):
-        stores += kernel.substitute({**row, **column}).stores
-    grid = (*product.batch, *own, *blocks)
+    fewer, more = sorted((unrolled, rows), key=len)  # registers hold the fewer ones of a term
+    for own, other in itertools.product(more, fewer):
+        stores += kernel.substitute({**own, **other}).stores
+    grid = (*product.batch, *grid, *product.parts, *blocks)
     return replace(kernel, grid=grid, stores=tuple(stores), labels=())
 
 
@@ -159,8 +160,10 @@ def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
     rows, own, panel = first.rows, first.columns, first.panel
     if _is_part_of_panel(first):
         return None  # the kernel has been unrolled
-    if set(kernel.grid) != {*first.batch, *rows, *own} or any(
-        (p.batch, p.rows, p.columns, p.panel) != (first.batch, rows, own, panel) for p in products
+    if set(kernel.grid) != {*first.batch, *first.parts, *rows, *own} or any(
+        (p.batch, p.parts, p.rows, p.columns, p.panel)
+        != (first.batch, first.parts, rows, own, panel)
+        for p in products
     ):
         return None
     tuning, cuts = machine.loops, all(p.narrow for p in products) and len(rows) == 1

@@ -1,0 +1,60 @@
+"""What a kernel that streams weights fetches ahead of its loads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import fusec
+from fusec.codegen.cpp.prefetches import iterations_ahead, points_ahead
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Buffer, Load, Var
+from fusec.ir.index import Axis, index
+from fusec.ir.program import For, Let, Program
+from tests.support import BACKEND, values
+
+LANE = Axis("l", index(8))
+POINT, PART, STEP = Axis("n", index(16)), Axis("p", index(8)), Axis("k", index(128))
+
+
+def stream(*, parts: bool, stages: int = 128) -> tuple[Program, For, Load]:
+    """Four columns of weights of 1024 terms, the same for all parts unless these have their own."""
+    weights = Buffer("w", (index(1 << 20),), (index(1),), F32)
+    first = index(POINT) * 4096 + index(STEP) * 8 + index(LANE)
+    first = first if parts else first + index(PART) * (1 << 16)
+    loads = [Load(weights, (first + 1024 * column,)) for column in range(4)]
+    lets = tuple(Let(Var(f"w{k}", F32, frozenset({LANE})), x) for k, x in enumerate(loads))
+    loop = For(STEP, index(0), (STEP.extent,), lets)
+    grid = (POINT, PART)
+    made = Program("k", (weights,), (), (), grid, (LANE,), (loop,), (), (), 1, stages)
+    return made, loop, loads[0]
+
+
+def test_points_that_share_weights_fetch_a_part_each_of_those_behind() -> None:
+    program, loop, first = stream(parts=True)
+    wanted = (index(POINT) + 1) * 4096 + index(PART) * 512 + index(STEP) * 4
+    assert points_ahead(loop, program, LANE) == {first: wanted}
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_other_points_fetch_for_themselves(parts: bool) -> None:
+    program, loop, first = stream(parts=parts, stages=1 if parts else 128)
+    assert points_ahead(loop, program, LANE) == {}
+    at = iterations_ahead(first, [STEP], program, LANE)
+    assert at == first.indices[0] - index(LANE) + 8 * program.stages
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="reads fusec's kernels")
+def test_parts_of_a_block_of_experts_fetch_the_weights_behind() -> None:
+    def experts(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return torch.ops.transformers.grouped_mm_fallback(x, w.transpose(1, 2), offs)
+
+    pytest.importorskip("transformers.integrations.moe")
+    for rows, fetches in ((64, 1), (4, 0)):
+        offs = torch.tensor([rows // 2, rows], dtype=torch.int32)
+        kernels = fusec.kernels(experts, values(rows, 256), values(2, 64, 256), offs)
+        (product,) = (k.source for k in kernels if "inside k:256" in k.source)
+        found = re.findall(r"__builtin_prefetch\(p_\w+ \+ \(.*i_i1 \* 128LL", product)
+        assert len(found) == fetches
