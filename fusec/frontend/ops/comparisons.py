@@ -91,32 +91,24 @@ for _name in ("and", "or", "xor"):
 lowers(aten.bitwise_not.default)(partial(bitwise, "not"))
 
 
-def shift_left(call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    """Emit a left shift; by a negative number, or by the width or more, it gives 0."""
-    bits = call.out.dtype.itemsize * 8
+def shift(name: str, call: AtenCall, x: Scalar, y: Scalar) -> Value:
+    """Emit a shift to the left or right; by a negative number, or by the width or more, it gives 0.
 
-    def shifted(a: Expr, b: Expr) -> Expr:
-        return select(is_shift(b, bits), op("shl", a, b), 0)
-
-    return call.pointwise(shifted, x, y)
-
-
-def shift_right(call: AtenCall, x: Scalar, y: Scalar) -> Value:
-    """Emit a right shift; out of range it gives all sign bits, or 0 for unsigned types."""
+    To the right it gives all sign bits then, if the type has a sign.
+    """
     bits = call.out.dtype.itemsize * 8
     last = bits if call.out.dtype.kind is Kind.UNSIGNED else bits - 1  # computed in a wider type
 
     def shifted(a: Expr, b: Expr) -> Expr:
-        return op("shr", a, select(is_shift(b, bits), b, last))
+        known = op("ge", b, 0) & less(b, bits)
+        if name == "left":
+            return select(known, op("shl", a, b), 0)
+        return op("shr", a, select(known, b, last))
 
     return call.pointwise(shifted, x, y)
 
 
-for _name, _rule in (("left", shift_left), ("right", shift_right)):
+for _name in ("left", "right"):
     _packet, _sign = getattr(aten, f"bitwise_{_name}_shift"), getattr(aten, f"__{_name[0]}shift__")
-    lowers(_packet.Tensor, _packet.Tensor_Scalar, _packet.Scalar_Tensor)(_rule)
-    lowers(_sign.Tensor, _sign.Scalar)(_rule)
-
-
-def is_shift(amount: Expr, bits: int) -> Expr:
-    return op("ge", amount, 0) & less(amount, bits)
+    _targets = (_packet.Tensor, _packet.Tensor_Scalar, _packet.Scalar_Tensor)
+    lowers(*_targets, _sign.Tensor, _sign.Scalar)(partial(shift, _name))

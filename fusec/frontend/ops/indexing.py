@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, read
@@ -64,30 +64,29 @@ def counted_from_front(value: Expr, extent: Index) -> Expr:
 
 @lowers(aten.index_select.default)
 def index_select(call: AtenCall, x: Value, dim: int, indices: Value) -> Value:
-    if not x.shape:
-        return call.define(lambda at: x.at(()))
-    axis = wrap(dim, len(x.shape))
-
-    def body(at: Indices) -> Expr:
-        where = (at[axis],) if indices.shape else ()
-        row = gathered(indices, where, x.shape[axis], wraps=False)
-        return fetched(x, replaced(at, axis, row))
-
-    return call.define(body)
+    return selected(call, x, dim, indices, lambda at, axis: (at[axis],) if indices.shape else ())
 
 
 @lowers(aten.gather.default)
-def gather(
-    call: AtenCall, x: Value, dim: int, indices: Value, *, sparse_grad: bool = False
+def gather(call: AtenCall, x: Value, dim: int, indices: Value, **_: Any) -> Value:
+    return selected(call, x, dim, indices, lambda at, axis: at if indices.shape else ())
+
+
+def selected(
+    call: AtenCall, x: Value, dim: int, indices: Value, place: Callable[[Indices, int], Indices]
 ) -> Value:
-    if not x.shape or not indices.shape:  # a tensor without axes counts as one of one element
-        return call.define(
-            lambda at: fetched(x, tuple(gathered(indices, (), e, wraps=False) for e in x.shape))
-        )
-    axis = wrap(dim, len(x.shape))
+    """Emit elements at indices along an axis; a tensor without axes is one of one element.
+
+    Args:
+        place: returns where the index of an element of the result is, given the axis.
+    """
 
     def body(at: Indices) -> Expr:
-        return fetched(x, replaced(at, axis, gathered(indices, at, x.shape[axis], wraps=False)))
+        if not x.shape:
+            return x.at(())
+        axis = wrap(dim, len(x.shape))
+        row = gathered(indices, place(at, axis), x.shape[axis], wraps=False)
+        return fetched(x, replaced(at, axis, row) if at else (row,))
 
     return call.define(body)
 

@@ -50,6 +50,7 @@ TILE_ROWS, TILE_BLOCKS = 128, TILE
 
 _At: TypeAlias = Callable[[Index, Index], Indices]
 _AtTerm: TypeAlias = Callable[[Index], Indices]
+_REFUSED = "scales that eager refuses"
 _ON_GPUS = {DTYPES["f8e4m3fn"], DTYPES["f8e5m2"], F4X2}
 
 
@@ -131,7 +132,7 @@ def scaled_mm_v2(
     if contraction_dim:
         raise Unsupported("a product along other axes")
     if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     if any((*swizzle_a, *swizzle_b)):
         rows = _by_levels(in_tiles(a, scale_a[0], m, k), scale_a, recipe_a, swizzle_a)
         columns = _by_levels(in_tiles(b, scale_b[0], n, k), scale_b, recipe_b, swizzle_b)
@@ -153,7 +154,7 @@ def _scale_by_shape(scale: Value, rows: Index, terms: Index, *, swapped: bool = 
     if all(extent is ONE for extent in scale.shape):
         return Scales(scale, lambda row, block: (ZERO, ZERO))
     if len(scale.shape) != 2:
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     own, blocks = scale.shape[::-1] if swapped else scale.shape
 
     def at(row: Index, block: Index) -> Indices:
@@ -164,7 +165,7 @@ def _scale_by_shape(scale: Value, rows: Index, terms: Index, *, swapped: bool = 
     if own is rows and blocks is ONE:
         return Scales(scale, at)
     if own not in (rows, _blocks(rows)) or blocks is not _blocks(terms):
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     return Scales(scale, at, BLOCK)
 
 
@@ -188,7 +189,7 @@ def _scale_by_recipe(
         case kinds.RowWise if not swapped and scale.shape[1:] == (ONE,):
             return Scales(scale, lambda row, block: (row, ZERO))
         case kinds.RowWise:
-            raise Unsupported("scales that eager refuses")
+            raise Unsupported(_REFUSED)
         case kinds.BlockWise1x128:
             return Scales(scale, lambda row, block: (row, block), BLOCK)
         case kinds.BlockWise128x128:
@@ -204,11 +205,11 @@ def in_tiles(x: Value, scale: Value, rows: Index, terms: Index) -> Scales:
     """
     block = TERMS.get((x.dtype is F4X2, scale.dtype), 0)
     if not block:
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     across = (terms + (block * TILE_BLOCKS - 1)) // (block * TILE_BLOCKS)
     down = (rows + (TILE_ROWS - 1)) // TILE_ROWS
     if product(scale.shape) is not down * across * (TILE_ROWS * TILE_BLOCKS):
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
 
     def at(row: Index, block: Index) -> Indices:
         tile = row // TILE_ROWS * across + block // TILE_BLOCKS
@@ -227,11 +228,11 @@ def _by_levels(
     levels += [kinds.TensorWise] * (len(given) - 1)
     known = [kinds(level) for level in recipe] == levels and len(levels) <= 32 // scales.block
     if not known or orders(swizzle[0]) != orders.SWIZZLE_32_4_4:
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     if len(given) == 1:
         return scales
     if given[1].dtype is not F32 or product(given[1].shape) is not ONE:
-        raise Unsupported("scales that eager refuses")
+        raise Unsupported(_REFUSED)
     return replace(scales, whole=given[1])
 
 
@@ -316,30 +317,23 @@ def _check(
     Raises:
         Unsupported: for such a call; and for an empty sum, and a result that cuBLAS scales.
     """
-    a, b = matrices
+    (a, b), types = matrices, {x.dtype for x in matrices}
     of_terms, blocked = scales[0].is_of_terms, any(one.block for one in scales)
-    pairs = [x.dtype is F4X2 for x in matrices]
-    if any(x.dtype not in (*F8, F4X2) or x.dtype is F8E8M0FNU for x in matrices):
-        raise Unsupported("a product of other types than floats of 8 bits")
     alike = not (of_terms or scales[1].is_of_terms) or scales[0].block == scales[1].block
+    mixed = F4X2 in types and (len(types) > 1 or not of_terms)
     levels = {one.whole is None for one in scales}
-    if not alike or pairs[0] is not pairs[1] or len(levels) > 1 or (pairs[0] and not of_terms):
-        raise Unsupported("scales that eager refuses")
-    if call.out.dtype is F4X2:
-        raise Unsupported("a result of 4 bits")
-    if a.shape[1] is ZERO or a.shape[1] is not b.shape[0]:
-        raise Unsupported("an empty sum, or sizes whose equality is known only at run time")
-    if scale_result is not None and scale_result.dtype is not F32:
-        raise Unsupported("a scale that eager refuses")
-    if bias is not None and bias.shape != (b.shape[1],):
-        raise Unsupported("a bias that eager refuses")
-    if call.is_cpu and blocked:
-        raise Unsupported("scales that eager refuses")
-    if blocked and not of_terms and mod(a.shape[1], index(BLOCK)) is not ZERO:
-        raise Unsupported("a block of fewer terms")
-    if not call.is_cpu and (
-        scale_result is not None
-        or not {x.dtype for x in matrices} <= _ON_GPUS
-        or {x.dtype for x in matrices} == {DTYPES["f8e5m2"]}
+    known = types <= _ON_GPUS and types != {DTYPES["f8e5m2"]} and scale_result is None
+    terms, sums = "a block of fewer terms", "sizes whose equality is known only at run time"
+    for refused, reason in (
+        (not types <= {*F8, F4X2} - {F8E8M0FNU}, "a product of other types than floats of 8 bits"),
+        (not alike or mixed or len(levels) > 1, _REFUSED),
+        (call.out.dtype is F4X2, "a result of 4 bits"),
+        (a.shape[1] is ZERO or a.shape[1] is not b.shape[0], f"an empty sum, or {sums}"),
+        (scale_result is not None and scale_result.dtype is not F32, "a scale that eager refuses"),
+        (bias is not None and bias.shape != (b.shape[1],), "a bias that eager refuses"),
+        (call.is_cpu and blocked, _REFUSED),
+        (blocked and not of_terms and mod(a.shape[1], index(BLOCK)) is not ZERO, terms),
+        (not (call.is_cpu or known), "types or a scaled result that the library may refuse"),
     ):
-        raise Unsupported("types or a scaled result that the library may refuse")
+        if refused:
+            raise Unsupported(reason)
