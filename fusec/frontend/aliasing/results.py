@@ -78,7 +78,7 @@ def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:
     nodes = dict.fromkeys(item for item in items if isinstance(item, fx.Node))
     tensors = (node for node in nodes if isinstance(operands.env[node], TensorValue))
     lineages = {node: _Lineage.of(node) for node in tensors}
-    views = _Memory(operands, lineages).views()
+    views = _views(operands, lineages)
     made = _objects(lineages, views)
     results: list[Argument] = []
     for position, item in enumerate(items):
@@ -105,38 +105,32 @@ def _seen_by(node: fx.Node) -> fx.Node | None:
     return viewed if call.target.is_view and together else None
 
 
-class _Memory:
-    """Assign memory to a graph's results: that of their makers, disjoint between makers."""
+def _views(operands: Operands, lineages: Mapping[fx.Node, _Lineage]) -> dict[fx.Node, View]:
+    """Return the memory of each result: that of its maker, disjoint between makers."""
+    handed_out: dict[Buffer, torch.Tensor] = {}
+    homes: dict[fx.Node, View] = {}
+    shared = Counter(one.maker for one in lineages.values())
 
-    def __init__(self, operands: Operands, lineages: Mapping[fx.Node, _Lineage]) -> None:
-        self.operands = operands
-        self.lineages = lineages
-        self.handed_out: dict[Buffer, torch.Tensor] = {}
-        self.homes: dict[fx.Node, View] = {}
-        self.shared = Counter(one.maker for one in lineages.values())
-
-    def views(self) -> dict[fx.Node, View]:
-        return {node: self._view(node) for node in self.lineages}
-
-    def _view(self, node: fx.Node) -> View:
-        maker, traced = self.lineages[node].maker, node.meta["val"]
-        made = maker.meta["val"]
-        alone = self.shared[maker] == 1 or maker.op != "call_function"
-        if alone or not have_one_type(made, traced):  # ``view`` to another type
-            return self._apart(node)
-        if maker not in self.homes:  # placed once: by itself, a view may be lowered to other memory
-            self.homes[maker] = self._apart(maker)
-        return self.operands.window_of(self.homes[maker], made, traced)
-
-    def _apart(self, node: fx.Node) -> View:
-        operands, traced = self.operands, node.meta["val"]
-        view = operands.window(node)
+    def apart(node: fx.Node) -> View:
+        view, traced = operands.window(node), node.meta["val"]
         first = operands.foreign.get(view.buffer, traced)
-        first = self.handed_out.setdefault(view.buffer, first)
+        first = handed_out.setdefault(view.buffer, first)
         if first is not traced and not share_memory(first, traced):
             view = operands.copy(node, form_of(traced))
-            self.handed_out[view.buffer] = traced
+            handed_out[view.buffer] = traced
         return view
+
+    def placed(node: fx.Node) -> View:
+        maker, traced = lineages[node].maker, node.meta["val"]
+        made = maker.meta["val"]
+        alone = shared[maker] == 1 or maker.op != "call_function"
+        if alone or not have_one_type(made, traced):  # ``view`` to another type
+            return apart(node)
+        if maker not in homes:  # placed once: by itself, a view may be lowered to other memory
+            homes[maker] = apart(maker)
+        return operands.window_of(homes[maker], made, traced)
+
+    return {node: placed(node) for node in lineages}
 
 
 def _objects(
@@ -154,8 +148,7 @@ def _objects(
         for node in nodes:
             view, detached = views[node], lineages[node].detached
             plain = node is owner or len(nodes) == 1 if view.is_buffer else not detached
-            made[node] = (
-                view if plain and view not in taken else (OwnTensor(view, detached, len(made)))
-            )
+            free = plain and view not in taken
+            made[node] = view if free else OwnTensor(view, detached, len(made))
             taken.add(made[node])
     return made

@@ -21,6 +21,7 @@ from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, is_in_place, memory_of
 from fusec.frontend.fx_passes.dynamo_graph import plain_parts
+from fusec.frontend.fx_passes.fx_nodes import called_with
 from fusec.torch_interior import HigherOrderOperator, OpOverload, OpOverloadPacket, data_of
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
@@ -76,12 +77,9 @@ def _written_unseen(graph: fx.Graph) -> set[int]:
 
 def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
     """Return a ``cat``'s axis and operands; None where other ``cat`` calls must not read it."""
-    if node.op != "call_function" or node.target not in _CATS or len(node.args) > 2:
-        return None
-    rest = dict(node.kwargs)
-    parts: Any = node.args[0] if node.args else rest.pop("tensors", None)
-    axis: Any = node.args[1] if len(node.args) > 1 else rest.pop("dim", rest.pop("axis", 0))
-    if rest or not isinstance(parts, list | tuple) or not isinstance(axis, int):
+    is_cat = node.op == "call_function" and node.target in _CATS
+    parts, axis = (is_cat and called_with(_operands, node)) or (None, None)
+    if not isinstance(parts, list | tuple) or not isinstance(axis, int):
         return None
     values = [_value(item) for item in (node, *parts)]
     whole = values[0]
@@ -94,6 +92,10 @@ def _joined(node: fx.Node, unsteady: set[int]) -> _Key | None:
     if not unsteady.isdisjoint(memory_of(v) for v in values if v is not None):
         return None
     return axis % whole.dim(), tuple(parts)
+
+
+def _operands(tensors: Any, dim: Any = 0, *, axis: Any = None) -> tuple[Any, Any]:
+    return tensors, dim if axis is None else axis
 
 
 def _value(item: Any) -> torch.Tensor | None:

@@ -39,13 +39,9 @@ def share_equal_calls(graph: fx.Graph) -> None:
 
 def _identity(leaf: Any) -> object:
     """Return a key that equal arguments share: 1, 1.0 and True differ, and so do both zeros."""
-    match leaf:
-        case fx.Node():
-            return leaf
-        case torch.SymInt() | torch.SymFloat() | torch.SymBool():
-            return leaf.node
-        case _:
-            return type(leaf), repr(leaf)
+    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return leaf.node
+    return leaf if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf))
 
 
 def _memory(node: fx.Node) -> int | None:

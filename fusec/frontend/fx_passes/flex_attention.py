@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,8 +31,6 @@ from fusec.torch_interior import (
 )
 
 logger = logging.getLogger("fusec.capture")
-
-Modification = Callable[..., Tensor]
 
 
 def spell_out_attention(gm: fx.GraphModule) -> None:
@@ -74,15 +72,10 @@ def decomposed_flex_attention(
     hidden = (modified == -math.inf).all(-1)
     sums = torch.where(hidden, -math.inf, modified.logsumexp(-1))
     weights = torch.ops.aten._safe_softmax.default(modified, -1).to(query.dtype)
-    out = weights @ value.to(query.dtype)
-    return _laid_out_as(out, query), sums / math.log(2), modified.amax(-1) / math.log(2)
-
-
-def _laid_out_as(out: Tensor, query: Tensor) -> Tensor:
-    """Return the result with axes in the order of the queries' strides, its rows contiguous."""
-    strides = query.stride()
+    out, strides = weights @ value.to(query.dtype), query.stride()
     order = sorted(range(3), key=lambda axis: -strides[axis])
-    return out if order == [0, 1, 2] else copied_in_order(out, (*order, 3))
+    out = out if order == [0, 1, 2] else copied_in_order(out, (*order, 3))
+    return out, sums / math.log(2), modified.amax(-1) / math.log(2)
 
 
 # -- which calls -----------------------------------------------------------------------------------
