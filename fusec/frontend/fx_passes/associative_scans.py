@@ -35,7 +35,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
-from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in
+from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in, plain_parts
 from fusec.frontend.ops.recurrences import product_so_far
 
 Term: TypeAlias = tuple[Any, ...]
@@ -48,7 +48,7 @@ def keep_scans_whole(gm: fx.GraphModule) -> None:
     Assumes: nodes carry ``meta["example_value"]``.
     """
     instead = {torch.cumprod: product_so_far, "cumprod": product_so_far}
-    call_instead(graphs_in(gm), lambda node: instead.get(node.target))
+    call_instead(plain_parts(gm), lambda node: instead.get(node.target))
     for part in graphs_in(gm):
         if _Scans(part.graph).replace():
             part.recompile()
