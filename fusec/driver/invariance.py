@@ -8,7 +8,7 @@ without a traced value (``frontend/named_sizes.py``), since
 2. nothing is timed, and no setting of the process is asked (``Options.by_rule``);
 3. a kernel's sums run in loops whose bounds have no size but those of their own terms
    (``ir/sum_order.py``): this is checked for each program;
-4. no call of an eager kernel adds floats (``frontend/exact_calls.py``): this is checked, too.
+4. no call of an eager kernel adds floats (``frontend/fallbacks.py``): this is checked, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusec.errors import InternalError, UsageError
-from fusec.frontend.exact_calls import is_exact
+from fusec.frontend.fallbacks import is_exact
 from fusec.ir.definition import by_name, sizes_in_axes
 from fusec.ir.graph import Schedule, all_launches, launched_externs
 from fusec.ir.program import Program

@@ -1,7 +1,8 @@
 """The reasons why calls run as eager kernels, as ``fusec explain`` shows them.
 
 A call without a lowering is one ``Extern`` with the reason of its row here. For an operation in no
-row, the reason names the operation.
+row, the reason names the operation. Here is also what else is asked of an eager kernel: whether it
+writes, draws, sends or adds, and with which types it computes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from torch import fx
 from fusec.frontend.fx_passes.fx_nodes import aten
 from fusec.frontend.ops.literals import LIFTS
 from fusec.frontend.origin import op_name
+from fusec.frontend.parts import CALLS_PARTS
 from fusec.ir.dtype import F4X2, F8, DType
-from fusec.torch_interior import HigherOrderOperator, OpOverload
+from fusec.torch_interior import HigherOrderOperator, OpOverload, pytree
 
 CONTRACTION = "contraction: runs in the library"
 ATTENTION = "attention: runs in the library"
@@ -164,3 +166,43 @@ def computes_with(target: Any, dtype: DType) -> bool:
     is_view = isinstance(target, OpOverload) and target.is_view
     moves = dtype is not F4X2 and (target in _MOVES or target in LIFTS)
     return is_view or moves or str(target) in _SCALED
+
+
+# -- calls that add no floats ----------------------------------------------------------------------
+
+_NAMES = """
+    sort topk kthvalue median nanmedian mode msort cummax cummin
+    index index_select gather take embedding masked_select repeat_interleave index_put
+    _unsafe_index_put index_copy index_fill scatter masked_scatter put slice_scatter select_scatter
+    diagonal_scatter as_strided_scatter cat stack clone copy copy_ fill roll flip tril triu
+    constant_pad_nd max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d
+    fractional_max_pool3d adaptive_max_pool2d adaptive_max_pool3d max_unpool2d max_unpool3d
+    empty empty_strided empty_like new_empty new_empty_strided empty_permuted
+"""
+_CHOOSES_OR_MOVES = frozenset((*_NAMES.split(), *PADS))
+"""Operations of ATen without arithmetic, unless they accumulate or reduce."""
+
+
+def is_exact(node: fx.Node) -> bool:
+    """Return True if a call adds no floats, so that it has no order in which it does.
+
+    An eager kernel chooses the order of its additions by sizes, strides and threads. Calls that
+    choose or move elements, compute each by itself, draw, or make integers give the same bits in
+    any order; an operation in no table adds. A higher-order one, whose branches or bodies are
+    compiled like the rest, does not add itself.
+    """
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        return target.name() in CALLS_PARTS
+    values = pytree.tree_leaves(node.meta.get("val"))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not any(t.is_floating_point() or t.is_complex() for t in tensors):
+        return True
+    if not isinstance(target, OpOverload):
+        return False
+    if target.is_view or torch.Tag.pointwise in target.tags or draws_random_numbers(target):
+        return True
+    if target is torch.ops.fusec.random_seeds.default:
+        return True
+    adds = "reduce" in target._overloadname or named_arguments(node).get("accumulate", False)
+    return op_name(target).partition(".")[0] in _CHOOSES_OR_MOVES and not adds

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusec.frontend.exact_calls import is_exact
+from fusec.frontend.fallbacks import is_exact
 
 aten = torch.ops.aten
 X, ROWS = torch.randn(6, 4), torch.tensor([0, 2])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fusec.frontend.ops.own_operations import eager_kernel
+from fusec.frontend.ops.registry import eager_kernel
 
 _layer = torch.ops.aten.mkldnn_rnn_layer.default
 

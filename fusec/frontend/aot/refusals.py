@@ -25,8 +25,7 @@ import torch
 from fusec.frontend.aot.trials import has_kernel
 from fusec.frontend.call import AtenCall
 from fusec.frontend.fx_passes.fx_nodes import aten
-from fusec.frontend.ops.own_operations import eager_kernel
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import eager_kernel, lowers
 from fusec.frontend.value import Value
 from fusec.ir.expr import op
 from fusec.torch_interior import OpOverload

@@ -31,8 +31,7 @@ import torch
 
 from fusec.errors import InternalError
 from fusec.frontend.call import AtenCall, Indices
-from fusec.frontend.ops.own_operations import eager_kernel
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import eager_kernel, lowers
 from fusec.frontend.ops.views import linearise
 from fusec.frontend.shapes import from_torch_dtype
 from fusec.frontend.value import Value

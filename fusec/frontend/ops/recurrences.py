@@ -28,8 +28,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices
 from fusec.frontend.ops.arithmetic import like, select
 from fusec.frontend.ops.domain import scanned
-from fusec.frontend.ops.own_operations import LIBRARY, eager_kernel
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import LIBRARY, eager_kernel, lowers
 from fusec.frontend.ops.views import replaced
 from fusec.frontend.value import Value
 from fusec.ir.dtype import F32, F64, DType, compute_type
@@ -40,18 +39,9 @@ from fusec.ir.monoid import RECURRENCE
 # -- eager kernels and gradient --------------------------------------------------------------------
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, *how: Any) -> torch.Tensor:
-    return torch.empty_like(b, memory_format=torch.contiguous_format)
-
-
-def _fake_backward(
-    grad: torch.Tensor, a: torch.Tensor, *how: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(a), torch.empty_like(a)
-
-
 @eager_kernel(
-    "recurrence(Tensor a, Tensor b, Tensor? start, int dim, bool backwards) -> Tensor", _fake
+    "recurrence(Tensor a, Tensor b, Tensor? start, int dim, bool backwards) -> Tensor",
+    lambda a, b, *_: torch.empty_like(b, memory_format=torch.contiguous_format),
 )
 def recurrence(
     a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | None, dim: int, backwards: bool
@@ -71,7 +61,7 @@ def recurrence(
 @eager_kernel(
     "recurrence_backward(Tensor grad, Tensor a, Tensor h, Tensor? start, int dim, bool backwards)"
     " -> (Tensor, Tensor)",
-    _fake_backward,
+    lambda grad, a, *_: (torch.empty_like(a), torch.empty_like(a)),
 )
 def recurrence_backward(
     grad: torch.Tensor,

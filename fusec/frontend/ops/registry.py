@@ -95,3 +95,29 @@ def computes(*targets: Any) -> Callable[[_Rule], _Rule]:
         return compute
 
     return register
+
+
+# -- operations of fusec's own ---------------------------------------------------------------------
+
+LIBRARY = torch.library.Library("fusec", "DEF")
+"""What FX passes put into graphs where ATen has no word. Such a graph may also run eagerly."""
+
+
+def eager_kernel(
+    signature: str, traced: Callable[..., Any], *tags: torch.Tag
+) -> Callable[[_Rule], _Rule]:
+    """Define an operation ``fusec::name``, of which the decorated function is the eager kernel.
+
+    Args:
+        signature: ``name(Tensor x, ...) -> Tensor``.
+        traced: returns the results for fake tensors.
+    """
+
+    def define(kernel: _Rule) -> _Rule:
+        name = signature.partition("(")[0]
+        LIBRARY.define(signature, tags=(torch.Tag.pt2_compliant_tag, *tags))
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"fusec::{name}", traced, lib=LIBRARY)
+        return kernel
+
+    return define

@@ -25,8 +25,7 @@ import torch
 
 from fusec.frontend.call import AtenCall, Indices, read
 from fusec.frontend.ops.literals import element_of
-from fusec.frontend.ops.own_operations import eager_kernel
-from fusec.frontend.ops.registry import lowers
+from fusec.frontend.ops.registry import eager_kernel, lowers
 from fusec.frontend.value import Value, positions
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Expr, Reduce, both, in_range
@@ -47,11 +46,6 @@ TERMS, SIDE = len(OF_PIXELS), len(OF_SUMS)
 # -- eager kernels ---------------------------------------------------------------------------------
 
 
-def _fake_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
-    outputs, inputs = weight.shape[:2]
-    return weight.new_empty((TERMS, TERMS, outputs // panel, inputs, panel))
-
-
 def _fake(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int]
 ) -> torch.Tensor:
@@ -60,7 +54,10 @@ def _fake(
     return made.contiguous(memory_format=torch.channels_last)
 
 
-@eager_kernel("winograd_weight(Tensor weight, int panel) -> Tensor", _fake_weight)
+@eager_kernel(
+    "winograd_weight(Tensor weight, int panel) -> Tensor",
+    lambda w, panel: w.new_empty((TERMS, TERMS, w.shape[0] // panel, w.shape[1], panel)),
+)
 def winograd_weight(weight: torch.Tensor, panel: int) -> torch.Tensor:
     """Return a weight [o, c, 3, 3], transformed, as [a, b, o // panel, c, o % panel]."""
     outputs, inputs, *kernel = weight.shape
