@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ def _function(name: str, function: Callable[..., Any], *, called: bool = True) -
 
 def _class(name: str, one: type) -> str:
     lines = [f"### `{name}`", "", *_prose(inspect.getdoc(one) or ""), ""]
-    for member, value in vars(one).items():
+    bases = [vars(base) for base in one.__mro__[:-1] if base.__module__.startswith("fusec.")]
+    for member, value in ChainMap(*bases).items():
         if member.startswith("_") or not (doc := _doc(value)):
             continue
         said = member if isinstance(value, property) else f"{member}{_short(value)}"
