@@ -89,7 +89,7 @@ def test_a_refactoring_that_loses_a_fusion_fails_with_its_line(
 
 def test_a_line_that_moved_is_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = lock(folder, capsys, "model.py:Head", *INPUTS, "--train", "--target", "cpu")
-    assert '"flags": ["train"]' in first and '"name": "backward"' in first
+    assert '"--train"]' in first and '"name": "backward"' in first
     (folder / "model.py").write_text("# A comment.\n" + MODEL)
     assert check(folder, capsys)[0] == 0
 
@@ -104,7 +104,7 @@ def test_the_text_is_the_same_each_time_and_has_no_timing(
     assert " us" not in first and " ms" not in first
     assert check(folder, capsys)[0] == 0
     dynamic = lock(folder, capsys, *given, "--dynamic")
-    assert '"flags": ["dynamic"]' in dynamic and "any as loop*64, warps 1" in dynamic
+    assert '"--dynamic"]' in dynamic and "any as loop*64, warps 1" in dynamic
 
 
 def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
@@ -119,6 +119,19 @@ def test_a_check_takes_the_ways_of_the_lock_and_races_nothing(
         code, out = check(folder, capsys)
     assert not races
     assert code == 1 and "is computed by oneDNN, was by ATen" in out
+
+
+@pytest.mark.parametrize("asked", ["--help", "--train --train", "--check", "--stage=fx", "--input"])
+def test_what_no_lock_asks_for_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], asked: str
+) -> None:
+    text = lock(folder, capsys, "model.py:softmax", "--input", "f32[8]", "--target", "cpu")
+    words = json.dumps(["model.py:softmax", "--input", "f32[8]", *asked.split()])
+    found = '["model.py:softmax", "--input", "f32[8]"]'
+    assert found in text
+    (folder / "model.lock").write_text(text.replace(found, words))
+    code, out, err = run(folder, capsys, "lock", "--check", "model.lock")
+    assert code == 2 and out == "" and "the file asks for `model.py:softmax" in err
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from fusec.tools.cli.output import show, show_report, write_file
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
     from fusec.tools.report.breaks import Break
-    from fusec.tools.report.lock import Asked, Lock
+    from fusec.tools.report.lock import Lock
     from fusec.tools.report.lock_file import Record
 
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
@@ -38,7 +38,7 @@ CHANGED = 1
 """The exit code where something changed."""
 _FIRST = '{\n "fusec lock"'
 """The first words of each file, which ``tools/report/lock_file.py`` parses."""
-_FORCED = ("race", "descriptors", "roles")
+_FORCED, _FLAGS = ("race", "descriptors", "roles"), ("train", "dynamic", "run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,14 +77,17 @@ def _check(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.lock import read_target
     from fusec.tools.report.lock_changes import Changes, compare_locks
     from fusec.tools.report.lock_file import Pinned, parse_lock
+    from fusec.tools.report.stages import this_machine
 
     old = parse_lock(text, str(arguments.check))
     pinned = Pinned({one.choice: one.candidate for one in old.choices})
-    given = _arguments(old.asked, arguments)
+    given = _parsed(old.asked, arguments)
     check_model_line(given)
     new, breaks = _locked(given, old.asked, pinned, lambda _: read_target(old.target))
     versions = (old.made_by, new.made_by) if old.made_by != new.made_by else None
-    again = shlex.join(["fusec", "lock", *_words(old), "-o", str(arguments.check)])
+    target = old.target.partition(",")[0]
+    own = ["--target", target] if target != this_machine() else []
+    again = shlex.join(["fusec", "lock", *old.asked, *own, "-o", str(arguments.check)])
     found = compare_locks(old, new, breaks)
     show_report(Changes(str(arguments.check), found, versions, again), json=arguments.json)
     return CHANGED if found else 0
@@ -92,7 +95,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _locked(
     arguments: argparse.Namespace,
-    asked: Asked,
+    asked: tuple[str, ...],
     record: Record,
     choose: Callable[[str | None], Target] | None = None,
 ) -> tuple[Lock, tuple[Break, ...]]:
@@ -117,38 +120,27 @@ def _locked(
     return lock, watched.seen.breaks
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
-    """Return a command line's model, inputs and options, as a file keeps them."""
-    from fusec.tools.report.lock import Asked  # local, as above
-    from fusec.tools.report.lock_file import FLAGS
-
+def _asked(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the model, inputs and options of a command line in one order, without the target."""
     given = {name: getattr(arguments, name) for name in _FORCED}
-    forced = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
-    flags = tuple(flag for flag in FLAGS if getattr(arguments, flag))
-    return Asked(arguments.model, tuple(arguments.input), flags, (*forced, *arguments.option))
+    forced = [f"{name}={value}" for name, value in given.items() if value is not None]
+    words = [arguments.model, *(["--input", *arguments.input] if arguments.input else [])]
+    words += [f"--{flag}" for flag in _FLAGS if getattr(arguments, flag)]
+    return (*words, *(word for one in (*forced, *arguments.option) for word in ("--option", one)))
 
 
-def _arguments(asked: Asked, given: argparse.Namespace) -> argparse.Namespace:
+def _parsed(asked: tuple[str, ...], given: argparse.Namespace) -> argparse.Namespace:
     """Return the command line that a file keeps, with the other switches of this one."""
-    named = argparse.Namespace(**vars(given))
-    named.model, named.input, named.option = asked.model, [*asked.inputs], [*asked.options]
-    named.train, named.dynamic, named.run = (f in asked.flags for f in ("train", "dynamic", "run"))
-    named.target = None
-    return named
-
-
-def _words(lock: Lock) -> list[str]:
-    """Return the arguments of ``fusec lock`` that write a file anew."""
-    from fusec.tools.report.stages import this_machine  # local, as above
-
-    asked, target = lock.asked, lock.target.partition(",")[0]
-    words = [asked.model]
-    words += ["--input", *asked.inputs] if asked.inputs else []
-    words += ["--target", target] if target != this_machine() else []
-    words += [f"--{flag}" for flag in asked.flags]
-    for option in asked.options:
-        words += ["--option", option]
-    return words
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_model_arguments(parser)
+    seen = f"the file asks for `{shlex.join(asked)}`"
+    try:
+        named, _ = parser.parse_known_args(asked)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{seen}: {error}.") from error
+    if named.model is None or _asked(named) != asked:
+        raise UsageError(f"{seen}, as no file of lock does.")
+    return argparse.Namespace(**{**vars(given), **vars(named)})
 
 
 def _read(path: Path) -> str:

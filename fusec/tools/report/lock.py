@@ -233,20 +233,6 @@ class LockedGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The model, inputs and options of a compile, as on the command line.
-
-    Attributes:
-        flags: those of "train", "dynamic" and "run" that were given.
-    """
-
-    model: str
-    inputs: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Chosen:
     """A choice, and the candidate that it took (``lock_file.py``)."""
 
@@ -260,12 +246,13 @@ class Lock:
 
     Attributes:
         made_by: versions of fusec and torch, which explain a difference, but count as none.
+        asked: the model, inputs and options of the command line.
         target: as by ``describe_target``.
         choices: in order.
     """
 
     made_by: str
-    asked: Asked
+    asked: tuple[str, ...]
     target: str
     graphs: tuple[LockedGraph, ...]
     choices: tuple[Chosen, ...] = ()
@@ -273,7 +260,7 @@ class Lock:
 
 def make_lock(
     made_by: str,
-    asked: Asked,
+    asked: tuple[str, ...],
     target: Target,
     staged: Sequence[Staged],
     choices: Iterable[tuple[str, str]],

@@ -5,7 +5,7 @@ Its form, 3, has the fields of ``Lock``::
     {
      "fusec lock": 3,
      "made_by": "fusec 0.2.0, torch 2.13.0",
-     "asked": {"model", "inputs", "flags", "options"},
+     "asked": ["model.py:Block", "--input", "bf16[8,128,768]", "--train"],
      "target": "sm_90",
      "graphs": [{"name", "launches", "bytes", "peak", "kernels": [...], "calls": [...], "loops"}],
      "choices": [{"choice", "candidate"}]
@@ -43,7 +43,6 @@ from fusec.tools.report.lock import Lock
 
 KEY, FORM = "fusec lock", 3
 """The first field of a file."""
-FLAGS = ("train", "dynamic", "run")
 
 _BY_LOCK = "the lock says so"
 
