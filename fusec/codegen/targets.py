@@ -21,7 +21,15 @@ from fusec.errors import UsageError
 from fusec.ir.dtype import BF16, F16, DType
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import FlatKernel, Kernel
-from fusec.ir.machine import CodeTuning, FusionTuning, Machine, ProductRates, Resources, TileTuning
+from fusec.ir.machine import (
+    CodeTuning,
+    FusionTuning,
+    Machine,
+    ProductRates,
+    Resources,
+    RowTuning,
+    TileTuning,
+)
 from fusec.ir.memory import overwritable
 from fusec.ir.program import MULTIPLE
 from fusec.passes.fusion.split_loop import split_loop
@@ -272,6 +280,7 @@ MI300_MACHINE = replace(
     products_per_us=4.6e8,
     float8=1.0,
     sm=_CDNA,
+    rows=RowTuning(packed_tiles=0),
     tiles=TileTuning(
         nested=(
             *((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),

@@ -183,9 +183,7 @@ class RowTuning:
     resident_tiles: int = 65536
     """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
 
-    Two sums beside two rows of 8192 take all of 128 registers a thread, one beside two of 16384 as
-    well. Two beside two of 16384 spill 25 registers to the nearest cache, which costs less than the
-    alternative: reading both rows again. Longer rows spill more bytes than they read.
+    Two sums beside two rows of 16384 take all of 255 registers in 8 warps, if rows stay packed.
     """
     resident_bytes_beside: int = 3 << 15
     """Most bytes of a row beside column sums: three tensors of 8192 in f32.
@@ -240,6 +238,12 @@ class RowTuning:
     """Least elements of a part of a row: with 16 bits, 16 bytes for each lane of a warp."""
     part_row: int = 4096
     """Elements of a part of a row beside column sums."""
+    packed_tiles: int = 3 << 14
+    """Elements of column sums, and of the rows beside them, from which registers keep rows as they
+    were loaded, and parts have ``packed_row`` elements; 0: never."""
+    packed_row: int = 2048
+    packed_parts: int = 8
+    """Most such parts: of what stands behind the sums of a row only one part's values are there."""
     column_rows: int = 32
     """Rows of a column reduction's tile."""
     final_rows: int = 512

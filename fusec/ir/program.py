@@ -260,6 +260,7 @@ class Program:
         registers: for a GPU, the limit of registers per thread; 0 for the compiler's choice.
         table: it runs for each row of a table of buffers' addresses and sizes: one launch of a
             foreach kernel.
+        packed: for a GPU, as of ``Plan``.
         roles: for a GPU, warp specialization: "cooperative" has one producer warp and one consumer
             group; "": every warp does both.
         programs: for a GPU, the number of persistent programs; 0: one for each grid point.
@@ -290,6 +291,7 @@ class Program:
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
     registers: int = 0
+    packed: bool = False
     roles: str = ""
     programs: int = 0
     counts: tuple[tuple[Axis, tuple[Index, ...]], ...] = ()

@@ -558,6 +558,7 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
         product(a.extent for a in kernel.axes if a not in serial_axes(kernel_nodes(kernel))),
         plan.descriptors,
         registers=plan.registers,
+        packed=plan.packed,
         roles=plan.roles,
         programs=plan.programs,
         counts=tuple(lowering.layout.counts.items()) if plan.dots else (),

@@ -408,6 +408,8 @@ class TritonPrinter:
         lanes = value.axes & set(self.program.lanes)
         if isinstance(value, Var) and value.axes != var.axes and len(value.axes) == len(var.axes):
             return f"tl.trans({text})"
+        if isinstance(value, Var) and isinstance(statement, Let) and self.program.packed:
+            return self._call("_again", text)
         return text if lanes == var.axes else f"tl.broadcast_to({text}, {self._shape(var.axes)})"
 
     def _value(self, var: Var, value: Expr) -> str:

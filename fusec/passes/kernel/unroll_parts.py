@@ -37,7 +37,7 @@ from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import Substitution, added_up, placed, unrolled
 from fusec.passes.kernel.unroll_pairs import is_of_pairs
 from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
-from fusec.passes.schedule.rowwise import column_sums, is_resident
+from fusec.passes.schedule.rowwise import column_sums, is_resident, stays_packed
 
 Stores: TypeAlias = tuple[tuple[Store, ...], ...]
 """The stores of each part."""
@@ -80,11 +80,15 @@ def _cut_row(kernel: FlatKernel, tuning: RowTuning) -> tuple[Axis, Axis, range] 
         return None
     extent = row.extent.const
     length = extent & -extent
-    if length == extent and column_sums(kernel, row):
+    packed = stays_packed(kernel, row, tuning)
+    if packed:
+        length = min(length, tuning.packed_row)
+    elif length == extent and column_sums(kernel, row):
         length = min(extent, tuning.part_row)
     summed = column_sums(kernel, row) > 0 and extent > tuning.warp_row
     least = tuning.warp_row if summed else tuning.least_part
-    if length < least or not 1 < extent // length <= tuning.parts:
+    most = tuning.packed_parts if packed else tuning.parts
+    if length < least or not 1 < extent // length <= most:
         return None
     if not _fills_vectors(kernel, length):
         return None

@@ -3,7 +3,7 @@
 Grammar of the printed form::
 
     plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
-             ['registers=' n] ['cooperative'] ['programs=' n]
+             ['registers=' n] ['packed'] ['cooperative'] ['programs=' n]
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
                 ['by' chunk] ['in' fold] ['transposed']
 
@@ -86,6 +86,8 @@ class Plan:
         widened: types that ``Dot``s multiply in f32, for want of instructions.
         reloads: loop invariants are loaded again in each iteration, from a cache, instead of taking
             registers that the loop needs.
+        packed: what stands behind a loop's sums is computed again from loads of 16 bits, which take
+            half the registers of their values.
         kept_cost, kept_bytes: a value of at least so many operations that a later sweep needs is
             stored in a private array of at most so many bytes (in a CPU's cache); 0: none is.
     """
@@ -107,6 +109,7 @@ class Plan:
     scaled: bool = False
     widened: frozenset[DType] = frozenset()
     reloads: bool = False
+    packed: bool = False
     kept_cost: int = 0
     kept_bytes: int = 0
 
@@ -130,6 +133,7 @@ def print_plan(name: str, plan: Plan) -> str:
     )
     tunables += " descriptors" if plan.descriptors else ""
     tunables += f" registers={plan.registers}" if plan.registers else ""
+    tunables += " packed" if plan.packed else ""
     tunables += f" {plan.roles}" if plan.roles else ""
     tunables += f" programs={plan.programs}" if plan.programs else ""
     return f"plan {name}    {'  '.join(parts)}    {tunables}"

@@ -130,7 +130,8 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     else:
         stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
     reloads = bool(loops) and width >= tuning.reloaded
-    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads)
+    packed = bool(loops) and tiles > 1 and stays_packed(kernel, row, tuning)
+    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads, packed=packed)
 
 
 def _floor(number: int) -> int:
@@ -242,9 +243,21 @@ def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
     sums = column_sums(kernel, row)
     if not sums or not _row_fits(kernel, row, tuning):
         return not sums
-    tiles = sums + len(_row_tiles(kernel, row))
     beside = _row_bytes(kernel, row) <= tuning.resident_bytes_beside
-    return beside and power_of_two(row.extent.const) * tiles <= tuning.resident_tiles
+    return beside and _held(kernel, row) <= tuning.resident_tiles
+
+
+def _held(kernel: Kernel, row: Axis) -> int:
+    """Return the elements of column sums, and of the rows beside them, that registers hold."""
+    each = column_sums(kernel, row) + len(_row_tiles(kernel, row))
+    return each * _tiles(kernel, row) * power_of_two(row.extent.const)
+
+
+def stays_packed(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
+    """Return True for column sums beside rows of 16 bits whose values would not fit registers."""
+    halves = all(b.dtype.itemsize == 2 for b in _row_tiles(kernel, row))
+    enough = 0 < tuning.packed_tiles <= _held(kernel, row)
+    return column_sums(kernel, row) > 0 and halves and enough
 
 
 def _row_fits(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:

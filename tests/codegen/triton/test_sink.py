@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from fusec.ir.expr import Dot, Op
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import SUM
 from fusec.ir.program import Program, print_program
+from fusec.ir.verify_program import verify_program
 from fusec.tools.interpreter.program import run_program
 from fusec.tools.interpreter.scalar import numpy_type
 from tests.codegen import programs
@@ -159,3 +162,22 @@ def run(program: Program) -> dict[str, np.ndarray]:
         storage[b] = generator.standard_normal(count).astype(numpy_type(b.dtype))
     run_program(program, storage, {})
     return {b.name: storage[b] for b in program.writes}
+
+
+def test_what_stands_behind_the_sums_of_packed_rows_is_computed_again() -> None:
+    m, c = Axis("m", index(3)), Axis("c", index(8))
+    b = Builder("rows", (), (c,))
+    with b.loop(m, 3):
+        x = b.load(buffer("x", BF16, 24), index(m) * 8 + c)
+        wide = b.cast(x, F32)
+        total = b.reduce(SUM, (c,), b.op("mul", wide, wide))
+        result = b.op("exp", b.op("mul", wide, total))
+        b.put(buffer("y", F32, 24), index(m) * 8 + c, result)
+    program = replace(b.program(), packed=True)
+    assert shape(sink(program))[1:] == [
+        *("x<c> = x[*m + c]", "t<c> = f(x)", "t<c> = t * t", "sum = sum(c: t)"),
+        *("x_again<c> = x", "t_again<c> = f(x_again)", "t<c> = t_again * sum"),
+        *("t<c> = exp(t)", "y[*m + c] = t"),
+    ]
+    verify_program(sink(program))
+    assert (run(sink(program))["y"] == run(program)["y"]).all()

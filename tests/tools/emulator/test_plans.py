@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from fusec.codegen import targets
 from fusec.codegen.targets import Target
 from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
@@ -18,7 +19,7 @@ from fusec.passes.schedule import SCHEDULES, columnwise, contraction, pointwise,
 from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.tools.report.comparison import compare
 from fusec.tools.report.emulation import Emulator
-from tests.tools.emulator.programs import MEMORY, PRODUCTS, Program
+from tests.tools.emulator.programs import MEMORY, PRODUCTS, Program, layer_norm, row
 
 ORDERS = 3
 NAMES = [m.__name__.rpartition(".")[2] for m in (contraction, pointwise, rowwise, columnwise)]
@@ -96,6 +97,16 @@ def some(name: str) -> object:
 def test_a_schedule_is_right_in_several_orders_of_warps(name: str) -> None:
     shown = "\n".join(run(MEMORY[name], 0).shown)
     assert re.search(MEMORY[name].shown, shown, re.DOTALL), shown
+
+
+@pytest.mark.slow
+def test_rows_that_stay_packed_across_their_sums_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two multiprocessors each has several rows."""
+    known = targets.TARGETS["sm_90"]
+    few = replace(known, machine=replace(known.machine, units=2, parts=4))
+    monkeypatch.setitem(targets.TARGETS, "sm_90", few)
+    norm = Program(layer_norm, [row(0, 17, 12288), row(1, 12288), row(2, 12288)], "", train=True)
+    assert any("lanes(2048)" in plan and "packed" in plan for plan in run(norm, 0).shown)
 
 
 @pytest.mark.sampled(3)
