@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from fusec.ir.expr import Buffer, Cast, Const, Expr, Load, Op, Reduce, Select, children, postorder
+from fusec.ir.index import Axis
 from fusec.ir.monoid import SUM
 
 
@@ -54,6 +55,35 @@ def terms(root: Expr, varying: Collection[Expr]) -> Iterator[tuple[Expr, frozens
         fresh = [(part, held) for part in parts if (part, held) not in seen]
         waiting += fresh
         seen.update(fresh)
+
+
+def common_factor(root: Expr, inner: Collection[Axis]) -> tuple[Expr | None, Expr]:
+    """Return a factor that all terms of a sum share and that varies along no ``inner`` axis, with
+    the sum of the terms without it; None, and the sum itself, if there is none.
+
+    ``x[k]*(c[k]*s) + y[k]*(d[k]*s)`` has the factor s along k, beside ``x[k]*c[k] + y[k]*d[k]``.
+    """
+    found: dict[Expr, tuple[Expr | None, Expr]] = {}
+
+    def cut(node: Expr) -> tuple[Expr | None, Expr]:
+        match node:
+            case Op(name="mul", args=(a, b)) if node.dtype.is_float:
+                for one, other in ((a, b), (b, a)):
+                    if not isinstance(one, Const) and one.axes.isdisjoint(inner):
+                        return one, other
+                for one, other in ((a, b), (b, a)):
+                    factor, rest = found[one]
+                    if factor is not None:
+                        return factor, Op("mul", (rest, other))
+            case Op(name="add" | "sub" as name, args=(a, b)):
+                (factor, first), (other_factor, second) = found[a], found[b]
+                if factor is not None and factor is other_factor:
+                    return factor, Op(name, (first, second))
+        return None, node
+
+    for node in postorder((root,)):
+        found[node] = cut(node)
+    return found[root]
 
 
 def is_linear(root: Expr, sources: Collection[Buffer]) -> bool:

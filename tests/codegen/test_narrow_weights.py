@@ -236,6 +236,23 @@ def test_weights_of_four_bits_are_as_exact_as_eager(rows: int, dtype: torch.dtyp
     check(int4_linear, *int4_operands(rows, dtype=dtype))
 
 
+def test_a_group_s_scale_multiplies_its_sum() -> None:
+    torch._dynamo.reset()
+    (kernel,) = fusec.kernels(int4_linear, *int4_operands(1))
+    innermost = kernel.source.split("for (")[-1].split("}")[0]
+    assert "ld_u8(" in innermost and "__builtin_prefetch(" in innermost
+    assert "lds_bf16(" not in innermost
+
+
+@pytest.mark.parametrize("scale", [0.0, torch.nan, 1e30])
+def test_a_group_s_scale_of_any_size_is_eager_s(scale: float) -> None:
+    x, packed, scales = int4_operands(1, dtype=torch.float32)
+    scales[3, 1] = scale
+    torch._dynamo.reset()
+    ours, theirs = compile_with(int4_linear)(x, packed, scales), int4_linear(x, packed, scales)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("rows", [2, 5, 8, 16])
 def test_rows_share_the_conversion_of_a_byte(rows: int) -> None:
     torch._dynamo.reset()

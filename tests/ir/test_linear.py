@@ -7,7 +7,7 @@ import pytest
 from fusec.ir.dtype import BF16, F32, I64
 from fusec.ir.expr import Cast, Expr, IndexValue, Op, Select
 from fusec.ir.index import Runtime, index
-from fusec.ir.linear import is_linear, terms
+from fusec.ir.linear import common_factor, is_linear, terms
 from fusec.ir.monoid import MAX, SUM
 from tests.ir.graphs import axes, buffer, f32, load, total
 
@@ -78,3 +78,19 @@ def test_shared_terms_are_visited_once() -> None:
     for _ in range(64):
         node = Select(CONDITION, node, op("add", node, node))
     assert is_linear(node, {X})
+
+
+def test_a_factor_that_all_terms_share_is_taken_out() -> None:
+    inner, outer = axes("k g", 8, 8)
+    x, c, d = (load(buffer(name, 8), inner) for name in "xcd")
+    s, z = (load(buffer(name, 8), outer) for name in "sz")
+    shared = op("add", op("mul", x, op("mul", c, s)), op("mul", op("mul", s, d), x))
+    assert common_factor(shared, {inner}) == (s, op("add", op("mul", c, x), op("mul", d, x)))
+    for other in (
+        op("add", op("mul", x, op("mul", c, s)), op("mul", x, d)),
+        op("add", op("mul", x, s), op("mul", x, z)),
+        op("mul", x, op("add", op("mul", c, s), z)),
+        op("mul", x, f32(2.0)),
+    ):
+        assert common_factor(other, {inner}) == (None, other)
+    assert common_factor(shared, {inner, outer}) == (None, shared)

@@ -59,7 +59,7 @@ from fusec.ir.index import (
     most,
     product,
 )
-from fusec.ir.linear import dependents
+from fusec.ir.linear import common_factor, dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
@@ -127,7 +127,7 @@ class _Lowering(LoopBounds):
     def _sweep(self, items: list[Task | Reduce], later: list[Task | Reduce]) -> None:
         groups: dict[Axis | None, list[Task]] = {}
         done: list[tuple[Reduce, Accumulate]] = []
-        cascade: list[tuple[Var, Var]] = []
+        cascade: list[tuple[Var, Var, Expr | None]] = []
         kept: list[Keep] = []
         for total, row_max in self.row_maxima.items():
             if total in items and row_max in items:
@@ -140,9 +140,10 @@ class _Lowering(LoopBounds):
                 task = self._start(item)
                 done.append((item, task))
             elif isinstance(item, Accumulate) and item.carries and left and self._cascades(item):
+                factor, rest = self._without_factor(item.reduction, left)
                 partial = self._carries(item.reduction)
-                cascade += zip(item.carries, partial, strict=True)
-                task = Accumulate(item.reduction, partial)
+                cascade += ((*pair, factor) for pair in zip(item.carries, partial, strict=True))
+                task = Accumulate(rest, partial)
             else:
                 task = item
             groups.setdefault(first, []).append(task)
@@ -160,8 +161,10 @@ class _Lowering(LoopBounds):
             if self.plan.kept_bytes:
                 self._hoist(loop, groups[loop])
             self._run(loop, groups[loop])
-        for outer, inner in cascade:
-            self.here.body.append(Update(outer, Op("add", (outer, inner))))
+        for outer, inner, factor in cascade:
+            part = inner if factor is None else Op("mul", (inner, self.value(factor)))
+            (added,) = self._steps(self.here, (Op("add", (outer, part)),))
+            self.here.body.append(Update(outer, added))
         for reduction, finished in done:
             self._finish(reduction, finished)
         beside = [r for r, _ in done if self.row_maxima.get(r) in self.running]
@@ -330,6 +333,15 @@ class _Lowering(LoopBounds):
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
 
+    def _without_factor(self, node: Reduce, loops: set[Axis]) -> tuple[Expr | None, Reduce]:
+        """Return a factor that all terms of some loops share, such as a group's scale, and the sum
+        without it: it multiplies their partial sum."""
+        inner = loops | {a for a in node.over if a in self.lanes}
+        factor, body = common_factor(node.body, inner)
+        if factor is None or node in self.row_maxima:
+            return None, node
+        return factor, Reduce(SUM, node.over, body)
+
     def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
         if not task.carries:
@@ -389,6 +401,9 @@ class _Lowering(LoopBounds):
                     value = Op("add", (carry, part))
                 self.here.body.append(Update(carry, value))
             return
+        if task.carries and (added := self._in_turn(reduction, *task.carries)) is not None:
+            self.here.body.append(Update(task.carries[-1], added))
+            return
         for body in reduction.bodies:
             self.value(body)
         state = self._masked(self.here, reduction)
@@ -407,6 +422,19 @@ class _Lowering(LoopBounds):
             self.here.body.append(Update(carry, value))
         if reduction in self.running:
             self.here.memo[reduction] = self._refer(reduction, old, task.carries[-1])
+
+    def _in_turn(self, node: Reduce, *carries: Var) -> Expr | None:
+        """Return a sum so far plus two products, one after the other, so that each is a
+        multiply-add; None for anything else, and in masked lanes."""
+        match node.bodies, carries:
+            case (Op(name="add", args=(Op(name="mul") as a, Op(name="mul") as b)),), (carry,) if (
+                node.monoid is SUM and node.dtype.is_float and node not in self.row_maxima
+            ):
+                if self._folds(node) or [*self._masks_of(node.over)]:
+                    return None
+                first = Op("add", (carry, self.value(a)))
+                return Op("add", (self._named(self.here, first), self.value(b)))
+        return None
 
     def _combine_slot(self, task: Accumulate, state: State) -> None:
         """Combine a state into a slot of private arrays."""

@@ -19,7 +19,7 @@ from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import ARGMAX, ARGMIN, EXPSUM, SUM
 from fusec.ir.serial import hits_of, scan_of, serial_reductions, shared_axes
-from fusec.ir.streamed import StreamedProduct, match_skinny
+from fusec.ir.streamed import StreamedProduct, match_skinny, reads_narrow
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
@@ -56,12 +56,22 @@ def _ahead(kernel: Kernel, machine: Machine) -> int:
     streams, tuning = _streams(kernel, machine), machine.loops
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
         return max(1, tuning.ahead_bytes // max(panels))
-    if streams and all(p.narrow for p in streams):
-        kernel_loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
-        (column, *_) = streams[0].columns
-        steps = (load.buffer.offset(load.indices).coefficient(column) for load in kernel_loads)
-        return max((s.hint() // machine.vector for s in steps if s is not None), default=1)
-    return tuning.ahead if streams else 1
+    if streams and not all(p.narrow for p in streams):
+        return tuning.ahead
+    read = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    columns = streams[0].columns[:1] if streams else kernel.grid
+    if not streams:
+        read = [n for n in read if n.dtype.is_integer] if _is_packed(kernel) else []
+    offsets = [load.buffer.offset(load.indices) for load in read]
+    steps = (offset.coefficient(column) for offset in offsets for column in columns)
+    return max((s.hint() // machine.vector for s in steps if s is not None), default=1)
+
+
+def _is_packed(kernel: Kernel) -> bool:
+    """Return True for products with integers of which several are in a word: sums of terms each."""
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    several = bool(sums) and all(len(n.over) > 1 and n.dtype is F32 for n in sums)
+    return several and all(reads_narrow(store.expr) for store in kernel.stores)
 
 
 def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
