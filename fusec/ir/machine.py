@@ -60,7 +60,7 @@ class FusionTuning:
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""
     blocks: tuple[tuple[float, int, int], ...] = (
-        (0.5, 1, 1), (1.5, 2, 2), (4, 4, 4), (8, 12, 3), (32, 24, 3),
+        (0.5, 1, 1), (1.5, 2, 2), (3, 6, 3), (8, 12, 3), (32, 24, 3),
     )  # fmt: skip
     """Most rows of a grouped product's group, on average, the rows of its blocks, and of their
     parts: 12 sums and three rows are the registers of AVX2 (``docs/decisions/experts.md``)."""
