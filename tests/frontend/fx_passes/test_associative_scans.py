@@ -130,6 +130,14 @@ def test_functions_under_another_vmap_stay_as_they_are() -> None:
     assert found.count("_vmap_increment_nesting") == found.count("_vmap_decrement_nesting") == 1
 
 
+def test_products_that_torch_func_differentiates_stay_torch_s() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: (torch.cumprod(y, 0) ** 2).sum())(x)
+
+    assert "product_so_far" not in calls(fn, A)
+    assert "product_so_far" in calls(lambda x: torch.cumprod(x, 0), A)
+
+
 def test_slices_that_are_no_scan_stay() -> None:
     def fn(x: Tensor) -> Tensor:
         pairs = torch.vmap(torch.add)(torch.ops.aten.slice(x, 0, 0, -1, 2), x[1::2])
