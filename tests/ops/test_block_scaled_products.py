@@ -241,12 +241,13 @@ GROUPED = [
 
 @pytest.mark.parametrize("fn", GROUPED)
 @pytest.mark.parametrize(
-    ("target", "rows", "columns", "groups", "instruction"),
+    ("target", "rows", "columns", "groups", "instruction", "splits"),
     [
-        ("sm_90", 60, 32, 4, False),
-        pytest.param("sm_100", 60, 32, 4, False, marks=pytest.mark.slow),
-        pytest.param("sm_100", 560, 128, 2, True, marks=pytest.mark.slow),
-        pytest.param("sm_120", 280, 128, 2, True, marks=pytest.mark.slow),
+        ("sm_90", 60, 32, 4, False, 2),
+        pytest.param("sm_90", 60, 32, 4, False, 50, marks=pytest.mark.slow),
+        pytest.param("sm_100", 60, 32, 4, False, 50, marks=pytest.mark.slow),
+        pytest.param("sm_100", 560, 128, 2, True, 50, marks=pytest.mark.slow),
+        pytest.param("sm_120", 280, 128, 2, True, 2, marks=pytest.mark.slow),
     ],
 )
 def test_experts_are_one_kernel_that_is_right_for_random_splits(
@@ -256,10 +257,11 @@ def test_experts_are_one_kernel_that_is_right_for_random_splits(
     columns: int,
     groups: int,
     instruction: bool,
+    splits: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of many rows tiles are wide enough for instructions that take scales."""
-    terms, splits = 160, 2
+    terms = 160
     codegen = targets.TARGETS[target].codegen
 
     def widest(flat: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
