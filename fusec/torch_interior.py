@@ -265,12 +265,17 @@ def is_guarded() -> bool:
 
 
 def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
-    """Copy Dynamo's sources of a graph's inputs to a part of the graph."""
-    sources = {n.name: n._dynamo_source for n in gm.graph.nodes if hasattr(n, "_dynamo_source")}
+    """Copy what Dynamo notes of a graph and its inputs to a part of the graph."""
     part.meta.update(gm.meta)
     if hasattr(gm, "_param_name_to_source"):
         part._param_name_to_source = gm._param_name_to_source
-    for node in part.graph.find_nodes(op="placeholder"):
+    keep_sources(gm.graph, part.graph)
+
+
+def keep_sources(graph: fx.Graph, copy: fx.Graph) -> None:
+    """Copy Dynamo's sources of a graph's inputs to those of the same names in another one."""
+    sources = {n.name: n._dynamo_source for n in graph.nodes if hasattr(n, "_dynamo_source")}
+    for node in copy.find_nodes(op="placeholder"):
         node._dynamo_source = sources.get(node.name)
 
 

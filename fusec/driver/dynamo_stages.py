@@ -29,7 +29,7 @@ def changing(rewrite: Callable[[fx.GraphModule], None]) -> Callable[[Any, Any], 
 
 
 def _roll_loops(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
-    roll_loops(gm, context.machine.fusion.least_iterations)
+    roll_loops(gm, context.machine.fusion.least_iterations, scans=not context.options.alone)
     return gm
 
 

@@ -181,7 +181,8 @@ class LoopBody:
     def has_gradient(self) -> bool:
         """Return False if something needs a gradient that torch's scan has not.
 
-        It has none of loops that carry integers, nor of copies of complex views.
+        It has none of loops that carry integers, nor of copies of complex views, and saves no
+        symbolic sizes.
         """
         made = [value for value in map(tensor_of, self.graph.nodes) if value is not None]
         starts = [tensor_of(carry.start) for carry in self.carries.values()]
@@ -189,7 +190,8 @@ class LoopBody:
         if not any(x is not None and x.requires_grad for x in (*starts, *given)):
             return True
         carried = all(x is not None and x.is_floating_point() for x in starts)
-        return carried and not any(x.is_complex() for x in made)
+        sizes = (n for x in made for n in (*x.shape, *x.stride()))
+        return carried and not any(x.is_complex() for x in made) and {*map(type, sizes)} <= {int}
 
     def arguments(self) -> list[fx.Node]:
         """Return the carries, the arguments that vary, and the others, in this order."""

@@ -48,7 +48,7 @@ from fusec.frontend.fx_passes.iterated_calls import (
 from fusec.frontend.fx_passes.iterations import Iterations, RolledLoop
 from fusec.frontend.fx_passes.loop_bodies import contiguous, without_gradient
 from fusec.frontend.fx_passes.subscripts import Slices, Subscript, is_plain, joined
-from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode
+from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode, keep_sources
 
 _NEW = ("zeros", "empty", "ones", "full")
 """Functions that make a tensor in memory of its own; also ``new_*`` and ``*_like``."""
@@ -73,13 +73,14 @@ class _Collected:
     writes: tuple[fx.Node, ...] = ()
 
 
-def roll_loops(gm: fx.GraphModule, least: int) -> None:
+def roll_loops(gm: fx.GraphModule, least: int, *, scans: bool = True) -> None:
     """Replace unrolled loops of a Dynamo graph by recurrences and scans, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
 
     Args:
         least: the least number of iterations that are rolled up.
+        scans: steps of any kind are rolled up, too. A model without Python has no scans.
     """
     for part in [*plain_parts(gm)]:
         traced = [tensor_of(node) for node in part.graph.nodes]
@@ -91,7 +92,8 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
                 break
             graph = fx.Graph()
             graph.output(graph.graph_copy(part.graph, {}))
-            loops = _Loops(part, mode, least, part is gm)
+            keep_sources(part.graph, graph)
+            loops = _Loops(part, mode, least, scans and part is gm)
             refused = loops.roll([x for k, x in found.items() if k not in stays])
             if not refused:
                 break

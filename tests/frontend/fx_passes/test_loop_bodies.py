@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.compiler import RECENT
+from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled
 from tests.support import check, values
 
@@ -267,7 +268,24 @@ def test_a_loop_under_autocast_matches_eager(inside: bool) -> None:
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 def test_a_loop_of_symbolic_sizes_becomes_a_scan(name: str) -> None:
     fn, inputs, _ = LOOPS[name]
-    assert scans(fn, *inputs, symbolic_axis=0) == 1
+    assert scans(fn, *inputs, symbolic_axis=0, train=False) == 1
+
+
+def test_a_loop_of_symbolic_sizes_stays_in_training() -> None:
+    assert scans(gru, A, *GATES, symbolic_axis=0) == 0
+
+
+def test_a_model_without_python_has_no_scans() -> None:
+    found: list[Any] = []
+
+    def note(gm: torch.fx.GraphModule, _: Any) -> Any:
+        roll_loops(gm, 8, scans=False)
+        found.extend(node.target for node in gm.graph.nodes)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(stepping(STEPS["tanh of a sum"]), backend=note, fullgraph=True)(A, B, W)
+    assert torch.tanh in found and torch.ops.higher_order.scan not in found
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0])
@@ -391,6 +409,20 @@ def residual(x: Tensor, *weights: Tensor) -> Any:
 def test_layers_whose_last_result_is_read_stay() -> None:
     weights = [values(5, 5, seed=k) for k in range(9)]
     assert scans(residual, A, *weights) == 0
+
+
+def each_state(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    h, states = torch.zeros_like(a[:, 0]), []
+    for t in range(12):
+        h = torch.tanh(a[:, t] + h @ w)
+        states.append(h)
+    return tuple(states)
+
+
+def test_states_that_are_each_returned_stay_and_the_graph_is_as_it_was() -> None:
+    assert scans(each_state, A, B, W) == 0
+    check(each_state, A, B, W, train=True)
+    assert not [trace.problem for trace in RECENT if trace.problem]
 
 
 # -- loops that stay -------------------------------------------------------------------------------
