@@ -253,6 +253,17 @@ def test_a_group_s_scale_of_any_size_is_eager_s(scale: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+def test_other_sums_multiply_each_term() -> None:
+    """Squares of scaled gradients stay in range, though those of the gradients do not."""
+
+    def squares(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (x * scale).square().sum((0, 2))
+
+    torch._dynamo.reset()
+    x, scale = torch.full((5, 3, 70), 1e22), torch.full((3, 1), 1e-5)
+    torch.testing.assert_close(compile_with(squares)(x, scale), squares(x, scale))
+
+
 @pytest.mark.parametrize("rows", [2, 5, 8, 16])
 def test_rows_share_the_conversion_of_a_byte(rows: int) -> None:
     torch._dynamo.reset()

@@ -67,6 +67,7 @@ from fusec.ir.program import For, Let, Program, Put, Update
 from fusec.ir.rewrite import is_checked
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import Hit, hits_of, serial_axes
+from fusec.ir.streamed import reads_narrow
 from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
@@ -334,11 +335,14 @@ class _Lowering(LoopBounds):
         return summed and reduction not in self.dots
 
     def _without_factor(self, node: Reduce, loops: set[Axis]) -> tuple[Expr | None, Reduce]:
-        """Return a factor that all terms of some loops share, such as a group's scale, and the sum
-        without it: it multiplies their partial sum."""
+        """Return a factor that all terms of some loops share, and the sum without it.
+
+        It multiplies their partial sum: the scale of a group of integer weights. Terms of other
+        sums might overflow without theirs.
+        """
         inner = loops | {a for a in node.over if a in self.lanes}
         factor, body = common_factor(node.body, inner)
-        if factor is None or node in self.row_maxima:
+        if factor is None or node in self.row_maxima or not reads_narrow(node.body):
             return None, node
         return factor, Reduce(SUM, node.over, body)
 
