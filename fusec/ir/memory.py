@@ -106,11 +106,12 @@ def _read_outside(kernel: Kernel, store: Store, awaited: set[Expr]) -> set[Buffe
     The store's own expression may load them outside reductions: those are the element's.
     """
     found: set[Buffer] = set()
-    for other in kernel.stores:
-        nodes = reach((other.expr,), lambda node: () if node in awaited else children(node))
+    others = [s.expr for s in kernel.stores if s is not store]
+    for roots in ([store.expr], others):
+        nodes = reach(roots, lambda node: () if node in awaited else children(node))
         outside = [node for node in nodes if node not in awaited]
         found.update(n.buffer for n in loads(n for n in outside if isinstance(n, Reduce)))
-        if other is not store:
+        if roots is others:
             found.update(node.buffer for node in outside if isinstance(node, Load))
     return found
 

@@ -117,7 +117,10 @@ def outside(modules: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
                     yield path, name.name
 
 
-READERS = {"find_parts", "plain_parts", "all_kernels", "all_launches", "capture", "copied", "fusec"}
+READERS = {
+    "find_parts", "graphs_in", "plain_parts", "all_kernels", "all_launches", "capture", "copied",
+    "fusec",
+}  # fmt: skip
 """Functions that return parts of what they are given, or a copy, and the backend itself."""
 
 

@@ -105,6 +105,16 @@ X, W, ROWS = torch.ones(4, 6), torch.ones(2, 6), torch.ones(3, 6)
 PLACES = torch.tensor([0, 2, 1])
 MIXED: dict[str, tuple[Callable[..., Any], Any]] = {
     "linear of bf16 and f32": (lambda x, w: F.linear(x.bfloat16(), w), (X, W)),
+    "many rows of bf16 and f32": (lambda x, w: F.linear(x.bfloat16(), w), (torch.ones(40, 6), W)),
+    "rows of f32 and bf16": (lambda x, w: F.linear(x, w.bfloat16()), (X, W)),
+    "bias of f32 beside bf16": (
+        lambda x, w, b: F.linear(x.bfloat16(), w.bfloat16(), b),
+        (X, W, W[:, 0]),
+    ),
+    "image of bf16 and f32": (
+        lambda x, w: F.conv2d(x.bfloat16(), w),
+        (torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3)),
+    ),
     "bias of bf16": (lambda x, w, b: F.linear(x, w, b), (X, W, W[:, 0].bfloat16())),
     "addmm of f64": (lambda b, x, w: torch.addmm(b.double(), x, w.t()), (X[0, :2], X, W)),
     "classes of i32": (lambda x, y: F.cross_entropy(x, y), (ROWS, PLACES.int())),

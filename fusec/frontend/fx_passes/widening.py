@@ -80,9 +80,7 @@ def widen_operands(
         node
         for target in targets
         for node in gm.graph.find_nodes(op="call_function", target=target)
-        if node not in keep
-        and fakes_of(node.meta["val"])[0].dtype in slow
-        and not _streams(node, few)
+        if node not in keep and _type_of(node) in slow and not _streams(node, few)
     ]
     for node in found:
         _widen(node, slow)
@@ -137,6 +135,12 @@ def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
             node, aten.mul.Tensor, made, call_like(node, aten.reciprocal.default, scale)
         )
     return cast_like(node, made, node.meta["val"].dtype)
+
+
+def _type_of(node: fx.Node) -> torch.dtype | None:
+    """Return the type of a call's operands; None for a mixture, which eager refuses as it runs."""
+    found = {tensor.dtype for n in node.all_input_nodes if (tensor := tensor_of(n)) is not None}
+    return found.pop() if len(found) == 1 else None
 
 
 def _streams(node: fx.Node, few: int) -> bool:
