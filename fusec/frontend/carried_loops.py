@@ -2,9 +2,9 @@
 
 ``scan(f, init, xs)`` calls ``carry, y = f(carry, x[t])`` for each t; it returns the last carry, and
 each y as a row of a tensor. So the rows of a ``RowLoop`` are its steps: the loop takes one row of
-each x at a time, the tensors that f captures as a whole, and carries the state. The gradient of a
-scan is a scan as well, of operands that torch has flipped. What cannot be lowered stays torch's
-operation, around a compiled body.
+each x at a time, the tensors that f captures as a whole, and carries the state. A map over rows is
+a scan that carries nothing. The gradient of a scan is a scan as well, of operands that torch has
+flipped. What cannot be lowered stays torch's operation, around a compiled body.
 
 Worked example, ``scan(lambda h, x: ((x + h).tanh(), h * 2), h0, xs)`` with xs[512, 64]::
 

@@ -235,6 +235,11 @@ def test_another_machine_is_told_what_it_lacks(content: bytes, name: str) -> Non
         unpack(with_about(content, **changed))
 
 
+def test_the_page_says_the_format() -> None:
+    page = Path(__file__).parents[2] / "docs" / "deploy.md"
+    assert f"This is format {FORMAT}." in " ".join(page.read_text().split())
+
+
 def test_a_thousand_mutations_are_errors(content: bytes) -> None:
     draw, end = random.Random(0), len(content)
     for _ in range(1000):

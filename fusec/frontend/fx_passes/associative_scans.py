@@ -4,9 +4,9 @@
 results, and combines these with every second element: on CPUs a Dynamo graph has this tree, as
 slices, functions under ``vmap``, and interleaved results. For 2048 elements it has 11 levels.
 
-Whether nodes of a graph are such a tree is not a question of its form. Each tensor is read as a
-list of what its slices along the first axis are: the combination of the elements *from* one *to*
-another of a tensor. A function under ``vmap`` combines two neighbouring intervals; slices, ``cat``,
+Such a tree is known by what it computes, whatever its form. Each tensor is read as a list of what
+its slices along the first axis are: the combination of the elements *from* one *to* another of a
+tensor. A function under ``vmap`` combines two neighbouring intervals; slices, ``cat``,
 ``stack`` and ``pad`` move them, as they do where their bounds are moved. A tensor of all intervals
 from 0 to t is the scan::
 

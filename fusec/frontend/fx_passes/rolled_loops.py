@@ -12,10 +12,10 @@ scan::
     y = torch.stack(ys, 1)                          y = y.movedim(0, 1).clone()
 
 Loops are found from what collects their values: a ``stack`` or ``cat`` of these, or writes to all
-places along an axis of a new tensor. ``iterations.py`` finds what such values have in common.
-Rolled forms are computed where values are collected. So nothing may be written, and no mode may
-change, between the first iteration and there. What reads a state behind the loop reads a row of
-all states.
+places along an axis of a new tensor; or, where their last value alone is read, from calls of one
+function at equal distances. ``iterations.py`` finds what such values have in common. Rolled forms
+are computed where values are collected. So nothing may be written, and no mode may change, between
+the first iteration and there. What reads a state behind the loop reads a row of all states.
 
 Loops stay unrolled whose values follow from no state, and those whose iterations differ.
 """

@@ -1,4 +1,4 @@
-"""Unroll an axis of a kernel: what the stages ``unroll_*`` and ``short_sums`` do alike.
+"""Unroll an axis of a kernel: what the stages ``unroll_*`` do alike.
 
 They choose an axis, and places along it. Stores are written at each, and terms of sums added up::
 

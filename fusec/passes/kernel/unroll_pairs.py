@@ -35,7 +35,7 @@ _TWO = index(2)
 
 def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with an axis of pairs unrolled into stores, or into terms of its sums."""
-    kernel = _unroll_terms(kernel, machine)
+    kernel = _unroll_sums(kernel, machine)
     axis = next((axis for axis in kernel.axes if _is_apart(kernel, axis)), None)
     if axis is None:
         return kernel
@@ -47,7 +47,7 @@ def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     return unrolled(kernel, {axis: ()}, stores)
 
 
-def _unroll_terms(kernel: FlatKernel, machine: Machine) -> FlatKernel:
+def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with sums over an axis of pairs unrolled, where lanes may run across it.
 
     Products that run as tiles stay as they are.
