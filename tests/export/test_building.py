@@ -27,6 +27,7 @@ from fusec.options import Options
 from fusec.runtime.cache.entry import decode, encode
 from fusec.tools.cli import main
 from fusec.tools.report.observe import new_fake_mode
+from fusec.tools.terminal import format_bytes
 from tests.export.test_packing import python
 from tests.support import BACKEND, on_processor, values
 
@@ -643,8 +644,11 @@ def test_the_command_writes_a_file_and_weights_beside_it(
     line = [f"{tmp_path / 'model.py'}:Block", "--input", "f32[4,8]", "mask=f32[4,16]"]
     assert main(["build", *line, "--with-weights", "-o", str(tmp_path / "b.fusec")]) == 0
     content = (tmp_path / "b.fusec").read_bytes()
-    assert hashlib.sha256(content).hexdigest() in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert hashlib.sha256(content).hexdigest() in out
     model = fusec.load(tmp_path / "b.fusec")
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert f"b.safetensors: {format_bytes(size)}\n" in out
     assert model(values(4, 8), mask=values(4, 16)).shape == (4, 16)
 
 

@@ -31,6 +31,7 @@ from fusec.tools.cli.dump import add_model_arguments
 from fusec.tools.cli.inputs import TensorInput, leaves, parse_named_sizes
 from fusec.tools.cli.line import check_model_line, check_target_name, forced_options, known_target
 from fusec.tools.cli.output import progress, show, user_code, write_file, writing
+from fusec.tools.terminal import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -150,4 +151,4 @@ def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
     with writing(path):
         save_file(weights, path)
     size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    show(f"{path}: {size / 1e6:.1f} MB")
+    show(f"{path}: {format_bytes(size)}")
