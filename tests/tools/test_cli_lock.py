@@ -139,7 +139,7 @@ def test_what_no_lock_asks_for_is_refused(
     [
         (("--check", "model.lock", "model.py:Head"), "--check takes the file alone"),
         (("--check", "none.lock"), "there is no file 'none.lock'"),
-        (("--check", "model.py"), "is no file of `fusec lock`, which begin"),
+        (("--check", "model.py"), "is no file of `fusec lock`, which writes JSON"),
         (("model.py:softmax", "--input", "f32[8]", "--json"), "--json is for --check"),
         (("model.py:reads", "--input", "f32[8]"), "Add --run"),
     ],
@@ -149,6 +149,25 @@ def test_a_wrong_line_is_refused(
 ) -> None:
     code, out, err = run(folder, capsys, "lock", *args)
     assert code == 2 and message in err and (out == "" or "--json" in args)
+
+
+def test_a_file_of_an_earlier_form_is_to_be_written_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.lock").write_text("fusec lock 2\n# What fusec makes of a model.\nmodel a:b\n")
+    code, out, err = run(folder, capsys, "lock", "--check", "model.lock")
+    assert code == 2 and out == ""
+    assert "has an earlier form, 'fusec lock 2'" in err and "write it anew" in err
+
+
+@pytest.mark.parametrize("printed", [{"indent": 2}, {"sort_keys": True}, {"indent": "\t"}])
+def test_a_file_that_a_formatter_printed_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], printed: dict[str, object]
+) -> None:
+    text = lock(folder, capsys, "model.py:softmax", "--input", "f32[8]", "--target", "cpu")
+    (folder / "model.lock").write_text(json.dumps(json.loads(text), **printed))
+    code, out = check(folder, capsys)
+    assert code == 0 and "as it was" in out
 
 
 def test_a_file_that_cannot_be_written_is_said(

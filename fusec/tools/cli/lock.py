@@ -16,6 +16,7 @@ the line of your program and the decision that is the cause. No GPU is needed, w
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 HELP = "write down what a model compiles to, or check that it is as it was: --check"
 CHANGED = 1
 """The exit code where something changed."""
-_FIRST = '{\n "fusec lock"'
-"""The first words of each file, which ``tools/report/lock_file.py`` parses."""
+_OLD = re.compile(r"fusec lock \d+\n")
+"""How files of the earlier forms begin, which were text and not JSON."""
 _FORCED, _FLAGS = ("race", "descriptors", "roles"), ("train", "dynamic", "run")
 
 
@@ -146,11 +147,16 @@ def _parsed(asked: tuple[str, ...], given: argparse.Namespace) -> argparse.Names
 def _read(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-        if not text.lstrip().startswith(_FIRST):  # reported before torch is imported
+        if text.lstrip().startswith("{"):
+            return text
+        # Reported before torch is imported.
+        if _OLD.match(text):
             raise UsageError(
-                f"{str(path)!r} is no file of `fusec lock`, which begin with {_FIRST!r}."
+                f"{str(path)!r} has an earlier form, {text.splitlines()[0]!r}, which this fusec "
+                "does not read: write it anew, by `fusec lock` with the model and inputs that it "
+                "names."
             )
-        return text
+        raise UsageError(f"{str(path)!r} is no file of `fusec lock`, which writes JSON.")
     except FileNotFoundError:
         raise UsageError(
             f"there is no file {str(path)!r}. `fusec lock TARGET -o` makes one."
