@@ -23,7 +23,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,6 +51,7 @@ class Races:
         cache: where verdicts are kept; None for nowhere.
         ranks: the process group that shares verdicts, or None.
         keeps_all: keep also verdicts that were unsteady or, for want of time, have no times.
+        untimed: the limit is 0, so that only what is known already counts, as for a report.
     """
 
     device: torch.device
@@ -59,6 +60,10 @@ class Races:
     cache: Cache | None
     ranks: Ranks | None = None
     keeps_all: bool = False
+    untimed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.untimed = self.left_s <= 0
 
     def verdict(self, key: str, reference: str, run: Callable[[float], Verdict]) -> Verdict:
         """Return the verdict under a key: another rank's, the cache's, or what ``run`` measures.
@@ -150,7 +155,8 @@ class RaceJudge:
             run = partial(self.race, contest, choice.reference)
             verdict = self.races.verdict(contest.key, choice.reference, run)
             self._known[contest.key] = verdict
-        return decide(choice, contest, verdict)
+        missing = "nothing is timed" if self.races.untimed else "there was no time"
+        return decide(choice, contest, verdict, missing)
 
     def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
         """Return what a race of a contest's candidates measured."""
@@ -169,12 +175,18 @@ class RaceJudge:
         return replace(verdict, sizes=contest.sizes)
 
 
-def decide(choice: Choice, contest: Contest, verdict: Verdict) -> Decided:
-    """Return a verdict as the decision of a choice; by rule if the verdict compared nothing."""
+def decide(
+    choice: Choice, contest: Contest, verdict: Verdict, missing: str = "there was no time"
+) -> Decided:
+    """Return a verdict as the decision of a choice; by rule if the verdict compared nothing.
+
+    Args:
+        missing: why there are no times, if the limit was reached.
+    """
     times = verdict.times
     if choice.reference not in times or not verdict.compared or not choice.offers(verdict.winner):
         ruled = choice.by_rule()
-        lost = "there was no time" if verdict.exhausted else str(verdict)
+        lost = missing if verdict.exhausted else str(verdict)
         return replace(ruled, reason=f"{ruled.reason}; not raced: {lost}")
     at = contest.describe(verdict.sizes)
     reason = f"measured at {at}: {verdict}" if at else f"measured: {verdict}"

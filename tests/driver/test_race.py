@@ -350,7 +350,7 @@ def test_a_product_that_is_not_raced_goes_by_rule():
     judge = Measured(races(left_s=0.0), 5.0)
     decided = judge(library_choice(linear_call()))
     assert judge.raced == 0 and decided.candidate == ATEN
-    assert decided.reason == "by rule: the library that it names; not raced: there was no time"
+    assert decided.reason == "by rule: the library that it names; not raced: nothing is timed"
 
 
 def test_one_process_races_at_a_time():
@@ -493,7 +493,8 @@ def test_a_group_of_any_number_of_rows_is_raced_once_for_sizes_of_a_class(tmp_pa
 
 KEPT = Decided("contiguous", "not now", -1.0)
 RULED = Decided("channels-last", "by rule", 7.0)
-UNTIMED = replace(RULED, reason="by rule; not raced: there was no time")
+LATE = replace(RULED, reason="by rule; not raced: there was no time")
+UNTIMED = replace(RULED, reason="by rule; not raced: nothing is timed")
 
 
 def formats(
@@ -536,9 +537,9 @@ def test_what_there_was_no_time_for_is_not_raced_at_the_next_start(tmp_path: Pat
     cache = Cache(tmp_path, limit_bytes=1 << 20)
     judge, convolutions = formats(cache, 60.0)
     judge.races.left_s = 0.0
-    assert [judge(choice) for choice in convolutions] == [UNTIMED] * 3
+    assert [judge(choice) for choice in convolutions] == [LATE] * 3
     again, convolutions = formats(cache, 60.0)
-    assert [again(choice) for choice in convolutions] == [UNTIMED] * 3
+    assert [again(choice) for choice in convolutions] == [LATE] * 3
 
 
 def test_a_long_convolution_is_timed_with_fewer_images():
