@@ -53,6 +53,9 @@ def nothing(x):
 def each(*inputs):
     return tuple(x + 1 for x in inputs)
 
+def of_one_type(x):
+    return x @ torch.ones(8, 8)
+
 def twice(x):
     return F.relu(torch.sort(F.relu(x)).values)
 
@@ -211,6 +214,8 @@ def test_kernels_of_the_same_code_are_compiled_and_read_once(capsys, models) -> 
         _, document = judged(capsys, *arguments)
     codes = [kernel["code"] for kernel in document["kernels"]]
     assert len(codes) == 2 and len(compiled) == len(read) == len(set(codes)) == 1
+    _, out, _ = run(capsys, "--static", *arguments)
+    assert "1 eager kernel, which" in out
 
 
 def test_a_model_of_eager_kernels_has_nothing_to_judge(capsys, models) -> None:
@@ -261,6 +266,15 @@ def test_a_module_of_another_type_is_converted(capsys, models) -> None:
     assert code == 0, err
     assert "converted to torch.bfloat16" in err
     assert "faults: none" in out and "agrees" in out
+
+
+def test_a_model_that_does_not_run_in_fp64_is_said(
+    capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
+    code, out, _ = run(capsys, f"{models}:of_one_type", "--input", "f32[4,8]")
+    assert code == 0 and "no errors: the model does not run in fp64" in out
+    _, out, _ = run(capsys, f"{models}:relu", "--input", "f32[4,8]")
+    assert "does not run" not in out
 
 
 def test_wrong_results_fail_the_check(capsys, models, monkeypatch) -> None:

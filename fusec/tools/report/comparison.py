@@ -22,7 +22,8 @@ The JSON forms, schema 1, are stable: fields are added, never renamed or removed
      "results": [{"name", "dtype", "shape", "threads", "calls", "problem"}],
      "faults": [the name of each result with a problem]}
 
-Errors are the largest distance of an element from fp64's; null for results that are not floats.
+Errors are the largest distance of an element from fp64's; null for results that are not floats,
+and where the model does not run in fp64.
 ``call`` counts from 0, ``compiled`` the graphs that Dynamo made for all calls together.
 
 Worked example::
@@ -331,6 +332,7 @@ def _lines(comparison: Comparison, *, whole: bool) -> list[str]:
         *([] if few else _off(results, calls)),
         *([f"calls: {calls}, through {graphs} of Dynamo", ""] if calls > 1 else []),
         *([*wrapped(_RANDOM), ""] if comparison.draws else []),
+        *([*wrapped(_INEXACT), ""] if any(map(_lacks_errors, results)) else []),
         f"faults: {faults or 'none'}",
     ]
 
@@ -389,6 +391,16 @@ def _shape(result: Result | InvariantResult) -> str:
 
 
 _RANDOM = "random numbers: eager's, for the model draws some (dropout, say), and fusec's are others"
+
+
+_INEXACT = "no errors: the model does not run in fp64; such results are compared with eager's alone"
+
+
+def _lacks_errors(result: Result) -> bool:
+    """Return True for a tensor of floats without a result in fp64."""
+    dtype = getattr(torch, result.dtype, None)
+    floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return floats and result.eager_error is None
 
 
 def _number(error: float | None) -> str:

@@ -327,7 +327,8 @@ def _graph_lines(graph: CheckedGraph, kernels: list[CheckedKernel]) -> list[str]
     else:
         lines.append("  no kernels")
     if graph.eager_kernels:
-        lines.append(f"  {graph.eager_kernels} eager kernels, which fusec explain lists")
+        kept = f"{graph.eager_kernels} eager kernel{'s' * (graph.eager_kernels != 1)}"
+        lines.append(f"  {kept}, which fusec explain lists")
     for kernel in kernels:
         lines += _notes(kernel)
     return lines
