@@ -6,11 +6,13 @@ import copy
 import functools
 import gc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import fusec
 from fusec.codegen import targets
@@ -399,6 +401,12 @@ def test_a_graph_of_launches_alone_is_said_to_be_bound_by_them() -> None:
     )
     (graph,) = fusec.explain(small, torch.randn(4096, 1024)).graphs
     assert graph.remarks == ()
+
+    def looped(x: torch.Tensor) -> Any:
+        return scan(lambda h, row: ((h + row).tanh(), h * 2), torch.zeros(8), x)
+
+    remarks = [r for g in fusec.explain(looped, torch.randn(2000, 8)).graphs for r in g.remarks]
+    assert "launching takes some 12 ms, moving" in " ".join(remarks)
 
 
 def test_a_graph_that_got_worse_says_so() -> None:

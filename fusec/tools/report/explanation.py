@@ -64,7 +64,7 @@ from fusec.tools.report.traffic import (
     row_loop_bytes,
     step_bytes,
 )
-from fusec.tools.terminal import Report
+from fusec.tools.terminal import Report, format_us
 
 _LAUNCH_BOUND = 2.0
 """A graph is launch-bound if launching takes so many times as long as moving its bytes."""
@@ -303,8 +303,8 @@ def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
     launching = graph.launches * machine.launch_us
     if launching > _LAUNCH_BOUND * moving and not graph.externs:
         yield (
-            f"launch-bound: launching takes some {launching:.2g} us, moving the bytes "
-            f"{moving:.2g} us: larger batches, or fewer calls, gain more than fusion"
+            f"launch-bound: launching takes some {format_us(launching)}, moving the bytes "
+            f"{format_us(moving)}: larger batches, or fewer calls, gain more than fusion"
         )
 
 
