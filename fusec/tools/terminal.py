@@ -33,7 +33,7 @@ class Report:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form as dictionaries and lists; a module's docstring has its schema."""
+        """Return the JSON form as dictionaries and lists; its class's module describes it."""
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -4,7 +4,13 @@ Options come first: each is one run of the file. If the fault is gone without fu
 over ``merge_limit`` finds the merge that introduces it. If results are wrong, the interpreters find
 the first stage whose output differs in value from its input.
 
-The JSON form of a finding, schema 1, is stable: fields are added, never renamed or removed.
+The JSON form of a finding, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "found": true, "kind": "wrong", "crash" or "slower",
+     "graph", "kernel", "stage", "op", "line", "said", "merge", "helps": [option],
+     "source": the file's text, "unshown", "values": [name], "library", "sentence"}
+
+Where nothing is found it is ``{"schema": 1, "found": false}``.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ cores, or does not fit the processor.
 With --emulate every kernel that a GPU (sm_90, or --target sm_80, sm_100, sm_120) would run is
 executed on this machine's CPU, and checked as it runs: bounds, races, barriers, waits. Use small
 sizes.
-With --invariant the model is compiled under batch_invariant, and called with the first 1, 2 and 33
-rows of the same inputs: each result has to have the same bits in all calls, with any threads.
+With --invariant the model is compiled under batch_invariant, and called with the sizes that --input
+lists, here the first 1, 2 and 33 rows of the same inputs: each result has to have the same bits in
+all calls, with any threads.
 Exit code 1 if a result is wrong or a kernel has a fault.
 """
 

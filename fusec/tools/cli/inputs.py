@@ -10,6 +10,7 @@ Grammar::
     sizes  ::= extent ('|' extent)*                                 one for each call: f32[8,16|24]
              | name ['=' extent]                                    each call's own: f32[B,T=64,768]
     dtype  ::= 'f32' | 'bf16' | 'f16' | 'f64' | 'i64' | 'i32' | 'i16' | 'i8' | 'u8' | 'bool'
+             | 'c64' | 'c128' | 'f8e4m3fn' | 'f8e4m3fnuz' | 'f8e5m2' | 'f8e5m2fnuz' | 'f8e8m0fnu'
 
 A bound is the exclusive upper limit of indices: ``i64[8,128]<50257``. Tracing needs no values, so
 the bound is only checked and kept. Several extents are for several calls of one model, in turn; the

@@ -13,7 +13,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
         "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches", "remarks": [text], "modules": {path: class},
-        "called", "passes": [{"name", "rewritten", "lines"}],
+        "called", "sums": [{"kernel", "over": [axis], "sizes": [size]}],
+        "passes": [{"name", "rewritten", "lines"}],
         "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold, and choices between two

@@ -8,6 +8,10 @@ between them, is the reason; several kernels whose operations are in one were me
 
 A change names the line that the lock does not have, if there is one: a new line is most likely the
 cause. Else it names the first line of the part that was lost.
+
+The JSON form, schema 1, is stable: fields are added, never renamed or removed::
+
+    {"schema": 1, "lock": the file's name, "changes": [text]}
 """
 
 from __future__ import annotations

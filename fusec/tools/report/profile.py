@@ -22,7 +22,7 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
      "launches": [{"graph", "name", "where", "layers", "computes", "eager", "source": [line],
                    "calls", "seconds", "bytes", "multiplied": {type: n},
                    "floor_seconds", "predicted_seconds"}],
-     "rest": [{"name", "seconds"}]}
+     "rest": [{"name", "seconds"}], "cold": true if no step was warm}
 
 ``calls``, seconds, ``bytes`` and ``multiplied`` are those of one step.
 """

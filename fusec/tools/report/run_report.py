@@ -9,17 +9,19 @@ program does two things (it trains, it evaluates) is a note.
 
 The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
-    {"schema": 1, "what", "seconds", "compile_seconds": {phase: seconds}, "peak_bytes",
+    {"schema": 1, "what", "seconds", "compile_seconds": {phase: seconds}, "peak_bytes", "unseen",
      "advice": [text], "unmended": [text], "notes": [text],
      "collections", "collection_seconds", "compared": [{"compile", "fusec_us", "eager_us"}],
      "breaks": [{"place": {"path", "line", "function", "code"}, "reason", "skipped", "count",
                  "remedy": {"change", "setting", "meant"}}],
      "recompiles": [{"place", "reason", "remedy", "seconds", "count"}],
      "graphs": [{"compile", "name", "target", "cached", "problem", "seconds": {stage: seconds},
-                 "kernels": [{"name", "code", "ops", "module", "source"}],
-                 "externs": [{"name", "op", "reason", "module", "source"}],
-                 "place", "calls", "run_seconds"}],
-     "launches": [{"graph", "name", "module", "eager", "calls", "seconds"}]}
+                 "kernels": [{"name", "code", "ops", "module", "source", "bytes",
+                              "multiplied": {type: n}, "us"}],
+                 "externs": [{"name", "op", "reason", "module", "source", "bytes",
+                              "multiplied": {type: n}, "us"}],
+                 "modules": {path: class}, "called", "place", "calls", "run_seconds"}],
+     "launches": [{"graph", "name", "module", "eager", "reason", "calls", "seconds"}]}
 
 Seconds are of the wall clock. ``seconds`` of a launch are null where they were not measured.
 """
