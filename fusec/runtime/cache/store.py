@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -409,6 +410,8 @@ def _listed(directory: int, name: str) -> Listed | None:
     """Return the description of the entry in this file; does not count as a use."""
     try:
         with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
+            with contextlib.suppress(OSError):  # another user's file
+                fcntl.fcntl(file, fcntl.F_SETFL, os.O_NOATIME)
             status = os.fstat(file.fileno())
             written, hits = divmod(status.st_mtime_ns, _SECOND)
             key, about = read_head(file)

@@ -532,3 +532,13 @@ def test_cpu_features_name_vector_extensions_and_nothing_else(tmp_path: Path) ->
     cpuinfo.write_text(lines * 2)
     assert cpu_features(cpuinfo) == "x86_64 avx2 avx512f sse4_2"
     assert cpu_features(tmp_path / "none")
+
+
+def test_to_list_an_entry_is_no_use_of_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", limit_bytes=1 << 20)
+    cache.store("key", {"a": b"1" * 5000})
+    (file,) = (tmp_path / "cache").glob("*.fusec")
+    os.utime(file, (1_000_000, 1_000_000))  # long ago: a read by others sets the time, even so
+    for _ in range(2):
+        (listed,) = cache.listing()
+        assert listed.used == 1_000_000
