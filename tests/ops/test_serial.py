@@ -373,6 +373,19 @@ def test_a_long_sum_keeps_its_digits() -> None:
     check(lambda x: x.cumsum(0), x, tol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin", "logcumsumexp"])
+def test_a_long_scan_is_summed_in_parts(name: str) -> None:
+    """A long sum has a loop around its loop, both along the axis that is scanned."""
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        scanned = getattr(torch, name)(x, 1)
+        return (scanned if isinstance(scanned, torch.Tensor) else scanned.values).sum(1)
+
+    for length in (2000, 4097):
+        check(summed, values(3, length))
+    check(lambda x: (x.cumsum(0).sum(), x.cumsum(0).flip(0).mean()), values(5000))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
 @pytest.mark.parametrize(("sources", "include_self"), [(20, True), (20, False), (300, True)])
 def test_means_of_small_integers_wrap_as_eager_s(

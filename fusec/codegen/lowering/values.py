@@ -313,7 +313,7 @@ class Values:
         if so_far is None:
             loops = self.layout.loops_of(node.over)
             around = next(k for k, outer in enumerate(self.scopes) if outer.loop in loops) - 1
-            if not self.layout.loops_of(node.axes) <= self.scopes[around + 1].bound:
+            if not self.layout.loops_of(node.axes) - loops <= self.scopes[around + 1].bound:
                 self._scan_row(scope, node, self.scopes[around], terms)
                 return
             kept = frozenset(a for a in node.axes if a in self.lanes)
