@@ -373,6 +373,20 @@ def test_a_long_sum_keeps_its_digits() -> None:
     check(lambda x: x.cumsum(0), x, tol=1e-7)
 
 
+def test_a_sum_beside_steps_keeps_its_digits() -> None:
+    """Two results take a step for each element: the sum's terms were added one by one."""
+
+    def summed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        largest, places = x.cummax(1)
+        return largest.sum(1), places.sum(1)
+
+    x = values(3, 2000)
+    torch._dynamo.reset()
+    (ours, places), (exact, wanted) = compile_with(summed)(x), summed(x.double())
+    assert torch.equal(places, wanted)
+    torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin", "logcumsumexp"])
 def test_a_long_scan_is_summed_in_parts(name: str) -> None:
     """A long sum has a loop around its loop, both along the axis that is scanned."""

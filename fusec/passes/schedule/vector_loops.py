@@ -83,7 +83,10 @@ def _bindings(kernel: FlatKernel, machine: Machine) -> tuple[Binding, ...]:
     grid = [a for a in kernel.grid if a is not lane]
     bindings = [Binding(a, LoopKind.GRID) for a in grid]
     inside = [a for a in loop_nest(kernel, lane, machine) if a is not lane]
-    loops = [Binding(a, LoopKind.LOOP) for a in inside]
+    tiles = machine.loops.sum_tiles  # here of one element
+    loops = [
+        Binding(a, LoopKind.LOOP, 1, tiles if _sums_many(kernel, a, tiles) else 0) for a in inside
+    ]
     if lane is None:
         return (*bindings, *loops)
     shared = next(iter(shared_axes(kernel)), None)
