@@ -28,6 +28,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,24 +137,24 @@ def _last_values(graph: fx.Graph, least: int) -> Iterator[_Collected]:
 
     for last, node in enumerate(nodes):
         places = alike.setdefault(node.target, [])
+        like_last = partial(_is_like, node)
         for place in reversed(places if node.users and tensor_of(node) is not None else []):
             step = last - place
             few = last < (least - 1) * step
             if few or any(n.target == node.target for n in nodes[last + step : last + step + 1]):
                 break
-            column = tuple(nodes[last % step : last + 1 : step])
-            if column[-3].target != node.target or readers(last) == readers(place):
+            walked = itertools.takewhile(like_last, nodes[last::-step])
+            column = tuple(walked)[::-1]
+            if len(column) < least or readers(last) == readers(place):
                 continue
-            others = [
-                k
-                for k, n in enumerate(column)
-                if n.target != node.target or not are_alike((node, n))
-            ]
-            column = column[max(others, default=-1) + 1 :]
-            if len(column) >= least and inputs(last, step) == inputs(place, step):
+            if inputs(last, step) == inputs(place, step):
                 yield _Collected(node, column, None)
                 break
         places.append(last)
+
+
+def _is_like(node: fx.Node, other: fx.Node) -> bool:
+    return node.target == other.target and are_alike((node, other))
 
 
 def _joined_values(node: fx.Node) -> _Collected | None:
