@@ -94,6 +94,49 @@ def _following(
     return found or {exit_}
 
 
+# -- what waits for the launch before --------------------------------------------------------------
+
+
+_SPACES = {"shared", "shared_cta", "shared_cluster", "local", "param", "const"}
+
+
+def unordered(kernel: Kernel) -> tuple[Instruction, ...]:
+    """Return what a kernel that may start while the launch before it runs must not do.
+
+    On no path from its start may ``griddepcontrol.wait`` come twice, or not before an access to
+    global memory, ``griddepcontrol.launch_dependents`` and the end. Warps with roles are started by
+    a loop of their own, through which paths lead that none takes: only accesses tell there.
+    """
+    roles = any(one.opcode[0] == "brx" for one in kernel.instructions)
+    found, seen, ways = set[int](), set[tuple[int, bool]](), [(0, False)]
+    while ways:
+        at, waited = ways.pop()
+        if (at, waited) in seen or at >= len(kernel.instructions):
+            continue
+        seen.add((at, waited))
+        one = kernel.instructions[at]
+        waits = one.opcode[:2] == ("griddepcontrol", "wait") and one.guard is None
+        ends = one.opcode[0] in ("ret", "exit")
+        once = (waits and waited) or (ends and not waited)
+        early = not waited and (_reaches_memory(one) or one.opcode[:2] == _LAUNCHES)
+        if early or (once and not roles):
+            found.add(at)
+        targets = _targets(kernel, one)
+        falls = one.guard is not None or not (ends or targets or one.opcode[0] == "trap")
+        ways += [(to, waited or waits) for to in (*targets, *(at + 1,) * falls)]
+    return tuple(kernel.instructions[at] for at in sorted(found))
+
+
+_LAUNCHES = ("griddepcontrol", "launch_dependents")
+
+
+def _reaches_memory(one: Instruction) -> bool:
+    """Return True for an access to global memory, or to memory of an unknown space."""
+    if one.opcode[0] in ("cp", "multimem"):
+        return "global" in one.opcode
+    return one.opcode[0] in ("ld", "ldu", "st", "atom", "red") and not _SPACES & {*one.opcode}
+
+
 # -- numbers ---------------------------------------------------------------------------------------
 
 

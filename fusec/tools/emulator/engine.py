@@ -13,6 +13,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,7 +23,7 @@ from fusec.runtime.cache.memory_file import as_file
 from fusec.runtime.cache.store import open_cache
 from fusec.runtime.kernels import cpp_kernel
 from fusec.runtime.kernels.processor import cpu_features
-from fusec.tools.emulator.vocabulary import PIPES, enumerations, handlers
+from fusec.tools.emulator.vocabulary import enumerations, handlers
 
 _FOLDER = Path(__file__).parent / "engine"
 _PARTS = (
@@ -38,13 +39,50 @@ PATIENCE_S = 300.0
 _POINTERS = ("program", "operands", "tables", "buffers", "maps", "params", "presets", "events")
 _SIZES = (
     "instructions", "buffer_count", "map_count", "param_bytes", "preset_count", "file_bytes",
-    "register_count", "shared_bytes", "local_bytes", "threads", "thread_registers", "event_room",
+    "register_count", "shared_bytes", "local_bytes", "threads", "thread_registers", "dependent",
+    "event_room",
 )  # fmt: skip
 _FAULT = ("code", "instruction", "other", "warp", "lane", "address", "detail")
-_COUNTS = (
-    "instructions", "global_loaded", "global_stored", "distinct_loaded", "distinct_stored",
-    "shared_loaded", "shared_stored", "barriers", "copied", "multiplied", *PIPES, "events",
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters of launches.
+
+    Attributes:
+        instructions: of warps; ``floats`` to ``controls`` count them by the pipe that they were
+            issued to (``vocabulary.PIPES``).
+        global_loaded, global_stored, shared_loaded, shared_stored: bytes that threads and
+            asynchronous copies requested; of copies, only the accesses to global memory.
+        distinct_loaded, distinct_stored: bytes of global memory that a launch touched, each once
+            however often: what memory moves where caches keep the rest.
+        barriers: arrivals of warps at barriers of the block.
+        copied: bytes of asynchronous copies.
+        multiplied: multiply-adds of tensor cores.
+        events: those that an array had room for (``launch``).
+    """
+
+    instructions: int = 0
+    global_loaded: int = 0
+    global_stored: int = 0
+    distinct_loaded: int = 0
+    distinct_stored: int = 0
+    shared_loaded: int = 0
+    shared_stored: int = 0
+    barriers: int = 0
+    copied: int = 0
+    multiplied: int = 0
+    floats: int = 0
+    integers: int = 0
+    specials: int = 0
+    moves: int = 0
+    accesses: int = 0
+    products: int = 0
+    controls: int = 0
+    events: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 class Buffer(ctypes.Structure):
@@ -57,20 +95,17 @@ class TensorMap(ctypes.Structure):
     """A tensor's descriptor for bulk copies; the innermost axis is first."""
 
     _fields_ = (
-        ("handle", ctypes.c_uint64),
-        ("base", ctypes.c_uint64),
-        ("rank", ctypes.c_int64),
-        ("dims", ctypes.c_int64 * 5),
-        ("strides", ctypes.c_int64 * 5),
-        ("box", ctypes.c_int64 * 5),
-        ("element", ctypes.c_int64),
-        ("swizzle", ctypes.c_int64),
-        ("nan_fill", ctypes.c_int64),
+        *(("handle", ctypes.c_uint64), ("base", ctypes.c_uint64), ("rank", ctypes.c_int64)),
+        *((name, ctypes.c_int64 * 5) for name in ("dims", "strides", "box")),
+        *((name, ctypes.c_int64) for name in ("element", "swizzle", "nan_fill")),
     )
 
 
 class EventRecord(ctypes.Structure):
-    """An event of a warp; see ``launch.Event``."""
+    """An instruction that starts or ends asynchronous work, or synchronises with other warps.
+
+    ``mbarrier_wait`` is one when it ends, ``bar`` when it is reached.
+    """
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("block", "warp", "instruction"))
 
@@ -90,16 +125,13 @@ class Launch(ctypes.Structure):
 class FaultRecord(ctypes.Structure):
     """The first fault of a launch; code 0: none."""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _FAULT),
-        ("block", ctypes.c_int64 * 3),
-    )
+    _fields_ = (*((name, ctypes.c_int64) for name in _FAULT), ("block", ctypes.c_int64 * 3))
 
 
 class CountRecord(ctypes.Structure):
-    """The counters of a launch; see ``launch.Counts``."""
+    """``Counts`` as the interpreter writes them."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in _COUNTS)
+    _fields_ = tuple((one.name, ctypes.c_int64) for one in fields(Counts))
 
 
 def engine_source() -> str:

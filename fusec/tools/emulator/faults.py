@@ -68,6 +68,12 @@ _MEANINGS = {
     "tensor memory allocation": "{bytes} columns: no power of two from 32 to 512, no allocation of "
     "that size, or none is allowed any more",
     "tensor memory leak": "{bytes} columns at {address} are never given back",
+    "access before the wait": "{bytes} bytes at {address} of global memory are touched before "
+    "griddepcontrol.wait: the launch before this one may still run",
+    "dependents before the wait": "griddepcontrol.launch_dependents lets the next launch start "
+    "while the one before this kernel may still run, which that launch's wait does not cover",
+    "no wait": "the kernel is launched to start while the launch before it ends, and a block ends "
+    "without griddepcontrol.wait: whoever waits for this kernel does not wait for that launch",
 }
 """Each kind of fault and its message, in the order of the engine's codes (``engine/warp.h``)."""
 KINDS = ("", *_MEANINGS)

@@ -26,10 +26,10 @@ from fusec.runtime.kernels import table
 from fusec.runtime.kernels.triton_kernel import TritonSource, describe
 from fusec.tools.assembly import assembly_of
 from fusec.tools.emulator import engine
-from fusec.tools.emulator.decode import FIELDS, PARAM_WINDOW, Program, decoded
+from fusec.tools.emulator.decode import PARAM_WINDOW, Program, decoded
+from fusec.tools.emulator.engine import Counts
 from fusec.tools.emulator.faults import KINDS, EmulationError, Fault, Place, meaning_of, notation_of
 from fusec.tools.emulator.parse import parse
-from fusec.tools.emulator.vocabulary import OPERATIONS
 from fusec.tools.static_checks import PROCESSORS
 
 TARGET = "sm_90"
@@ -37,61 +37,6 @@ STEP_LIMIT = 1 << 40
 _SWIZZLES = (0, 32, 64, 128)
 """Bytes of a row of a swizzle pattern, by the driver's enumeration."""
 _MULTIPLE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Counters of launches.
-
-    Attributes:
-        instructions: of warps; ``floats`` to ``controls`` count them by the pipe that they were
-            issued to (``vocabulary.PIPES``).
-        global_loaded, global_stored, shared_loaded, shared_stored: bytes that threads and
-            asynchronous copies requested; of copies, only the accesses to global memory.
-        distinct_loaded, distinct_stored: bytes of global memory that a launch touched, each once
-            however often: what memory moves where caches keep the rest.
-        barriers: arrivals of warps at barriers of the block.
-        copied: bytes of asynchronous copies.
-        multiplied: multiply-adds of tensor cores.
-    """
-
-    instructions: int = 0
-    global_loaded: int = 0
-    global_stored: int = 0
-    distinct_loaded: int = 0
-    distinct_stored: int = 0
-    shared_loaded: int = 0
-    shared_stored: int = 0
-    barriers: int = 0
-    copied: int = 0
-    multiplied: int = 0
-    floats: int = 0
-    integers: int = 0
-    specials: int = 0
-    moves: int = 0
-    accesses: int = 0
-    products: int = 0
-    controls: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An instruction that starts or ends asynchronous work, or synchronises with other warps.
-
-    Attributes:
-        block: of the grid, counted along its first axis first.
-        operation: "bulk_load", "bulk_store", "cp_async", "wgmma", "wait_group", "mbarrier_arrive",
-            "mbarrier_wait" (when it ends), "bar" (when it is reached) or "set_registers".
-        line: of the PTX, from 1.
-    """
-
-    block: int
-    warp: int
-    operation: str
-    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,76 +96,45 @@ class Code:
     Attributes:
         ptx, source: the texts that a fault's lines are from.
         shared_bytes: of each block of a launch.
+        dependent: it is launched to start while the launch before it ends.
     """
 
     program: Program
     ptx: str
     source: str
     shared_bytes: int
+    dependent: bool = False
 
     @staticmethod
-    def of(ptx: str, source: str = "", shared_bytes: int = 0) -> Code:
+    def of(ptx: str, source: str = "", shared_bytes: int = 0, *, dependent: bool = False) -> Code:
         """Parse and decode a kernel's PTX.
 
         Raises:
             UnknownPtx: for PTX that the emulator does not know.
         """
         program = decoded(parse(ptx))
-        return Code(program, ptx, source, max(shared_bytes, program.shared_bytes))
+        return Code(program, ptx, source, max(shared_bytes, program.shared_bytes), dependent)
 
 
 def launch(
-    code: Code, grid: Sequence[int], arguments: Arguments, seed: int, limit: int = STEP_LIMIT
+    code: Code,
+    grid: Sequence[int],
+    arguments: Arguments,
+    seed: int,
+    limit: int = STEP_LIMIT,
+    events: ctypes.Array[engine.EventRecord] | None = None,
 ) -> Counts:
     """Run a kernel and return its counters.
 
     Args:
         grid: blocks along three axes.
         limit: instructions after which a launch is taken to be endless.
+        events: takes as many of its first events as it has room for.
     Raises:
         EmulationError: for the kernel's first fault.
         EnvironmentProblem: if there is no C++ compiler.
     """
-    counts = _run(code, grid, arguments, seed, limit, _events(0))
-    return Counts(*(getattr(counts, field.name) for field in fields(Counts)))
-
-
-def trace(
-    code: Code, grid: Sequence[int], arguments: Arguments, seed: int, room: int = 1 << 18
-) -> tuple[Event, ...]:
-    """Run a kernel and return the first ``room`` events of its warps, in the order of this run.
-
-    Two events have the same order in every run only if something orders them: try several seeds.
-
-    Raises:
-        EmulationError: for the kernel's first fault.
-    """
-    records = _events(room)
-    count = _run(code, grid, arguments, seed, STEP_LIMIT, records).events
-    program = code.program
-    return tuple(
-        Event(
-            one.block,
-            one.warp,
-            OPERATIONS[program.instructions[FIELDS * one.instruction]],
-            program.kernel.instructions[one.instruction].line,
-        )
-        for one in records[:count]
-    )
-
-
-def _events(room: int) -> ctypes.Array[engine.EventRecord]:
-    return (engine.EventRecord * room)()
-
-
-def _run(
-    code: Code,
-    grid: Sequence[int],
-    arguments: Arguments,
-    seed: int,
-    limit: int,
-    events: ctypes.Array[engine.EventRecord],
-) -> engine.CountRecord:
+    events = events or (engine.EventRecord * 0)()
     program = code.program
     params, maps = _pack(code, arguments.values)
     constants = [(ctypes.addressof(c), len(c)) for c in program.constants.values()]
@@ -247,6 +161,7 @@ def _run(
         program.local_bytes,
         program.kernel.threads,
         program.kernel.thread_registers,
+        code.dependent,
         len(events),
         (ctypes.c_int64 * 3)(*grid),
         seed + 1,
@@ -258,7 +173,7 @@ def _run(
     )
     if fault.code:
         raise EmulationError(_fault(code, fault))
-    return counts
+    return Counts(*(getattr(counts, field.name) for field in fields(Counts)))
 
 
 def _pack(
@@ -347,7 +262,9 @@ class Compiled:
         if columns > most:
             said = f"{columns} columns of tensor memory; {target} has {most}"
             raise BuildError((f"a launch of {kernel.name}", target), said)
-        code = Code.of(asm.text("ptx"), kernel.source, asm.metadata["shared"])
+        texts = asm.text("ptx"), kernel.source
+        launched = bool(asm.metadata.get("launch_pdl"))
+        code = Code.of(*texts, asm.metadata["shared"], dependent=launched)
         return Compiled(kernel, code, tuple(asm.metadata.get("tensordesc_meta") or ()))
 
     def arguments(self, args: Sequence[Any]) -> Arguments:

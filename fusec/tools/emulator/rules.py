@@ -37,18 +37,14 @@ def _type(one: Instruction) -> int | None:
     return _TYPES.get(one.opcode[-1])
 
 
+_FLAG_OF = {word: FLAG[word.upper()] for word in ("ftz", "sat", "wide", "relu")}
+_FLAG_OF |= {"NaN": FLAG["NANS"], "hi": FLAG["HIGH"]}
+
+
 def _flags(one: Instruction) -> int:
-    words = {
-        "ftz": "FTZ",
-        "sat": "SAT",
-        "NaN": "NANS",
-        "hi": "HIGH",
-        "wide": "WIDE",
-        "relu": "RELU",
-    }
     found = 0
     for word in one.opcode[1:]:
-        found |= FLAG[words[word]] if word in words else 0
+        found |= _FLAG_OF.get(word, 0)
     return found
 
 
@@ -83,11 +79,7 @@ def _plain(operation: str, words: str = "", types: dict[str, int] = _INTEGERS) -
 
 def _either(integer: Rule, floating: Rule) -> Rule:
     """Return a rule for an opcode that both integers and floats have."""
-
-    def rule(one: Instruction, kind: Kind) -> Row | None:
-        return (floating if one.opcode[-1] in _FLOATS else integer)(one, kind)
-
-    return rule
+    return lambda one, kind: (floating if one.opcode[-1] in _FLOATS else integer)(one, kind)
 
 
 def _floats(operation: str, words: str = "rn ftz sat approx full") -> Rule:
@@ -288,7 +280,10 @@ def _st(one: Instruction, _: Kind) -> Row | None:
 
 def _atom(one: Instruction, _: Kind) -> Row | None:
     words = [w for w in one.opcode[1:-1] if w not in _IGNORED and w not in _SPACES]
+    n, words = _vector(one), [w for w in words if w not in ("v2", "v4")]
     name = f"ATOMIC_{words[0].upper()}" if len(words) == 1 else ""
+    if n > 1 and (name != "ATOMIC_ADD" or one.opcode[-1] != "f32"):
+        return None
     if name not in CODES or one.opcode[-1] not in _TYPES or one.opcode[-1].endswith("x2"):
         return None
     returns = one.opcode[0] == "atom"
@@ -297,6 +292,7 @@ def _atom(one: Instruction, _: Kind) -> Row | None:
         without_hint(one),
         type=_TYPES[one.opcode[-1]],
         choice=_space(one),
+        source=n,
         flags=FLAG["RETURNS"] if returns else 0,
         count=CODES[name],
     )
@@ -401,6 +397,11 @@ def _set_registers(one: Instruction, _: Kind) -> Row | None:
     return Row("set_registers", flags=flags, count=number.bits)
 
 
+def _grid_control(one: Instruction, _: Kind) -> Row | None:
+    known = {"wait": "grid_wait", "launch_dependents": "grid_launch"}
+    return Row(known[one.opcode[1]]) if one.opcode[1] in known else None
+
+
 def _nothing(_one: Instruction, _: Kind) -> Row | None:
     return Row("nothing")
 
@@ -421,26 +422,10 @@ RULES: dict[str, Rule] = {
     "neg": _either(_plain("ineg"), _floats("fneg", "ftz")),
     "abs": _either(_plain("iabs"), _floats("fabs", "ftz")),
     "copysign": _floats("copysign", ""),
-    "sqrt": _floats("sqrt"),
-    "rsqrt": _floats("rsqrt"),
-    "rcp": _floats("rcp"),
-    "ex2": _floats("ex2"),
-    "lg2": _floats("lg2"),
-    "sin": _floats("sin"),
-    "cos": _floats("cos"),
-    "tanh": _floats("tanh"),
-    "popc": _plain("popc"),
-    "clz": _plain("clz"),
-    "brev": _plain("brev"),
-    "and": _logic("and"),
-    "or": _logic("or"),
-    "xor": _logic("xor"),
-    "not": _logic("not"),
-    "shl": _plain("shl"),
-    "shr": _plain("shr"),
+    **{n: _floats(n) for n in ("sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh")},
+    **{n: _plain(n) for n in ("popc", "clz", "brev", "shl", "shr", "bfe", "bfi")},
+    **{n: _logic(n) for n in ("and", "or", "xor", "not")},
     "shf": _shf,
-    "bfe": _plain("bfe"),
-    "bfi": _plain("bfi"),
     "prmt": _only("prmt", "prmt.b32"),
     "lop3": _only("lop3", "lop3.b32"),
     "mov": _mov,
@@ -464,7 +449,6 @@ RULES: dict[str, Rule] = {
     "bar": _bar,
     "barrier": _bar,
     "fence": _fence,
-    "membar": _nothing,
     "mbarrier": _mbarrier,
     "cp": copy_rule,
     "mma": mma_rule,
@@ -472,14 +456,11 @@ RULES: dict[str, Rule] = {
     "tcgen05": tensor_rule,
     "bra": _bra,
     "brx": _brx,
-    "ret": lambda _one, _: Row("ret"),
-    "exit": lambda _one, _: Row("ret"),
+    **dict.fromkeys(("ret", "exit"), lambda _one, _: Row("ret")),
     "trap": lambda _one, _: Row("trap"),
     "setmaxnreg": _set_registers,
-    "griddepcontrol": _nothing,
-    "nanosleep": _nothing,
-    "prefetch": _nothing,
-    "discard": _nothing,
+    "griddepcontrol": _grid_control,
+    **dict.fromkeys(("membar", "nanosleep", "prefetch", "discard"), _nothing),
     "createpolicy": lambda one, _: Row("mov", (one.operands[0], 0), type=CODES["U64"]),
 }
 """The rule of each opcode."""

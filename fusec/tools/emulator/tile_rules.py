@@ -63,7 +63,9 @@ def group(one: Instruction, queue: str) -> Row | None:
 
 
 def copy_rule(one: Instruction, kind: Kind) -> Row | None:
-    """Return the row of a ``cp``."""
+    """Return the row of a ``cp``, or of a ``cp.reduce`` that adds."""
+    if one.opcode[1] == "reduce":
+        return _bulk(replace(one, opcode=tuple(w for w in one.opcode if w != "reduce")))
     words = one.opcode
     if words[1:3] == ("async", "bulk"):
         return group(one, "STORES") if words[3].endswith("_group") else _bulk(one)
@@ -91,9 +93,15 @@ def _bulk(one: Instruction) -> Row | None:
         to, (map_, coordinates), object_ = operands[0], _tensor(operands[1]), operands[2]
         return Row("bulk_load", (to, map_, object_, *coordinates), count=rank)
     if rest[:2] == ("global", "shared_cta") and set(rest[2:]) <= {"bulk_group", "tile"}:
-        map_, coordinates = _tensor(operands[0])
-        return Row("bulk_store", (map_, operands[1], *coordinates), count=rank)
+        return _bulk_store(operands, rank, 0)
+    if rest[:3] == ("global", "shared_cta", "add") and set(rest[3:]) <= {"bulk_group", "tile"}:
+        return _bulk_store(operands, rank, FLAG["ADDS"])
     return None
+
+
+def _bulk_store(operands: tuple[Operand, ...], rank: int, flags: int) -> Row:
+    map_, coordinates = _tensor(operands[0])
+    return Row("bulk_store", (map_, operands[1], *coordinates), flags=flags, count=rank)
 
 
 def _tensor(operand: Operand) -> tuple[Operand, tuple[Operand, ...]]:

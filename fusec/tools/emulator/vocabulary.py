@@ -32,7 +32,7 @@ SPECIALS = (
 FLAGS = (
     "FTZ", "SAT", "HIGH", "WIDE", "CARRY_IN", "CARRY_OUT", "NANS", "TO_INTEGER", "RELU", "WRAP",
     "RIGHT", "RETURNS", "TRANSPOSED", "ARRIVES", "TESTS", "IGNORES", "UNCOUNTED", "FROM_REGISTERS",
-    "LEFT_TRANSPOSED", "RIGHT_TRANSPOSED", "NEGATES", "TAKES", "FROM_TENSOR",
+    "LEFT_TRANSPOSED", "RIGHT_TRANSPOSED", "NEGATES", "TAKES", "FROM_TENSOR", "ADDS",
 )  # fmt: skip
 OPERATIONS = (
     "iadd", "isub", "imul", "imin", "imax", "idiv", "irem", "ineg", "iabs", "popc", "clz", "brev",
@@ -47,7 +47,7 @@ OPERATIONS = (
     "tensor_alloc", "tensor_dealloc", "tensor_relinquish", "tensor_load", "tensor_store",
     "tensor_wait_load", "tensor_wait_store", "tensor_mma", "tensor_commit",
     "mma", "mma_f64", "mma_scaled", "wgmma", "wgmma_fence", "set_registers",
-    "bra", "brx", "ret",
+    "grid_wait", "grid_launch", "bra", "brx", "ret",
 )  # fmt: skip
 
 PIPES = ("floats", "integers", "specials", "moves", "accesses", "products", "controls")

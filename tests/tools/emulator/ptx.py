@@ -37,9 +37,11 @@ def run(
     shared: int = 0,
     seed: int = 0,
     blocks: int = 1,
+    dependent: bool = False,
 ) -> Counts:
     """Run a kernel whose parameters are arrays, which it may read and write."""
-    code = Code.of(kernel(body, len(arrays), threads), shared_bytes=shared)
+    ptx = kernel(body, len(arrays), threads)
+    code = Code.of(ptx, shared_bytes=shared, dependent=dependent)
     values = tuple(array.ctypes.data for array in arrays)
     buffers = tuple((array.ctypes.data, array.nbytes) for array in arrays)
     return launch(code, (blocks, 1, 1), Arguments(values, buffers), seed, limit=1_000_000)

@@ -170,6 +170,14 @@ def test_lanes_add_up_in_memory(text: str, meaning: Any) -> None:
     assert out[0] == meaning(np.arange(32))
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_lanes_add_vectors_of_floats_in_memory(width: int) -> None:
+    out, ones = np.zeros(width, np.float32), ", ".join(["%r1"] * width)
+    add = f"red.global.gpu.relaxed.add.v{width}.f32 [%d0], {{{ones}}};"
+    run(lines("mov.b32 %r1, 0f3F800000;", add), out)
+    assert out.tolist() == [32.0] * width
+
+
 BLOCKS = 4
 EACH_BLOCK = lines(
     "mov.u32 %r1, %ctaid.x;", "mul.wide.u32 %d10, %r1, 4;", "add.u64 %d11, %d0, %d10;"
@@ -180,6 +188,7 @@ ELSEWHERE = {
     "all but one read what one writes": ("ld.global.b32 %r2, [%d0];", "st.global.b32 [%d11], %r0;"),
     "a neighbour's is read": ("ld.global.b32 %r2, [%d11+4];", "st.global.b32 [%d11], %r1;"),
     "an atomic, and a read": ("red.global.add.u32 [%d0], 1;", "ld.global.b32 %r2, [%d0];"),
+    "an atomic, and a store": ("red.global.add.u32 [%d0], 1;", "st.global.b32 [%d0], %r1;"),
     "half of a word": (
         *("mov.b32 %r2, -1;", "st.global.b16 [%d11+2], %h0;", "st.global.b32 [%d11+4], %r2;"),
     ),
@@ -216,6 +225,55 @@ def test_blocks_share_what_none_changes(body: tuple[str, ...]) -> None:
 def guarded(body: tuple[str, ...]) -> tuple[str, ...]:
     """Have one lane of each block do it."""
     return tuple(f"@%p1 {line}" for line in body)
+
+
+WAIT, LAUNCH = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+OF_THE_FIRST_WARP = "setp.lt.u32 %p1, %r0, 32;"
+IN_ORDER = {
+    "first of all": (WAIT, LAUNCH, "ld.global.b32 %r1, [%d0];"),
+    "behind what touches no memory": (OF_THE_FIRST_WARP, WAIT, "ld.global.b32 %r1, [%d0];"),
+    "by one warp, for which the others wait": (
+        *(OF_THE_FIRST_WARP, f"@%p1 {WAIT}", "bar.sync 0;", LAUNCH, "ld.global.b32 %r1, [%d0];"),
+    ),
+    "without an access": (WAIT,),
+}
+OUT_OF_ORDER = {
+    "access before the wait": ("ld.global.b32 %r1, [%d0];", WAIT),
+    "access before the wait: by other warps": (
+        *(OF_THE_FIRST_WARP, f"@%p1 {WAIT}", "ld.global.b32 %r1, [%d0];"),
+    ),
+    "access before the wait: by an atomic": ("red.global.add.u32 [%d0], 1;", WAIT),
+    "access before the wait: by a store": ("st.global.b32 [%d0], 9;", WAIT),
+    "access before the wait: by a copy": (
+        *(BASE, "cp.async.ca.shared.global [%r9], [%d0], 4;", "cp.async.commit_group;", WAIT),
+        "cp.async.wait_group 0;",
+    ),
+    "dependents before the wait": (LAUNCH, WAIT),
+    "no wait: never": ("mov.b32 %r1, 0;",),
+    "no wait: of one block": (
+        *("mov.u32 %r1, %ctaid.x;", "setp.eq.u32 %p1, %r1, 2;", "@%p1 ret;", WAIT),
+    ),
+    "divergent warp": ("setp.lt.u32 %p1, %r0, 7;", f"@%p1 {WAIT}"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("body", IN_ORDER.values(), ids=IN_ORDER)
+def test_a_launch_that_overlaps_waits_for_the_one_before(body: tuple[str, ...], seed: int) -> None:
+    given = np.full(32, 9, np.uint32)
+    run(lines(*body), given, threads=64, blocks=3, seed=seed, dependent=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", OUT_OF_ORDER)
+def test_what_comes_before_that_wait_is_a_fault(kind: str, seed: int) -> None:
+    given = np.full(32, 9, np.uint32)
+    about = {"threads": 64, "blocks": 3, "shared": 64, "seed": seed}
+    with pytest.raises(EmulationError) as raised:
+        run(lines(*OUT_OF_ORDER[kind]), given, dependent=True, **about)
+    assert raised.value.fault.kind == kind.partition(":")[0]
+    if "divergent" not in kind:  # a launch without the attribute starts when all before have ended
+        run(lines(*OUT_OF_ORDER[kind]), given, **about)
 
 
 def test_local_memory_is_a_lanes_own() -> None:
@@ -298,6 +356,25 @@ BOXES = [
     ((64, 5, 3, 4), (32, 2, 2, 2), (0, 4, 2, -1), 64),
     ((64, 3, 3, 3, 3), (64, 1, 2, 1, 2), (0, 1, 2, 0, 2), 128),
 ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_add_boxes_to_one_place(seed: int) -> None:
+    dims, box, at = (72, 40), (32, 8), (48, 36)
+    numbers = np.random.default_rng(0)
+    source, target = (numbers.integers(0, 99, (40, 72)).astype(np.float32) for _ in range(2))
+    before, dense = target.copy(), np.zeros((8, 32), np.float32)
+    text = BOX.format(bytes=dense.nbytes, rank=2, words=dense.nbytes // 128, at="48, 36")
+    text = text.replace("cp.async.bulk.tensor.2d.global.shared::cta.", ADDED)
+    code = Code.of(tensor_params(kernel(text, 3), 2), shared_bytes=8192 + 16)
+    maps = [TensorMap(a.ctypes.data, dims, (4, 288), box, 4, 128) for a in (source, target)]
+    buffers = tuple((array.ctypes.data, array.nbytes) for array in (source, target, dense))
+    launch(code, (2, 1, 1), Arguments((*maps, dense.ctypes.data), buffers), seed)
+    before[at[1] :, at[0] :] += 2 * source[at[1] :, at[0] :]
+    np.testing.assert_array_equal(target, before)
+
+
+ADDED = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add."
 
 
 @pytest.mark.parametrize("case", BOXES, ids=str)

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
 
+from fusec.tools.emulator.decode import unordered
 from fusec.tools.emulator.faults import Fault
+from fusec.tools.emulator.parse import parse
 from tests.tools.emulator import recorded
 from tests.tools.emulator.recorded import Launched, changed, first_map, with_instead, without
 
@@ -60,6 +63,45 @@ def without_barrier_behind(text: str) -> Callable[[str], str]:
 
 def both_copies_uncommitted(ptx: str) -> str:
     return ptx.replace("cp.async.bulk.commit_group;", "")
+
+
+def overlapping(target: str) -> Launched:
+    """A row over several warps, launched to start while the launch before it ends."""
+    return recorded.layer_norm(target, "always")
+
+
+def overlapping_copies(target: str) -> Launched:
+    """A product whose tiles come by cp.async, launched likewise."""
+    return recorded.linear("never", target, "always")
+
+
+def overlapping_boxes(target: str) -> Launched:
+    """A product whose tiles come by descriptors, launched likewise."""
+    return recorded.linear("always", target, "always")
+
+
+def waits_behind(text: str) -> Callable[[str], str]:
+    """Return an edit that lets the wait for the launch before come behind a line with a text."""
+
+    def edit(ptx: str) -> str:
+        kept = re.sub(r"griddepcontrol\.\w+\s*;", "", ptx)
+        return changed(text, lambda line: f"{line}\ngriddepcontrol.wait;", 0)(kept)
+
+    return edit
+
+
+def only_first_warp_waits(ptx: str) -> str:
+    """Let all warps but the first pass the wait, and nothing order them behind it."""
+    first = "mov.u32 thread, %tid.x; setp.lt.u32 waits, thread, 32;"
+    declared = f"{{ .reg .b32 thread; .reg .pred waits; {first} @waits griddepcontrol.wait; }}"
+    kept = re.sub(r"griddepcontrol\.launch_dependents\s*;", "", ptx)
+    return re.sub(r"griddepcontrol\.wait\s*;", declared, kept)
+
+
+def exchanged(ptx: str) -> str:
+    """Exchange the wait and the start of the next launch."""
+    names = {"wait": "launch_dependents", "launch_dependents": "wait"}
+    return re.sub(r"griddepcontrol\.(\w+)\s*;", lambda m: f"griddepcontrol.{names[m[1]]};", ptx)
 
 
 Planted = dict[str, tuple[Callable[[str], Launched], dict[str, Any], tuple[str, ...]]]
@@ -175,10 +217,27 @@ FRAGMENTS: Planted = {
 }  # fmt: skip
 """Faults of mma, whose operands warps load from shared memory."""
 
+EARLY = ("access before the wait",)
+OVERLAPPING: Planted = {
+    "a load comes before the wait": (overlapping, {"edit": waits_behind("ld.global")}, EARLY),
+    "a copy is issued before the wait": (
+        overlapping_copies, {"edit": waits_behind("cp.async.cg")}, EARLY),
+    "a copy of a box is issued before the wait": (
+        overlapping_boxes, {"edit": waits_behind("cp.async.bulk.tensor")}, EARLY),
+    "nothing waits": (
+        overlapping, {"edit": changed("griddepcontrol.wait", lambda line: "ret;", 0)},
+        ("no wait",)),
+    "some warps do not wait": (
+        overlapping, {"edit": only_first_warp_waits}, EARLY),
+    "the next launch may start before the wait": (
+        overlapping, {"edit": exchanged}, ("dependents before the wait",)),
+}  # fmt: skip
+"""Faults of launches that overlap."""
+
 PLANTED = {
     (target, name): planted
     for target, own in {"sm_90": WGMMA, "sm_100": TENSOR_MEMORY, "sm_120": FRAGMENTS}.items()
-    for name, planted in {**EVERYWHERE, **own}.items()
+    for name, planted in {**EVERYWHERE, **OVERLAPPING, **own}.items()
 }
 
 
@@ -195,7 +254,13 @@ def test_a_planted_fault_is_found_in_each_order_of_warps(target: str, name: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("target", ["sm_90", "sm_100", "sm_120"])
-@pytest.mark.parametrize("launched", [SOFTMAX, NORM, copied, described, recorded.computed])
+@pytest.mark.parametrize(
+    "launched",
+    [
+        *(SOFTMAX, NORM, copied, described, recorded.computed),
+        *(overlapping, overlapping_copies, overlapping_boxes),
+    ],
+)
 def test_kernels_as_they_are_have_no_fault(
     launched: Callable[[str], Launched], target: str, seed: int
 ) -> None:
@@ -218,3 +283,36 @@ def test_a_race_names_both_instructions() -> None:
     found = NORM().fault(without("bar.sync", 1), seed=1)
     assert found is not None and found.other is not None
     assert ".shared" in found.place.text and ".shared" in found.other.text
+
+
+@pytest.mark.slow
+def test_each_role_waits_for_the_launch_before() -> None:
+    """The loader's wait orders the other warps, too: they touch nothing before its first tile."""
+    x, w, b = recorded.normal(136, 80), recorded.normal(264, 80), recorded.normal(264)
+    (one,) = recorded.record(
+        lambda x: F.gelu(F.linear(x, w, b)),
+        x,
+        roles="cooperative",
+        descriptors="always",
+        dependent_launches="always",
+    )
+    assert "warp_specialize" in one.compiled.kernel.source
+    assert unordered(parse(one.compiled.code.ptx)) == () and one.fault() is None
+
+    def without_wait(number: int) -> Callable[[str], str]:
+        return lambda ptx: without("griddepcontrol.wait", number)(
+            re.sub(r"griddepcontrol\.launch_dependents\s*;", "", ptx)
+        )
+
+    multiplier, loader = (one.fault(without_wait(number)) for number in (0, 1))
+    assert multiplier is None
+    assert loader is not None and loader.kind in EARLY
+    assert "load_tile" in loader.place.source
+    assert unordered(parse(without_wait(0)(one.compiled.code.ptx)))
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_what_waits_too_late_is_seen_without_running_it(name: str) -> None:
+    launched, change, _ = OVERLAPPING[name]
+    ptx = launched("sm_90").compiled.code.ptx
+    assert unordered(parse(ptx)) == () != unordered(parse(change["edit"](ptx)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.tools.emulator.decode import decoded
+from fusec.tools.emulator.decode import decoded, unordered
 from fusec.tools.emulator.faults import UnknownPtx
 from fusec.tools.emulator.launch import Arguments, Code, launch
 from fusec.tools.emulator.parse import Address, Literal, Register, Symbol, Vector, parse
@@ -159,3 +159,32 @@ def test_an_unknown_form_is_told_with_its_line(line: str) -> None:
         decoded(parse(text))
     assert told.value.kernel == "k"
     assert line.split()[0] in text.splitlines()[told.value.line - 1]
+
+
+WAIT, LOAD = "	griddepcontrol.wait;", "	ld.global.b32 %r1, [%d0];"
+BRANCH = ("	setp.eq.u32 %p1, %r0, 0;", "	@%p1 bra $L__a;")
+ORDERS = {
+    "the wait comes first": ((WAIT, LOAD), ()),
+    "in a branch that all threads take": (
+        ("	bra.uni $L__a;", "$L__a:", WAIT, LOAD), ()),
+    "shared memory is touched before": (("	ld.shared.b32 %r1, [%r0];", WAIT, LOAD), ()),
+    "the wait comes behind an access": ((LOAD, WAIT), ("ld",)),
+    "an atomic comes before": (("	red.global.add.u32 [%d0], 1;", WAIT), ("red",)),
+    "a copy comes before": (
+        ("	cp.async.ca.shared.global [%r1], [%d0], 4;", WAIT), ("cp",)),
+    "a path leads around the wait": ((*BRANCH, WAIT, "$L__a:", LOAD), ("ld", "ret")),
+    "a thread may not wait": ((f"	@%p1{WAIT}", LOAD), ("ld", "ret")),
+    "in a loop, twice": (
+        ("$L__a:", WAIT, *BRANCH, LOAD), ("griddepcontrol",)),
+    "the next launch starts before": (
+        ("	griddepcontrol.launch_dependents;", WAIT, LOAD), ("griddepcontrol",)),
+    "no wait": (("	mov.b32 %r1, 0;",), ("ret",)),
+    "an end before it": (("	@%p1 ret;", WAIT, LOAD), ("ret",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_no_wait_for_the_launch_before_precedes_is_found(name: str) -> None:
+    body, found = ORDERS[name]
+    ptx = kernel("\n".join(body), 1)
+    assert tuple(one.opcode[0] for one in unordered(parse(ptx))) == found

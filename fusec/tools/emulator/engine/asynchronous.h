@@ -57,7 +57,8 @@ static void complete_copy(Warp& w, Pending& p) {
     if (!shared_fits(w, actor.instruction, l, to, size)) return;
     uint8_t fresh[16] = {};
     if (read) {
-      const uint8_t* from = global_bytes(w, actor.instruction, l, p.origin[l], read, false, nullptr);
+      const uint8_t* from =
+          global_bytes(w, actor.instruction, l, p.origin[l], read, false, nullptr, p.known);
       if (!from) return;
       memcpy(fresh, from, read);
     }
@@ -135,7 +136,7 @@ static void complete_bulk_load(Warp& w, Pending& p) {
     uint64_t bytes = (uint64_t)(end - skipped), first = from + (uint64_t)skipped;
     if (bytes) {
       const uint8_t* source =
-          global_bytes(w, actor.instruction, 0, first, bytes, false, nullptr);
+          global_bytes(w, actor.instruction, 0, first, bytes, false, nullptr, p.known);
       if (!source) return;
       memcpy(fresh + skipped, source, bytes);
       block.machine->counts->global_loaded += (int64_t)bytes;
@@ -155,6 +156,17 @@ static void complete_bulk_load(Warp& w, Pending& p) {
   arrive(w, i, found->second, 0, -box_bytes(*p.map), known, p.fenced);
 }
 
+// Add f32 to memory: of a sum that blocks share, each part at once.
+static void add_floats(uint8_t* to, const uint8_t* parts, uint64_t bytes) {
+  for (uint64_t k = 0; k < bytes; k += sizeof(float)) {
+    float sum, part;
+    memcpy(&sum, to + k, sizeof sum);
+    memcpy(&part, parts + k, sizeof part);
+    sum += part;
+    memcpy(to + k, &sum, sizeof sum);
+  }
+}
+
 static void complete_bulk_store(Warp& w, Pending& p) {
   const Instruction& i = *p.instruction;
   Block& block = *w.block;
@@ -167,9 +179,13 @@ static void complete_bulk_store(Warp& w, Pending& p) {
     Conflict found = block.shadow.read(from + (uint64_t)skipped, bytes, actor, &other);
     if (report(w, i, found, 0, (int64_t)from, other)) return;
     const uint8_t* fresh = &block.shared[from + (uint64_t)skipped];
-    uint8_t* target = global_bytes(w, actor.instruction, 0, first, bytes, true, fresh);
+    bool adds = i.flags & ADDS;
+    if (adds && p.map->element != 4) return raise(w, i, MISALIGNED, 0, (int64_t)first, p.map->element);
+    uint8_t* target = global_bytes(w, actor.instruction, 0, first, bytes, true,
+                                   adds ? nullptr : fresh, p.known);
     if (!target) return;
-    memcpy(target, fresh, bytes);
+    if (adds) add_floats(target, fresh, bytes);
+    else memcpy(target, fresh, bytes);
     block.machine->counts->global_stored += (int64_t)bytes;
   });
   block.machine->counts->copied += box_bytes(*p.map);

@@ -58,6 +58,16 @@ static void run_set_registers(Warp& w, const Instruction& i) {
   if (more < 0) block.happened++;
 }
 
+// The launch before this one has ended, and what it wrote is visible to the whole grid.
+static void run_grid_wait(Warp& w, const Instruction& i) {
+  if (w.running != w.live) return raise(w, i, DIVERGED);
+  w.block->waits.push_back(now(w));
+}
+
+static void run_grid_launch(Warp& w, const Instruction& i) {
+  if (!may_go_on(*w.block, w.known)) raise(w, i, EARLY_LAUNCH);
+}
+
 static void run_ret(Warp& w, const Instruction&) {
   w.live &= ~w.running;
   w.active &= w.live;

@@ -164,6 +164,10 @@ static void start_warp(Block& block, Warp& w, int number) {
 static void check_end(Block& block) {
   while (!stopped(*block.machine) && complete_one(block)) {}
   check_tensor_memory(block);
+  const Launch& launch = *block.machine->launch;
+  if (launch.dependent && block.waits.empty()) {
+    raise_at(block.warps[0], launch.instructions - 1, NO_GRID_WAIT, -1, -1);
+  }
   for (Warp& w : block.warps) {
     drop_committed(w);
     for (int kind : {PRODUCTS, STORES}) {

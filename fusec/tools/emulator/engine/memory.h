@@ -1,10 +1,15 @@
 // Loads and stores of each space, atomics, and copies of 8 x 8 tiles to and from shared memory.
 
 // Return where bytes of global memory lie after all checks, or null after a fault; `fresh` is what
-// will be written there, null for an atomic.
+// will be written there, null for an atomic; `known` is what who touches them knew at issue.
 static uint8_t* global_bytes(Warp& w, int64_t instruction, int lane, uint64_t address,
-                             uint64_t bytes, bool writes, const uint8_t* fresh) {
+                             uint64_t bytes, bool writes, const uint8_t* fresh,
+                             const Clock& known) {
   Machine& machine = *w.block->machine;
+  if (!may_go_on(*w.block, known)) {
+    raise_at(w, instruction, EARLY_ACCESS, lane, (int64_t)address, (int64_t)bytes);
+    return nullptr;
+  }
   const Launch& launch = *machine.launch;
   const Buffer* end = launch.buffers + launch.buffer_count;
   const Buffer* after = std::upper_bound(
@@ -92,7 +97,7 @@ static uint8_t* place_of(Warp& w, const Instruction& i, int lane, uint64_t addre
     default:
       (fresh ? counts.global_stored : counts.global_loaded) += (int64_t)bytes;
       return global_bytes(w, index_of(w, i), lane, address, bytes, fresh != nullptr,
-                          i.op == OP_atom ? nullptr : fresh);
+                          i.op == OP_atom ? nullptr : fresh, w.known);
   }
 }
 
@@ -160,24 +165,29 @@ static T atomic_result(T old, T b, T c, const Instruction& i) {
   }
 }
 
-// [the old value,] the address and its offset, the values; `flags` says whether there is a result.
+// [the old values,] the address and its offset, the values; `flags` says whether there are results,
+// `source` how many neighbours a lane has.
 static void run_atom(Warp& w, const Instruction& i) {
-  int64_t first = i.flags & RETURNS ? 1 : 0;
+  int64_t n = i.source, first = i.flags & RETURNS ? n : 0;
   Lanes<uint64_t> at = addresses(w, i, first);
   with_any(i.type, [&](auto tag) {
     using T = decltype(tag);
-    Lanes<T> b = fetch<T>(w, i, first + 2), c{}, old{};
+    std::array<Lanes<T>, 4> b{}, old{};
+    Lanes<T> c{};
+    for (int64_t k = 0; k < n; k++) b[k] = fetch<T>(w, i, first + 2 + k);
     if (i.count == ATOMIC_CAS) c = fetch<T>(w, i, first + 3);
     for (int l = 0; l < LANES; l++) {
       if (!(w.running >> l & 1)) continue;
-      uint8_t unknown[8] = {};
-      uint8_t* to = place_of(w, i, l, at[l], sizeof(T), unknown);
+      uint8_t unknown[32] = {};
+      uint8_t* to = place_of(w, i, l, at[l], sizeof(T) * (uint64_t)n, unknown);
       if (!to) return;
-      memcpy(&old[l], to, sizeof(T));
-      T fresh = atomic_result(old[l], b[l], c[l], i);
-      memcpy(to, &fresh, sizeof(T));
+      for (int64_t k = 0; k < n; k++) {
+        memcpy(&old[k][l], to + k * sizeof(T), sizeof(T));
+        T fresh = atomic_result(old[k][l], b[k][l], c[l], i);
+        memcpy(to + k * sizeof(T), &fresh, sizeof(T));
+      }
     }
-    if (first) put(w, i, 0, old);
+    for (int64_t k = 0; k < first; k++) put(w, i, k, old[k]);
   });
 }
 

@@ -85,6 +85,7 @@ struct Launch {
   int64_t local_bytes;
   int64_t threads;
   int64_t thread_registers;  // 0: not known
+  int64_t dependent;         // 1: it may start while the launch before it runs
   int64_t event_room;
   int64_t grid[3];
   int64_t seed;

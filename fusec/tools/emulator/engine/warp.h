@@ -111,6 +111,7 @@ struct Block {
   std::vector<std::shared_ptr<Pending>> loads;  // bulk loads under way
   std::array<uint32_t, AGENTS> async_times{};
   std::shared_ptr<TensorMemory> tensor;  // from the first use on
+  std::vector<Epoch> waits;  // by griddepcontrol.wait, for the launch before this one
   int mbarriers_made = 0;
   uint64_t happened = 1;       // phases that ended, registers that were given back
   int64_t free_registers = 0;  // of a thread, for a warp that asks
@@ -122,6 +123,7 @@ enum Faults {
   DIVERGED, BAD_DESCRIPTOR, NO_TENSOR_MAP, STEP_LIMIT, TRAP, BARRIER_COUNT, NO_WGMMA_FENCE,
   TRANSACTION_COUNT, UNSUPPORTED, LOCAL_BOUNDS, MBARRIER_RACE, REGISTER_COUNT,
   BLOCK_RACE, TENSOR_BOUNDS, TENSOR_RACE, TENSOR_UNINITIALISED, TENSOR_ALLOCATION, TENSOR_LEAK,
+  EARLY_ACCESS, EARLY_LAUNCH, NO_GRID_WAIT,
 };  // the names are in faults.py, in this order
 
 static bool stopped(const Machine& m) { return m.fault->code != 0; }
@@ -280,6 +282,16 @@ static Actor generic_actor(const Warp& w, const Instruction& i) {
 
 // Let a warp's time go on: what it did so far was released to others.
 static void tick(Warp& w) { w.known.times[w.number]++; }
+
+// Whether the launch before this one has ended for whom knows `known`: there is none, or a warp that
+// it knows of has waited for it.
+static bool may_go_on(const Block& block, const Clock& known) {
+  if (!block.machine->launch->dependent) return true;
+  for (Epoch e : block.waits) {
+    if (known.times[e.agent] >= e.time) return true;
+  }
+  return false;
+}
 
 static bool report(Warp& w, const Instruction& i, Conflict found, int lane, int64_t address,
                    int64_t other) {
