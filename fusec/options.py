@@ -5,8 +5,9 @@ Decides each option's name, type and default, and which source wins. From weak t
     default of the field  <  environment variable  <  torch.compile(mode=...)  <  options={...}
 
 The environment variable of field `cache_dir` is `FUSEC_CACHE_DIR`; the table of all of them is
-`environment_variables()`, which `fusec --help` prints. To add an option, add a field to `Options`:
-parsing, checking, help and the nearest-name message follow from its declaration.
+`environment_variables()`, which `fusec --help` prints. One setting of torch is stronger than all:
+`torch.use_deterministic_algorithms(True)` sets `deterministic`. To add an option, add a field to
+`Options`: parsing, checking, help and the nearest-name message follow from its declaration.
 
     >>> Options.from_compile("reduce-overhead", None, environ={"FUSEC_THREADS": "1"}).cudagraphs
     True
@@ -17,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -123,6 +125,11 @@ class Options:
         "warp specialization (sm_90): cooperative, never, or auto, by a rule or a race",
         choices=("auto", "cooperative", "never"),
     )
+    dependent_launches: str = _option(
+        "auto",
+        "start a kernel while the one before it ends (sm_90 on): always, never, or auto, by a race",
+        choices=("auto", "always", "never"),
+    )
     fusion: bool = _option(
         True, "fuse definitions; off: each is a kernel of its own, for debugging"
     )
@@ -200,6 +207,9 @@ class Options:
     ) -> Options:
         """Return the options that torch.compile's `mode=` and `options=` and the environment give.
 
+        `torch.use_deterministic_algorithms` is asked here, for every way into the compiler: where
+        a model's file may call it, options are made after that file has run.
+
         Args:
             environ: read in place of `os.environ`.
         Raises:
@@ -213,6 +223,8 @@ class Options:
             if name not in declared:
                 raise UsageError.unknown("option", str(name), declared)
             chosen[name] = _checked(declared[name], value, f"option {name!r}")
+        if _torch_is_deterministic():
+            chosen["deterministic"] = True
         return cls(**chosen)
 
     @classmethod
@@ -278,6 +290,12 @@ def environment_variables() -> tuple[Variable, ...]:
         )
         for option in fields(Options)
     )
+
+
+def _torch_is_deterministic() -> bool:
+    """Return torch's setting: errors or warnings for eager kernels; False before torch is there."""
+    torch = sys.modules.get("torch")  # not imported, which `fusec --help` shall not wait for
+    return torch is not None and torch.are_deterministic_algorithms_enabled()
 
 
 def _from_mode(mode: str | None) -> Mapping[str, bool | float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -213,7 +215,7 @@ def test_the_key_changes_with_what_changes_code_and_with_nothing_else() -> None:
     }
     assert changing == {
         *("autotune", "batch_invariant", "chunk_bytes", "cudagraphs", "descriptors"),
-        *("deterministic", "fallback_random", "fusion"),
+        *("dependent_launches", "deterministic", "fallback_random", "fusion"),
         *("channels_last", "memory_budget", "merge_limit", "native"),
         *("passes", "precision", "race", "race_budget_s", "roles", "target", "verify"),
     }
@@ -232,6 +234,24 @@ def test_nothing_is_timed_where_rules_choose() -> None:
     for name in ("native", "batch_invariant"):
         assert Options(**{name: True}).alone and not Options(**{name: True}).times
     assert not Options(autotune=False).times and not Options(race="fused").times
+
+
+@pytest.mark.parametrize("warn_only", (False, True))
+def test_torch_s_deterministic_algorithms_are_ours_for_every_way_in(warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        made = [
+            options_from(None, {name: name == "freeze"}) for name in ("freeze", "deterministic")
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(one.deterministic and not one.times for one in made) and made[0].freeze
+    assert not options_from().deterministic
+
+
+def test_options_are_read_without_torch() -> None:
+    code = "import sys; from fusec.options import Options; Options.from_compile(None, None)"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_each_option_has_a_variable_and_a_line_of_help() -> None:

@@ -12,6 +12,7 @@ Grid points run one after another in the caller's thread; use few.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,6 +93,7 @@ class _Patches:
             # Triton 3.6 converts an array of one element, which NumPy 2.4 refuses.
             scope.set_attr(tl.tensor, "__index__", lambda x: int(x.handle.data.item()))
             scope.set_attr(tl, "map_elementwise", _map_elementwise)
+            scope.set_attr(tl, "inline_asm_elementwise", _product)
             scope.set_attr(interpreter.ReduceOps, "generic_reduce", _reduce)
             scope.set_attr(JITFunction, "__call__", _call)
         return self
@@ -109,6 +111,13 @@ def _interpreting() -> Iterator[None]:
         mock.patch.object(interpreter, "interpreter_semantic", TritonSemantic(_BUILDER)),
     ):
         yield
+
+
+def _product(text: str, constraints: str, args: Sequence[Any], dtype: Any, **kwargs: Any) -> Any:
+    """Run the assembly of a product of 32 bits by a number; no other is interpreted."""
+    found = re.fullmatch(r"mul\.wide\.u32 \$0, \$1, (\d+);", text)
+    assert found is not None, text
+    return args[0].to(dtype) * int(found[1])
 
 
 def _range(*bounds: Any) -> Iterator[Any]:

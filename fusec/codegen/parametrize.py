@@ -37,12 +37,12 @@ from fusec.codegen.cpp import printer as cpp
 from fusec.codegen.cpp.transposed import transposed_block
 from fusec.codegen.cpp.unrolling import is_unrolled
 from fusec.errors import InternalError, InvalidIR
+from fusec.ir.atoms import MAX_SIZE
 from fusec.ir.canonical import canonical
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, substitute
 from fusec.ir.index import Atom, Axis, Index, Size, index, product
 from fusec.ir.names import Names
 from fusec.ir.program import (
-    MAX_SIZE,
     For,
     Let,
     Program,

@@ -136,6 +136,11 @@ class Target:
         """Torch's name of the target's device type."""
         return self.codegen.device
 
+    def in_order(self) -> Target:
+        """Return the target without sums in memory, which have no order."""
+        sm = replace(self.machine.sm, adds=False)
+        return replace(self, machine=replace(self.machine, sm=sm)) if self.machine.sm.adds else self
+
     def plans(self, kernel: FlatKernel) -> tuple[Plan, ...]:
         """Return a kernel's candidate plans, the default by rule first; a race picks among them."""
         return self.codegen.plans(kernel, self.machine)
@@ -198,6 +203,8 @@ HOPPER_MACHINE = Machine(
         from_shared=True,
         coarse=True,
         descriptors=True,
+        dependent=True,
+        adds=True,
         group_registers=176,
     ),
     part_share=0.01,
@@ -205,8 +212,8 @@ HOPPER_MACHINE = Machine(
     # By the model alone (tools/report/kernel_time.py; Triton 3.7.1, 2026-11). Few rows: barriers of
     # an iteration cost more than its products (16 x 4096 -> 14336: 0.86 of the floor, 0.74 with 64
     # terms). Gradients of heads of 128 features take 0.69 of the time (causal, 2x32x4096).
-    tiles=TileTuning(small_programs=3, skinny_step=(16, 128), nested_gradients=((128, 128, 8, 2),)),
-    code=CodeTuning(converts_float8=True, asynchronous_rows=64),
+    tiles=TileTuning(small_programs=3, long_rows=16, nested_gradients=((128, 128, 8, 2),)),
+    code=CodeTuning(ptx=True, converts_float8=True, asynchronous_rows=64),
 )
 A100_MACHINE = Machine(
     bytes_per_us=1.7e6,
@@ -219,13 +226,14 @@ A100_MACHINE = Machine(
     sm=Resources(shared_bytes=166912, issue_budget=11.5, tile_registers=128),
     part_share=0.01,
     fusion=GPU_CHUNKS,
+    code=CodeTuning(ptx=True),
 )
 _HOPPER_UNMEASURED = replace(
     HOPPER_MACHINE,
     products_per_us=3.95e8,
     rates=ProductRates(),
     tiles=TileTuning(),
-    code=CodeTuning(converts_float8=True),
+    code=CodeTuning(ptx=True, converts_float8=True),
 )
 """As Hopper, without what only an H100 measured."""
 # Of what was measured nowhere, memory is 0.9 and products are 0.7 of the data sheets, as on Hopper.
@@ -240,6 +248,7 @@ B200_MACHINE = replace(
         coarse=False,
         scaled=True,
         scaled_tile=(128, 64),
+        adds=False,
         group_registers=0,
         tensor_columns=512,
         issue_budget=4.9,
@@ -260,8 +269,9 @@ RTX_5090_MACHINE = replace(
         tile_registers=128,
         scaled=True,
         descriptors=True,
+        dependent=True,
     ),
-    code=CodeTuning(converts_float8=True),
+    code=CodeTuning(ptx=True, converts_float8=True),
 )
 _CDNA = Resources(
     registers=131072,
@@ -280,7 +290,7 @@ MI300_MACHINE = replace(
     products_per_us=4.6e8,
     float8=1.0,
     sm=_CDNA,
-    rows=RowTuning(packed_tiles=0),
+    rows=RowTuning(thread_values=0),
     tiles=TileTuning(
         nested=(
             *((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),

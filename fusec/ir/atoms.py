@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _serial = itertools.count()
 
+MAX_SIZE = 2**31 - 2**20
+"""The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
+
 
 class Axis:
     """An iteration axis: ``0 <= axis < extent``, and ``< limit`` where a ragged split set one.
@@ -94,12 +97,7 @@ class Minimum(Size):
     __slots__ = ("args",)
 
     def __init__(
-        self,
-        name: str,
-        hint: int,
-        least: int | None,
-        most: int | None,
-        args: tuple[Index, ...],
+        self, name: str, hint: int, least: int | None, most: int | None, args: tuple[Index, ...]
     ) -> None:
         super().__init__(name, hint, least, most, args)
         self.args = args

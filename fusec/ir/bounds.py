@@ -1,4 +1,6 @@
-"""Proofs of ``low >= 0`` by relations between sizes: ``s <= t``, the minimum of two sums.
+"""Bounds of sums: magnitudes, and proofs of ``low >= 0`` by relations between sizes.
+
+Such relations are ``s <= t``, and the minimum of two sums.
 
 Where a size is subtracted, an upper bound may be substituted for it. Elsewhere a minimum of two
 sums is one of the two, so that it suffices to prove the claim for each.
@@ -10,10 +12,13 @@ at least 0, and it is at most 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fusec.ir.atoms import Minimum, Size
+from fusec.errors import InternalError
+from fusec.ir.atoms import MAX_SIZE, Atom, Axis, FloorDiv, Minimum, Mod, Runtime, Size
 
 if TYPE_CHECKING:
     from fusec.ir.index import Index
@@ -41,3 +46,34 @@ def _replaced(value: Index, size: Size, by: Index) -> Index:
     """Return a sum with ``by`` substituted for a size, except inside divisions."""
     nothing = by * 0
     return nothing + value.evaluate(lambda atom: by if atom is size else nothing + atom)
+
+
+def magnitude(value: Index, elements: float = math.inf) -> float:
+    """Return a bound on the absolute value of every partial sum of ``value``.
+
+    Args:
+        elements: a bound on products, for those that number elements.
+    """
+    total: float = abs(value.const)
+    for monomial, coefficient in value.terms:
+        bound = math.prod(map(partial(_atom_bound, elements=elements), monomial))
+        total += abs(coefficient) * (min(bound, elements) if len(monomial) > 1 else bound)
+    return total
+
+
+def _atom_bound(atom: Atom, elements: float) -> float:
+    match atom:
+        case Size(least=least, most=most):
+            if most is None or least is None or least < 0:
+                return MAX_SIZE
+            return min(most, MAX_SIZE)
+        case Axis() | Runtime():
+            return max(magnitude(atom.extent, elements) - 1, 0)
+        case Mod():
+            return magnitude(atom.divisor, elements)
+        case FloorDiv():
+            bound = magnitude(atom.dividend, elements)
+            divisor = abs(atom.divisor.const) if atom.divisor.is_constant else 1
+            return bound // max(divisor, 1) + 1
+        case _:
+            raise InternalError(atom, stage="ir.bounds")

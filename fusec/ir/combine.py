@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusec.errors import InternalError
+from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
     Const,
     Expr,
@@ -52,7 +53,7 @@ def combine(monoid: Monoid, old: State, new: State) -> State:
         return (Op(monoid.combine, (*old, *new)),)
     if monoid is RECURRENCE:
         (factor, term), (again, added) = old, new
-        return op("mul", again, factor), _product(again, term) + added
+        return _product(again, factor), _product(again, term) + added
     if monoid is EXPSUM:
         (greatest, total), (exponent, weight) = old, new
         lesser = _decay(greatest, exponent)
@@ -63,6 +64,9 @@ def combine(monoid: Monoid, old: State, new: State) -> State:
 
 
 def _product(factor: Expr, term: Expr) -> Expr:
+    """Return a product; where the factor is a truth value, the term or 0."""
+    if factor.dtype is BOOL:
+        return select(factor, term, 0)
     return op("mul", cast(factor, term.dtype), term)
 
 

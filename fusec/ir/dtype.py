@@ -166,13 +166,7 @@ class NumberForm(enum.Enum):
 
 OPAQUE_TYPES: tuple[DType, ...] = tuple(
     DType(name, Kind.OPAQUE, itemsize)
-    for name, itemsize in (
-        ("c32", 4),
-        ("u16", 2),
-        ("u32", 4),
-        ("u64", 8),
-        ("unknown", 1),
-    )
+    for name, itemsize in (("c32", 4), ("u16", 2), ("u32", 4), ("u64", 8), ("unknown", 1))
 )
 
 DTYPES: dict[str, DType] = {

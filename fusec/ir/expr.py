@@ -44,6 +44,7 @@ from fusec.ir.index import (
     index,
     is_in_range,
     is_nonnegative,
+    may_wrap,
     mod,
     sum_of_terms,
 )
@@ -375,7 +376,8 @@ def cast(arg: Expr, dtype: DType) -> Expr:
         return arg
     if isinstance(arg, Const) and _folds(arg, dtype):
         return Const(arg.value, dtype)
-    if isinstance(arg, IndexValue) and dtype in (I32, I64):
+    bits = 8 * dtype.itemsize
+    if isinstance(arg, IndexValue) and dtype in (I32, I64) and not may_wrap(arg.index, bits):
         return IndexValue(arg.index, dtype)
     return Cast(arg, dtype)
 
@@ -577,9 +579,7 @@ def _substitute_atom(
 
 
 def substitute_all(
-    roots: tuple[Expr, ...],
-    mapping: Mapping[Axis, Index],
-    known: Mapping[Expr, Expr] | None = None,
+    roots: tuple[Expr, ...], mapping: Mapping[Axis, Index], known: Mapping[Expr, Expr] | None = None
 ) -> tuple[Expr, ...]:
     """Replace axes by indices, which may rename, split or merge bound axes of reductions.
 

@@ -144,11 +144,19 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """``buffer[indices] = expr`` at every point of the kernel's axes that either side mentions."""
+    """``buffer[indices] = expr`` at every point of the kernel's axes that either side mentions.
+
+    Attributes:
+        adds: it is a sum, whose parts are added to memory that begins as zeros, in any order: an
+            axis that it sums along may be on the grid.
+        guard: where it is false, nothing is written; None: it is true.
+    """
 
     buffer: Buffer
     indices: tuple[Index, ...]
     expr: Expr
+    adds: bool = False
+    guard: Expr | None = None
 
 
 def axes_of(stores: Iterable[Store]) -> set[Axis]:
@@ -196,9 +204,13 @@ class Kernel:
         Labels stay attached to their values, because equal expressions stay equal.
         """
         labels = tuple(value for value, _ in self.labels)
-        found = iter(rule((*(store.expr for store in self.stores), *labels)))
-        stores = tuple(replace(store, expr=next(found)) for store in self.stores)
-        return replace(self, stores=stores, labels=tuple((next(found), n) for _, n in self.labels))
+        guards = tuple(store.guard for store in self.stores if store.guard is not None)
+        found = iter(rule((*(store.expr for store in self.stores), *guards, *labels)))
+        stores = [replace(store, expr=next(found)) for store in self.stores]
+        stores = [s if s.guard is None else replace(s, guard=next(found)) for s in stores]
+        return replace(
+            self, stores=tuple(stores), labels=tuple((next(found), n) for _, n in self.labels)
+        )
 
     def substitute(self, mapping: Mapping[Axis, Index]) -> Kernel:
         """Return the kernel with axes renamed, split or merged: in values, indices and loops."""
@@ -299,7 +311,8 @@ class Carried:
     """A value that each iteration of a loop reads, and replaces for the next one.
 
     Iterations write ``final`` and ``other`` in turn, so that the last one writes ``final``; the
-    first reads ``initial``, each later one what the iteration before it wrote.
+    first reads ``initial``, each later one what the iteration before it wrote. Where it is not
+    known which one is the last, what it wrote is copied to ``final``.
 
     Attributes:
         initial: a window with the layout of the others.
@@ -335,6 +348,8 @@ class RowLoop:
         placed: the same, but the body's kernels store the rows there.
         added: buffers that start at 0, to which the body itself adds.
         carried: values that each iteration replaces.
+        while_true: an iteration follows as long as the first carried value, a truth value, is true,
+            instead of one for each chunk; there are no rows then.
     """
 
     name: str
@@ -348,6 +363,7 @@ class RowLoop:
     added: tuple[Buffer, ...]
     placed: tuple[Buffer, ...] = ()
     carried: tuple[Carried, ...] = ()
+    while_true: bool = False
 
     impure: ClassVar[bool] = False
     is_launch: ClassVar[bool] = True

@@ -60,7 +60,7 @@ class Allocation:
     """Give a buffer memory: new, or that of ``over``.
 
     Attributes:
-        zeroed: new memory begins as zeros, for a loop adds to it.
+        zeroed: new memory begins as zeros, for a loop or the programs of a kernel add to it.
     """
 
     buffer: Buffer

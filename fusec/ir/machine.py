@@ -64,8 +64,11 @@ class FusionTuning:
     )  # fmt: skip
     """Most rows of a grouped product's group, on average, the rows of its blocks, and of their
     parts: 12 sums and three rows are the registers of AVX2 (``docs/decisions/experts.md``)."""
-    slow_block: int = 32
-    """The same for more rows, and types that the library multiplies element by element."""
+    tile_block: int = 32
+    """The same where weights lie along columns, or the library multiplies element by element."""
+    tiled_rows: tuple[int, int] = (3, 32)
+    """Least and most rows of a group, on average, whose f32 weights lie along columns: with others
+    the library is as fast (24 groups of 512 x 768, 1024 x 1536; AVX2, 2026-11-29)."""
     channel_product: int = 1 << 28
     """Multiply-adds up to which a 1 x 1 convolution of a channels-last image is a matrix product:
     MobileNetV3 takes 0.94 of the time, DenseNet-121 0.95; 2^24 gained it a third (2026-11-26)."""
@@ -203,8 +206,7 @@ class RowTuning:
     loop_warps: int = 4
     """Warps of a program that loops over a row: some ten programs share a multiprocessor."""
     kept_bytes: int = 40_000_000
-    """Bytes that the second-level cache keeps until a kernel reads them again: of 60 MB, in two
-    halves, on an H200."""
+    """Bytes that the L2 cache keeps until they are read again: of 60 MB, in two halves (H200)."""
     concurrent: int = 4
     """Programs with a loop, of 512 threads, that share a multiprocessor."""
     alone: int = 8
@@ -238,12 +240,13 @@ class RowTuning:
     """Least elements of a part of a row: with 16 bits, 16 bytes for each lane of a warp."""
     part_row: int = 4096
     """Elements of a part of a row beside column sums."""
-    packed_tiles: int = 3 << 14
-    """Elements of column sums, and of the rows beside them, from which registers keep rows as they
-    were loaded, and parts have ``packed_row`` elements; 0: never."""
+    thread_values: int = 168
+    """Most values of column sums, and rows beside them, in a thread's registers: of more, rows stay
+    as they were loaded. 0: they never do, and all parts of a row are whole."""
+    thread_parts: int = 5
+    most_parts: int = 8
+    """Parts of a row beside column sums of which registers hold vectors, the second packed."""
     packed_row: int = 2048
-    packed_parts: int = 8
-    """Most such parts: of what stands behind the sums of a row only one part's values are there."""
     column_rows: int = 32
     """Rows of a column reduction's tile."""
     final_rows: int = 512
@@ -292,20 +295,23 @@ class TileTuning:
     skinny_others: tuple[tuple[int, int, int], ...] = (
         *((64, 4, 6), (32, 4, 6), (128, 4, 4), (64, 4, 4), (128, 8, 4), (256, 8, 3), (16, 4, 6)),
     )
-    """Columns, warps and stages that a race may try where one tile holds all rows of a product.
-
-    With tiles of 64 columns, 16 rows of 4096 terms and 14336 columns take 27 us of memory (H200):
-    224 concurrent programs have up to 100 KB in flight for each multiprocessor, and multiprocessors
-    with two programs finish no later than those with one, as all wait for one memory. Half the
-    columns make 448 programs, which read the rows 448 times: 176 MB from the second-level cache
-    instead of 147. A race decides, and tries this before tiles that leave multiprocessors idle.
-    """
+    """Columns, warps and stages that a race may try where one tile holds all rows of a product."""
     full_rows: int = 64
-    """Rows of the narrowest tile that a group of four warps multiplies at full rate."""
+    """Rows of the narrowest tile that four warps multiply at full rate."""
     loop_bytes: int = 128
     """Bytes of an operand's tile along the loop: a swizzled row of shared memory."""
-    skinny_step: tuple[int, int] = (0, 0)
-    """Rows of a tile up to which an iteration has more terms than a swizzled row, and these."""
+    long_rows: int = 0
+    """Rows of a tile up to which it may be one of ``skinny_long``, and has ``side`` terms else."""
+    skinny_long: Shapes = (
+        *((128, 256, 8, 3), (128, 128, 4, 4), (64, 512, 8, 3), (64, 256, 8, 4)),
+        *((32, 1024, 8, 3), (32, 512, 8, 4)),
+    )
+    """Columns, terms, warps and stages of such tiles, best first: 16 rows of 4096 terms and 6144
+    columns take 14.6 us with 512 terms, 15.2 with 256 (model of sm_90, 2026-11)."""
+    skinny_bytes: int = 60 << 10
+    """Bytes ahead on each multiprocessor, on average, that keep the memory busy, if programs for
+    ``full_long`` of them load so many."""
+    full_long: float = 0.66
     few_registers: int = 64
     """Registers of a thread for tiles up to which four warps suffice instead of eight."""
     by_fmas: tuple[int, int] = (2, 4)
@@ -328,8 +334,7 @@ class TileTuning:
     waves: int = 2
     """Programs for each multiprocessor at which a split loop aims."""
     full_skinny: float = 1.5
-    """Programs for each multiprocessor that keep the memory busy, where tiles have few rows, and 64
-    columns."""
+    """Programs for each multiprocessor, of tiles of few rows, that keep the memory busy."""
     spare: float = 0.9
     """Share of the registers for tiles up to which a loop is emitted twice, with and without its
     mask. At the limit itself the second one spills: 384 bytes of a gradient with 256 columns, 488
@@ -362,6 +367,8 @@ class CodeTuning:
 
     converts_float8: bool = False
     """Does the GPU have instructions that convert float8_e4m3fn and float8_e5m2 (from sm_89 on)?"""
+    ptx: bool = False
+    """Is its assembly PTX?"""
     asynchronous_rows: int = 0
     """Fewest rows of a product that runs on beside its loop (wgmma, ``unread_sums``); 0: none."""
     chain: int = 4
@@ -380,6 +387,8 @@ class CodeTuning:
     """The same of a horizontal reduction."""
     ordered: int = 6
     """Most lane axes of which all orders are tried."""
+    cache_line: int = 64
+    """Bytes that a prefetch fetches."""
     chunk: int = 8
     """Most adjacent tiles in a chunk of ``schedule(dynamic)`` where weights lie in panels: a core
     prefetches its next panel (1024 x 384 x 1536 takes 0.93 of the time of chunks of one; AVX-512,
@@ -436,6 +445,8 @@ class Resources:
         scaled: tensor cores multiply factors with a scale for each block (``ir/scaled.py``).
         scaled_tile: least rows and columns of such a product's tile.
         descriptors: hardware copies tiles described by a tensor descriptor (NVIDIA's TMA).
+        dependent: a launch may begin while the one before it ends (``LaunchSettings.dependent``).
+        adds: programs may add parts of a sum to memory, where two sums share what they sum.
         tensor_columns: columns, of 128 lanes of 32 bits, of the memory that tensor cores add in; 0
             where that is registers.
         group_registers: registers of a consumer warp's thread for f32 tiles under warp
@@ -459,6 +470,8 @@ class Resources:
     scaled: bool = False
     scaled_tile: tuple[int, int] = (16, 8)
     descriptors: bool = False
+    dependent: bool = False
+    adds: bool = False
     tensor_columns: int = 0
     group_registers: int = 0
 

@@ -23,6 +23,17 @@ def made_by(step: Step) -> tuple[Buffer, ...]:
             return ()
 
 
+def added_to(step: Step) -> tuple[Buffer, ...]:
+    """Return the buffers that have to begin as zeros before a step, for it adds to them."""
+    match step:
+        case RowLoop(added=added):
+            return added
+        case Kernel():
+            return tuple(dict.fromkeys(s.buffer.base for s in step.stores if s.adds))
+        case _:
+            return ()
+
+
 def owned(step: Step) -> tuple[Buffer, ...]:
     """Return the buffers that a step writes and nothing else aliases: their memory is reusable."""
     match step:

@@ -8,7 +8,7 @@ Grammar of the printed form::
                 | 'carry' var '=' constant                Carry: a value that loops update
                 | var ':=' expr                           Update
                 | 'for' axis 'in' start '..' min(stop, ...) ':' statement*
-                | buffer '[' offset ']' '=' var ['if' var]   Put
+                | buffer '[' offset ']' ('=' | '+=') var ['if' var]   Put
                 | 'scratch' buffer '[' length ']'         Scratch: an array private to the program
                 | matrix ('=' | '+=') matrix '@' matrix   Multiply: a product of matrices in memory
                   'for' count 'x' count 'x' count
@@ -56,9 +56,6 @@ from fusec.ir.text import print_axes
 MULTIPLE = 16
 """A GPU launch is specialised by which addresses, in bytes, and sizes are multiples of it."""
 
-MAX_SIZE = 2**31 - 2**20
-"""The greatest symbolic size that a kernel takes: an index below it plus a tile fits 32 bits."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Let:
@@ -89,12 +86,17 @@ class Put:
     """Write ``value`` to the element ``offset`` of a buffer, in each lane where ``guard`` is true.
 
     ``value`` has the buffer's type. Lanes that neither offset nor value has are written once.
+
+    Attributes:
+        adds: adds to the elements, each at one go: instances of the body may add to one element,
+            in any order. The program has no other access to such a buffer.
     """
 
     buffer: Buffer
     offset: Index
     value: Var | Const
     guard: Var | None
+    adds: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +115,11 @@ class For:
     start: Index
     stops: tuple[Index, ...]
     body: tuple[Statement, ...]
+
+    @property
+    def is_around_one(self) -> bool:
+        """Whether it holds one loop, and nothing else."""
+        return len(self.body) == 1 and isinstance(self.body[0], For)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +248,47 @@ Statement: TypeAlias = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaunchSettings:
+    """How a kernel is launched and how its loops are pipelined: of a plan, and of its program.
+
+    Attributes:
+        warps: warps of a program instance; 0 on a CPU. All others but ``stages`` are a GPU's.
+        stages: iterations of a loop that are in flight: asynchronous copies on a GPU; on a CPU,
+            how far loads that no other grid point shares are prefetched.
+        group: rows of tiles that share the columns' data in the cache: grid points run in blocks of
+            this many along the second to last grid axis; 0 for row by row.
+        descriptors: operands of products are copied by tensor descriptors where possible.
+        adds_tiles: tiles are added to memory by tensor descriptors where possible.
+        registers: register limit of a thread; 0 leaves it to the compiler.
+        packed: what stands behind a loop's sums is computed again from loads of 16 bits, which take
+            half the registers of their values.
+        roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
+            "": none.
+        programs: number of persistent programs that share the grid; 0: one for each grid point.
+        dependent: programs may start while the launch before this one ends. Each waits for that
+            launch before it touches memory, and then lets the next launch start.
+    """
+
+    warps: int = 4
+    stages: int = 1
+    group: int = 0
+    descriptors: bool = False
+    adds_tiles: bool = False
+    registers: int = 0
+    packed: bool = False
+    roles: str = ""
+    programs: int = 0
+    dependent: bool = False
+
+    @property
+    def copies_tiles(self) -> bool:
+        """Whether it has tensor descriptors, where they are possible."""
+        return self.descriptors or self.adds_tiles
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class Program(LaunchSettings):
     """A kernel ready to print.
 
     Attributes:
@@ -251,19 +297,8 @@ class Program:
         grid: one instance of the body for each point.
         lanes: lane axes, outermost first; their extents are constants (powers of two on a GPU).
         notation, source: the kernel in index notation, and the user's source lines: for comments.
-        warps: for a GPU, warps of one program instance.
-        stages: iterations of a loop that are in flight (software pipelining): loads run ahead.
-        group: for a GPU, rows of tiles that share the columns' data in the cache: grid points run
-            in blocks of this many along the second to last grid axis; 0 for row by row.
-        descriptors: for a GPU, operands of products are copied by tensor descriptors where they
-            can be.
-        registers: for a GPU, the limit of registers per thread; 0 for the compiler's choice.
         table: it runs for each row of a table of buffers' addresses and sizes: one launch of a
             foreach kernel.
-        packed: for a GPU, as of ``Plan``.
-        roles: for a GPU, warp specialization: "cooperative" has one producer warp and one consumer
-            group; "": every warp does both.
-        programs: for a GPU, the number of persistent programs; 0: one for each grid point.
         counts: for tiles of products, lane axis -> bounds of its elements that exist, if there may
             be fewer than lanes. What lanes beyond hold reaches neither memory nor a reduction.
         overlaid: buffers that may alias each other.
@@ -283,17 +318,9 @@ class Program:
     body: tuple[Statement, ...]
     notation: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
-    warps: int = 4
-    stages: int = 1
-    group: int = 0
     work: Index | None = None
-    descriptors: bool = False
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
-    registers: int = 0
-    packed: bool = False
-    roles: str = ""
-    programs: int = 0
     counts: tuple[tuple[Axis, tuple[Index, ...]], ...] = ()
     exponentials: tuple[tuple[Var, str], ...] = ()
     code: CodeTuning = field(default_factory=CodeTuning)
@@ -302,6 +329,12 @@ class Program:
     def buffers(self) -> tuple[Buffer, ...]:
         """Every buffer argument once, in the order of a launch: reads, then writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+    @property
+    def added(self) -> frozenset[Buffer]:
+        """The buffers that it adds to: the order of these sums differs from launch to launch."""
+        found = (s for s in statements(self.body) if isinstance(s, Put) and s.adds)
+        return frozenset(put.buffer.base for put in found)
 
     @property
     def multiplies(self) -> bool:
@@ -403,7 +436,8 @@ def print_block(body: tuple[Statement, ...], depth: int, lines: list[str]) -> No
             case Put():
                 guard = f" if {statement.guard!r}" if statement.guard is not None else ""
                 target = f"{statement.buffer.name}[{statement.offset}]"
-                lines.append(f"{pad}{target} = {statement.value!r}{guard}")
+                sign = "+=" if statement.adds else "="
+                lines.append(f"{pad}{target} {sign} {statement.value!r}{guard}")
             case Scratch():
                 lines.append(f"{pad}scratch {statement.buffer.name}[{statement.length}]")
             case For():

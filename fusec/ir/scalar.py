@@ -88,6 +88,7 @@ _ROWS = (
     ScalarOp("erf", 1, takes="float", cost=18),
     ScalarOp("erfc", 1, takes="float", cost=32),
     ScalarOp("erfinv", 1, takes="float", cost=40),
+    ScalarOp("ndtr", 1, takes="float", cost=20),  # normal distribution: (1 + erf(x / 2**0.5)) / 2
     ScalarOp("lgamma", 1, takes="float", cost=64),
     # f32 -> f32, to the nearest number of a type, ties to even.
     ScalarOp("round_f16", 1, takes="f32", cost=2),

@@ -49,6 +49,7 @@ class Hit:
     """An axis of a scatter's result, and where along it each source counts.
 
     Attributes:
+        place: it may vary along axes of the result, too: each row has places of its own.
         condition: ``hits(before + axis, place)``.
         before: where the axis begins, if it is a part of one that was cut; else 0.
     """
@@ -80,17 +81,19 @@ def hits_of(node: Reduce) -> tuple[Hit, ...]:
     if len(node.bodies) != 1:
         return ()
     found = [_hit(c, node) for c in needed_conditions(node.body, *identities(node))]
-    return tuple(hit for hit in found if hit is not None)
+    hits = tuple(hit for hit in found if hit is not None)
+    axes = frozenset(hit.axis for hit in hits)
+    return hits if all(axes.isdisjoint(hit.place.axes) for hit in hits) else ()
 
 
 def _hit(condition: Expr, node: Reduce) -> Hit | None:
     if not isinstance(condition, Op) or condition.name != "hits":
         return None
     here, place = condition.args
-    if not isinstance(here, IndexValue) or not place.axes <= frozenset(node.over):
+    if not isinstance(here, IndexValue) or not here.axes.isdisjoint(node.over):
         return None
-    steps = [a for a in here.axes if here.index.coefficient(a) is _ONE and a not in node.over]
-    if len(steps) != 1 or not here.axes.isdisjoint(node.over):
+    steps = [a for a in here.axes if here.index.coefficient(a) is _ONE]
+    if len(steps) != 1:
         return None
     return Hit(steps[0], place, condition, here.index - index(steps[0]))
 
@@ -136,6 +139,27 @@ def _scan(node: Reduce) -> tuple[Scan, bool] | None:
 def turned(axis: Axis) -> Index:
     """Return the position along an axis when it is counted from its end."""
     return axis.extent - 1 - index(axis)
+
+
+def from_the_end(node: Expr) -> Expr:
+    """Return a scan that is read from its end as one that runs the other way; others as they are.
+
+    sum(j: where(until(j, n-1-i), x[j], 0))    is    sum(j: where(until(i, j), x[n-1-j], 0))
+    """
+    match node:
+        case Reduce(over=(last,)) if scan_of(node) is None:
+
+            def swapped(value: Expr) -> Expr:
+                match value:
+                    case Op(name="until", args=(IndexValue() as a, IndexValue() as b)):
+                        ends = (IndexValue(last.extent - 1 - x.index, x.dtype) for x in (b, a))
+                        return Op("until", tuple(ends))
+                return value
+
+            bodies = substitute_all(node.bodies, {last: turned(last)})
+            made = Reduce(node.monoid, node.over, *rewrite(bodies, swapped))
+            return made if scan_of(made) is not None else node
+    return node
 
 
 def _moved(terms: tuple[Expr, ...], last: Axis, along: Axis) -> tuple[Expr, ...]:

@@ -11,6 +11,7 @@ writes twice their bytes or more; a kernel of fusec's own converts them as it re
 
 Weights are contiguous along the sum, or in panels: the columns of one term in a panel are
 neighbours, and the terms of these columns follow each other (``frontend/fx_passes/packing.py``).
+A matrix that some rows choose from a table is one panel if its columns are neighbours.
 
 Worked example: ``sum(k: x[m, k] * w[n, k])`` with m of 4 streams w along k. Its rows are ``(m,)``
 and its column is n; with m of extent 1, which no expression has as an axis, it has no rows. With
@@ -29,6 +30,7 @@ from fusec.ir.expr import Buffer, Expr, Load, Reduce, loads, postorder, reductio
 from fusec.ir.expr import substitute as substitute_index
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, Runtime, floordiv, index, mod, product
+from fusec.ir.machine import Machine
 from fusec.ir.rewrite import Normalizer, inline_loads
 
 WIDEST_PANEL = 128
@@ -66,6 +68,78 @@ class StreamedProduct:
     packed: bool = False
     parts: tuple[Axis, ...] = ()
 
+    @property
+    def widened(self) -> bool:
+        """Whether its rows are widened by a kernel of their own."""
+        return bool(self.panel or (self.narrow and self.rows and not self.packed))
+
+
+def match_streamed(node: Expr, machine: Machine) -> StreamedProduct | None:
+    """Return a sum as a skinny product that a machine streams; None for anything else."""
+    product = match_skinny(node, machine.skinny_rows)
+    return product if product is not None and worthwhile(product, machine) else None
+
+
+def worthwhile(made: StreamedProduct, machine: Machine) -> bool:
+    """Return True if a product has few enough rows for the layout and type of its weights."""
+    rows, tuning = product(a.extent for a in made.rows).const, machine.loops
+    if made.batch and made.panel % (tuning.columns[1] * machine.vector):
+        return False
+    if rows <= tuning.always:
+        return True
+    if made.panel:
+        return rows <= tuning.panel_sums * machine.vector
+    if made.narrow:
+        return len(made.rows) == 1 and bool(divisors(rows, *tuning.narrow_block))
+    fits = rows <= tuning.sums * machine.vector
+    near = rows * made.terms.hint() * 4 <= tuning.near_bytes
+    return fits and near and made.itemsize == 4
+
+
+def divisors(count: int, least: int, most: int) -> list[int]:
+    """Return the numbers between two bounds that divide ``count`` evenly, the greatest first."""
+    return [n for n in range(most, least - 1, -1) if count % n == 0]
+
+
+def stored_rows(
+    node: Expr, machine: Machine, *, computed: bool, copied: bool = False
+) -> Expr | None:
+    """Return the rows of a CPU's product that are stored before it reads them, or None.
+
+    Each of a few columns, each panel or tile would compute, or widen, them again. Views and casts
+    are free where rows are streamed as they are.
+
+    Args:
+        computed: whether that is more than a cast of 16 bits.
+        copied: whether it is no cast either: panels read such rows where they are.
+    """
+    made = match_skinny(node, machine.skinny_rows)
+    if made is not None and (computed or made.widened):
+        return made.few
+    if made is not None and worthwhile(made, machine):
+        return None
+    panels = None if copied else match_panels(node, machine.loops.panel)
+    if panels is not None:
+        return panels.few
+    beside = _rows_beside_chosen(node)
+    if beside is not None:
+        return beside
+    packed = 0 if computed else machine.skinny_rows + 1
+    return rows_beside_narrow(node, machine, packed=packed)
+
+
+def _rows_beside_chosen(node: Expr) -> Expr | None:
+    """Return the rows of a product whose matrix they choose by a number that is read, or None.
+
+    Tiles read such rows where they are, and stop at the last; those at places that are read, too,
+    they would copy for each tile of columns.
+    """
+    for few, many, own, others, shared, over in _orders(node):
+        rows, columns = (product(a.extent for a in axes).hint() for axes in (own, others))
+        if rows <= columns and shared and _is_chosen(many, over, shared):
+            return few if _is_contiguous(few, over) else None
+    return None
+
 
 def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
     """Return a sum as a skinny product of at most ``most`` rows; None for anything else.
@@ -92,16 +166,15 @@ def match_skinny(node: Expr, most: int) -> StreamedProduct | None:
             size, packed = _itemsize(many), len(over) > 1
             how = (batch, narrow, packed, parts)
             return StreamedProduct(ordered, columns, few, terms, size, 0, *how)
-        panel = 0 if shared else _panel(many, over, columns)
+        panel = (_matrix if shared else _panel)(many, over, columns)
         if panel and (len(columns) > 1 or mod(columns[0].extent, index(panel)) is index(0)):
-            size, whole = _itemsize(many), reads_narrow(many)
-            return StreamedProduct(ordered, columns, few, terms, size, panel, (), whole)
+            size, how = _itemsize(many), (batch, reads_narrow(many), False, parts)
+            return StreamedProduct(ordered, columns, few, terms, size, panel, *how)
     return None
 
 
-def rows_beside_narrow(node: Expr, most: int, *, packed: int = 0) -> Expr | None:
-    """Return the rows of a product of at most ``most`` whose weights are narrow; None for anything
-    else.
+def rows_beside_narrow(node: Expr, machine: Machine, *, packed: int = 0) -> Expr | None:
+    """Return the rows of a product that converts narrow weights itself; None for anything else.
 
     The weights may lie in any order. Symbolic extents count by their hints.
 
@@ -110,7 +183,8 @@ def rows_beside_narrow(node: Expr, most: int, *, packed: int = 0) -> Expr | None
     """
     for few, many, own, others, shared, over in _orders(node):
         rows, columns = (product(a.extent for a in axes).hint() for axes in (own, others))
-        if shared or rows > most or not _is_narrow(many, few):
+        most = 1 if shared else machine.cached.narrow_rows  # libraries are as fast in a batch
+        if rows > most or not _is_narrow(many, few):
             continue
         terms = product(a.extent for a in over).hint()
         if rows < packed and max(_elements(n.buffer) for n in _largest(many)) < terms * columns:
@@ -210,9 +284,7 @@ def _picks(value: Expr) -> bool:
 _Axes: TypeAlias = frozenset[Axis]
 
 
-def _orders(
-    node: Expr,
-) -> Iterator[tuple[Expr, Expr, _Axes, _Axes, _Axes, tuple[Axis, ...]]]:
+def _orders(node: Expr) -> Iterator[tuple[Expr, Expr, _Axes, _Axes, _Axes, tuple[Axis, ...]]]:
     """Yield, for a product: either operand, the other, the axes of each, of both, and those of the
     sum."""
     found = sides(node)
@@ -262,6 +334,23 @@ def _panel(many: Expr, over: tuple[Axis, ...], columns: tuple[Axis, ...]) -> int
     if not 1 < step <= WIDEST_PANEL:
         return 0
     return next((step * p for p in (1, 2) if _is_of_panels(offset, columns, step, p)), 0)
+
+
+def _matrix(many: Expr, over: tuple[Axis, ...], columns: tuple[Axis, ...]) -> int:
+    """Return the number of columns of a matrix whose columns are neighbours, if it is wider than
+    any other panel, or 0.
+
+    It has one axis of columns, or two if some columns of each part were unrolled.
+    """
+    found = [load for load in loads((many,)) if load.axes & {*over}]
+    offset = found[0].buffer.offset(found[0].indices) if len(found) == 1 == len(over) else index(0)
+    first, *more = columns
+    step, part = offset.coefficient(over[0]), offset.coefficient(first)
+    if step is None or part is None or not offset.steps_by_one(columns[-1]):
+        return 0
+    whole = part * first.extent is step and all(part is not lane.extent for lane in more)
+    wide = step.is_constant and step.const > WIDEST_PANEL
+    return step.const if whole and wide and len(more) < 2 else 0
 
 
 def _is_of_panels(offset: Index, columns: tuple[Axis, ...], step: int, parts: int) -> bool:

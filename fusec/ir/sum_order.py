@@ -2,7 +2,8 @@
 
 A program adds terms in loops: into a ``Carry``, an array, or by ``Multiply``. How many times these
 loops run, and so how the terms are grouped, follows from the sizes in their bounds, and from no
-other size: instances of the body share no sum, and lanes have constant extents.
+other size: instances of the body share no sum, and lanes have constant extents. Sums that a program
+adds to memory (``Program.added``) are apart: their order differs from launch to launch.
 
 Worked example: with rows of the extent u0 in a loop, and 768 terms of each ::
 

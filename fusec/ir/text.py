@@ -42,6 +42,7 @@ from fusec.ir.graph import (
     SizeMinimum,
     SizeValue,
     Step,
+    Store,
     View,
 )
 from fusec.ir.index import Axis, Index, Size
@@ -232,8 +233,13 @@ def print_kernel(kernel: Kernel) -> str:
     outputs = ", ".join(dict.fromkeys(s.buffer.name for s in kernel.stores))
     head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
     head += f"    inside {print_axes(kernel.inside)}"
-    roots = {f"{s.buffer.name}[{', '.join(map(repr, s.indices))}]": s.expr for s in kernel.stores}
+    roots = {_stored(store): store.expr for store in kernel.stores}
     return "\n".join([head, *(f"  {line}" for line in print_lines(roots))])
+
+
+def _stored(store: Store) -> str:
+    guard = "" if store.guard is None else f" if {store.guard!r}"
+    return f"{store.buffer.name}[{', '.join(map(repr, store.indices))}]{guard}"
 
 
 def print_schedule(schedule: Schedule) -> str:
@@ -278,9 +284,11 @@ def print_row_loop(loop: RowLoop) -> str:
         f"{i.name}: {print_type(i)} of {print_argument(v)}"
         for i, v in zip(inner, loop.sliced, strict=False)
     ]
+    rows = f"{loop.chunk} of {loop.rows} at a time"
+    if loop.while_true:
+        rows = f"while {loop.carried[0].final.name}"
     lines = [
-        f"rows {loop.name} -> {', '.join(b.name for b in loop.writes)}"
-        f"    {loop.chunk} of {loop.rows} at a time",
+        f"rows {loop.name} -> {', '.join(b.name for b in loop.writes)}    {rows}",
         f"  sliced {'; '.join(sliced) or '-'}",
         f"  whole {', '.join(map(print_argument, loop.whole)) or '-'}",
     ]

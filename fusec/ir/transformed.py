@@ -16,7 +16,7 @@ Its product is the sum over c, its terms are ``(a,)``. Along w tiles of two are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import (
@@ -91,7 +91,7 @@ def match_transformed(kernel: Kernel) -> TransformedProduct | None:
     mapping = {axis: whole for axis, (whole, _, _) in cut.items()}
     exprs = substitute_all(tuple(s.expr for s in kernel.stores), mapping)
     stores = tuple(
-        Store(s.buffer, tuple(substitute(i, mapping) for i in s.indices), expr)
+        replace(s, indices=tuple(substitute(i, mapping) for i in s.indices), expr=expr)
         for s, expr in zip(kernel.stores, exprs, strict=True)
     )
     guard: Expr | None = None

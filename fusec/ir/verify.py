@@ -55,7 +55,7 @@ from fusec.ir.graph import (
     argument_views,
 )
 from fusec.ir.index import Axis, Index, index, is_in_range, product
-from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, Monoid
+from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, PROD, RECURRENCE, Monoid
 from fusec.ir.points import is_in_range_everywhere
 from fusec.ir.scalar import SCALAR_OPS
 
@@ -136,7 +136,8 @@ def verify_node_types(node: Expr, line: str) -> None:
             check(node.dtype in (I32, I64), line, f"an index value of type {node.dtype}")
         case Reduce() | Scan():
             for monoid, body in zip(node.monoid.fields, node.bodies, strict=True):
-                _verify_reduced(monoid, body.dtype, line)
+                keeps = monoid is PROD and node.monoid is RECURRENCE and body.dtype is BOOL
+                _verify_reduced(ALL if keeps else monoid, body.dtype, line)
             one = len(node.over) == 1 or not node.monoid.ordered
             check(one, line, f"{node.monoid}, which is ordered, over several axes")
 
@@ -359,6 +360,11 @@ def _verify_row_loop(loop: RowLoop, defined: set[Buffer]) -> None:
         for held in (one.initial, one.other, *states):
             same = (held.shape, held.strides) == (one.final.shape, one.final.strides)
             check(same, line, f"{one.final} is carried in several layouts")
+    if loop.while_true:
+        told = loop.carried[0].final if loop.carried else None
+        check(told is not None and told.dtype is BOOL and not told.shape, line, "has no condition")
+        rows = (*loop.sliced, *loop.results, *loop.placed, *loop.added)
+        check(not rows, line, "has rows, and a condition")
     for buffer, part in loop.chunks.items():
         row = loop.rows * product(part.shape[1:])
         check(product(buffer.shape) is row, line, f"{part} has not {buffer}'s rows")

@@ -64,6 +64,7 @@ class _Scope:
         held: axes that are scalar at a statement: the grid and enclosing loops.
         loops: enclosing loops, outermost first.
         copied: copies of whole tiles by descriptor, which stop at their tensor's bounds.
+        added: buffers that the program adds to.
     """
 
     lanes: frozenset[Axis]
@@ -75,6 +76,7 @@ class _Scope:
     variables: set[Var]
     carries: set[Var]
     copied: frozenset[Var | Put]
+    added: frozenset[Buffer]
 
     def inside(self, loop: For) -> _Scope:
         """Return the scope of a loop's body: its definitions are not visible outside."""
@@ -115,6 +117,7 @@ def verify_program(program: Program, copied: frozenset[Var | Put] = frozenset())
         set(),
         set(),
         copied,
+        program.added,
     )
     for axis in program.grid:
         _verify_index(axis.extent, frozenset(), scope, f"grid {axis.name}")
@@ -202,6 +205,7 @@ def _verify_value(value: Expr, var: Var, scope: _Scope, line: str) -> None:
         check(not value.scales or len(value.blocks) == 1, line, "its scales share no lane")
     if isinstance(value, Load):
         check(value.buffer.base in scope.reads, line, f"{value.buffer} is not in scope")
+        check(value.buffer.base not in scope.added, line, f"{value.buffer} is added to, and read")
         check(len(value.indices) == 1, line, f"{value.buffer} is not addressed by an offset")
         _verify_access(value, value.indices[0], scope, line, copied=var in scope.copied)
     missing = value.axes - scope.held - var.axes
@@ -236,6 +240,8 @@ def _verify_put(put: Put, scope: _Scope) -> None:
     check(put.buffer.base in scope.writes, line, f"{put.buffer} is not written by this program")
     seen, expected = put.value.dtype, put.buffer.dtype
     check(seen is expected, line, f"a value of {seen} for a buffer of {expected}")
+    alone = (put.buffer.base in scope.added) is put.adds and (expected is F32 or not put.adds)
+    check(alone, line, f"{put.buffer} is added to in one place, and accessed in another")
     _verify_name(put.value, scope, line)
     if put.guard is not None:
         _verify_name(put.guard, scope, line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from tests.codegen.backwards import BACKWARDS
 from tests.codegen.test_contraction_static import staged
 
@@ -21,7 +21,7 @@ from tests.codegen.test_contraction_static import staged
 )
 def test_the_backward_of_a_norm_loads_rows_ahead_and_spills_nothing(name: str, width: int) -> None:
     fn, inputs = BACKWARDS[name]
-    verdict = judge(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:])
+    verdict = check_kernels(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:])
     assert not verdict.faults and not verdict.warnings
     first, *_ = verdict.kernels
     assert first.static is not None and first.static.copies > 0
@@ -41,10 +41,27 @@ def test_the_backward_of_a_norm_is_near_its_floor_by_the_model(
 ) -> None:
     """Short rows are summed by shuffles; the two sums of a longer one meet once."""
     fn, inputs = BACKWARDS[name]
-    first, *_ = judge(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:]).kernels
+    first, *_ = check_kernels(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:]).kernels
     assert first.static is not None and first.expected is not None
     assert max(section.barriers for section in first.static.sections[1:]) == barriers
     assert first.expected.share > 0.8 and first.static.spill_bytes == 0
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("name", "width", "barriers"),
+    [("layer norm", n, 3 if n > 1280 else 0) for n in (1096, 2500, 5000, 6736, 9000)]
+    + [("rms norm", 2560, 3), ("rms norm", 5000, 3)],
+)
+def test_few_lanes_are_idle_in_the_backward_of_a_norm_of_no_power_of_two_columns(
+    name: str, width: int, barriers: int
+) -> None:
+    fn, (_, *inputs) = BACKWARDS[name][0], BACKWARDS[name][1](width, torch.bfloat16)
+    x = torch.empty((1 << 26) // width, width, dtype=torch.bfloat16)
+    first, *_ = check_kernels(staged(fn, x, *inputs, train=True)[-1:]).kernels
+    assert first.static is not None and first.expected is not None
+    assert max(section.barriers for section in first.static.sections[1:]) == barriers
+    assert first.expected.share > 0.89 and first.static.spill_bytes == 0
 
 
 WIDTHS = (64, 1000, 4096, 8192, 16384)
@@ -58,7 +75,7 @@ def test_no_kernel_of_a_training_step_has_a_fault(
     name: str, width: int, dtype: torch.dtype
 ) -> None:
     fn, inputs = BACKWARDS[name]
-    assert not judge(staged(fn, *inputs(width, dtype), train=True)).faults
+    assert not check_kernels(staged(fn, *inputs(width, dtype), train=True)).faults
 
 
 @pytest.mark.slow
@@ -66,7 +83,9 @@ def test_no_backward_of_rows_of_1024_has_a_fault() -> None:
     """The approximate part of the sweep: what a transformer trains most."""
     for name in ("norm of a dropout and a residual", "cross-entropy", "geglu", "rope"):
         fn, inputs = BACKWARDS[name]
-        assert not judge(staged(fn, *inputs(1024, torch.bfloat16), train=True)[-1:]).faults, name
+        assert not check_kernels(
+            staged(fn, *inputs(1024, torch.bfloat16), train=True)[-1:]
+        ).faults, name
 
 
 @pytest.mark.slow
@@ -77,7 +96,7 @@ def test_no_backward_of_a_norm_of_odd_or_long_rows_has_a_fault(
     name: str, width: int, dtype: torch.dtype
 ) -> None:
     fn, inputs = BACKWARDS[name]
-    assert not judge(staged(fn, *inputs(width, dtype), train=True)[-1:]).faults
+    assert not check_kernels(staged(fn, *inputs(width, dtype), train=True)[-1:]).faults
 
 
 @pytest.mark.slow
@@ -85,4 +104,4 @@ def test_no_backward_of_a_norm_of_odd_or_long_rows_has_a_fault(
 @pytest.mark.parametrize("name", ["softmax", "log-softmax", "cross-entropy"])
 def test_no_backward_of_a_softmax_of_odd_or_long_rows_has_a_fault(name: str, width: int) -> None:
     fn, inputs = BACKWARDS[name]
-    assert not judge(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:]).faults
+    assert not check_kernels(staged(fn, *inputs(width, torch.bfloat16), train=True)[-1:]).faults

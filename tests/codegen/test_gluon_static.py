@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import Assembly, assembly_of
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import causal, gelu_of_linear, staged, tensors
 from tests.support import TRITON
@@ -29,7 +29,7 @@ def compiled(fn, *shapes: tuple[int, ...], dtype=torch.bfloat16, train: bool = F
     one, *_ = staged(fn, *tensors(*shapes, dtype=dtype), roles="cooperative", train=train)
     assert one.compiled is not None
     (name,) = one.compiled.distinct
-    assert judge([one]).faults == ()
+    assert check_kernels([one]).faults == ()
     return assembly_of(triton_source(one.compiled, name), "sm_90")
 
 
@@ -84,7 +84,7 @@ def test_an_attentions_gradients(depth: int, step: int, shared: int) -> None:
         grouped, *(x.requires_grad_() for x in inputs), roles="cooperative", train=True
     )
     assert backward.compiled is not None
-    assert [fault for fault in judge([backward]).faults if fault.rule != "spills"] == []
+    assert [fault for fault in check_kernels([backward]).faults if fault.rule != "spills"] == []
     queries, keys = (
         assembly_of(triton_source(backward.compiled, name), "sm_90")
         for name in backward.compiled.distinct

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from tests.codegen.test_contraction_static import staged
 from tests.codegen.test_groups import experts, gated
 
@@ -22,7 +22,7 @@ def given(rows: int, groups: int, *, train: bool = False) -> list[torch.Tensor]:
 @pytest.mark.parametrize("fn", (experts, gated))
 @pytest.mark.parametrize("target", ("sm_80", "sm_90", "sm_100"))
 def test_a_grouped_product_spills_nothing(fn, target: str, rows: int) -> None:
-    report = judge(staged(fn, *given(rows, 16), target=target))
+    report = check_kernels(staged(fn, *given(rows, 16), target=target))
     (kernel,) = report.kernels
     assert not report.faults and kernel.static is not None and not kernel.static.spill_bytes, str(
         report
@@ -31,12 +31,12 @@ def test_a_grouped_product_spills_nothing(fn, target: str, rows: int) -> None:
 
 @pytest.mark.parametrize("target", ("sm_80", "sm_90"))
 def test_gradients_spill_nothing(target: str) -> None:
-    report = judge(staged(gated, *given(4096, 16, train=True), target=target, train=True))
+    report = check_kernels(staged(gated, *given(4096, 16, train=True), target=target, train=True))
     assert not report.faults and not any(
         k.static and k.static.spill_bytes for k in report.kernels
     ), str(report)
 
 
 def test_groups_as_long_as_tiles_are_multiplied_by_wgmma() -> None:
-    report = judge(staged(gated, *given(8192, 16)))
+    report = check_kernels(staged(gated, *given(8192, 16)))
     assert "wgmma" in str(report)

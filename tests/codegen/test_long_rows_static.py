@@ -57,7 +57,7 @@ def test_cross_entropy_of_long_rows_loads_16_kilobytes_an_iteration(dtype: torch
     threads = 32 * asm.metadata["num_warps"]
     loads = sum("LDG" in line for line in body)
     assert not any("BAR" in line for line in body)
-    assert set(found.load_widths) == {16} and found.spill_bytes == 0
+    assert set(found.widths("load")) == {16} and found.spill_bytes == 0
     assert loads * 16 * threads == 16384
     assert found.barriers <= 5  # behind the loop; 3 with Triton 3.9
     assert loads * 16 * found.occupancy * WARPS * 32 >= 96 << 10  # under way, a multiprocessor
@@ -81,10 +81,10 @@ def test_no_loop_over_a_long_row_has_a_barrier(name: str) -> None:
     assert loops(asm.sass)
     assert not any("BAR" in line for body in loops(asm.sass) for line in body)
     once = {2} if name == "std" else set()  # a row's first value, which the others stand beside
-    assert set(inspect_kernel(asm).load_widths) == {16} | once
+    assert set(inspect_kernel(asm).widths("load")) == {16} | once
 
 
 def test_the_gradient_of_a_cross_entropy_moves_16_bytes_at_a_time() -> None:
     asm = compiled(cross_entropy(128256, torch.bfloat16)[1])
     found = inspect_kernel(asm)
-    assert (found.load_widths[16], found.store_widths, found.spill_bytes) == (2, {16: 2}, 0)
+    assert (found.widths("load")[16], found.widths("store"), found.spill_bytes) == (2, {16: 2}, 0)

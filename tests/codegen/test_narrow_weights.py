@@ -5,6 +5,8 @@ Each is converted as it is read, in the product's kernel.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,6 +115,18 @@ def test_no_rows_make_no_result() -> None:
     torch._dynamo.reset()
     x, w, scale = operands(0, torch.bfloat16)
     assert compile_with(linear)(x, w, scale).shape == (0, COLUMNS)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_row_for_each_matrix_of_a_batch_converts_it_as_it_reads_it(*, transposed: bool) -> None:
+    def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, (w.transpose(1, 2) if transposed else w).to(x.dtype))
+
+    x, w, _ = operands(1, torch.bfloat16, columns=3 * TERMS)
+    x, w = x.expand(3, 1, TERMS) / 16, w.view(3, TERMS, TERMS)
+    (graph,) = fusec.explain(batched, x, w).graphs
+    assert not graph.externs
+    check(batched, x, w)
 
 
 # -- floats of 16 bits, where the library has no instructions for them ----------------------------
@@ -242,6 +256,9 @@ def test_a_group_s_scale_multiplies_its_sum() -> None:
     innermost = kernel.source.split("for (")[-1].split("}")[0]
     assert "ld_u8(" in innermost and "__builtin_prefetch(" in innermost
     assert "lds_bf16(" not in innermost
+    assert "f_field<15, 8>(" in innermost and "f_field<240, 8>(" in innermost
+    assert not {"f_and(", "f_shr(", "to_f32("} & set(re.findall(r"\w+\(", innermost))
+    assert "#pragma GCC unroll" in kernel.source.split("for (")[-2]
 
 
 @pytest.mark.parametrize("scale", [0.0, torch.nan, 1e30])
@@ -285,6 +302,7 @@ def test_computed_rows_are_stored_before_columns_read_them(rows: int) -> None:
     assert before
     assert "ld_u8(" in kernel.source
     assert "exp" not in kernel.source
+    assert ("ldp_bf16<" in kernel.source) is (rows < 32)  # pairs, in a word each
     check(gated, x, x)
 
 

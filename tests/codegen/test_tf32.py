@@ -13,7 +13,7 @@ from fusec.options import Options
 from fusec.tools.assembly import assembly_of
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.kernels import triton_source
 from tests.codegen.test_contraction_static import gelu_of_linear, tensors
@@ -45,7 +45,7 @@ def test_rounded_operands_go_to_the_tensor_cores_without_spills() -> None:
     assert one.compiled is not None
     found = inspect_kernel(assembly_of(triton_source(one.compiled.programs["k0"]), "sm_90"))
     assert found.wgmma and found.copies and found.spill_bytes == 0
-    assert judge([one]).faults == ()
+    assert check_kernels([one]).faults == ()
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_rounded_operands_may_be_copied_by_descriptors() -> None:
     assert one.compiled is not None
     found = inspect_kernel(assembly_of(triton_source(one.compiled.programs["k0"]), "sm_90"))
     assert found.wgmma and found.tma and not found.copies and found.spill_bytes == 0
-    assert judge([one]).faults == ()
+    assert check_kernels([one]).faults == ()
 
 
 def test_kernels_of_16_bits_are_the_same_either_way() -> None:

@@ -129,7 +129,7 @@ def tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def test_layer_norm_of_4096_columns_is_one_kernel_that_fits_registers() -> None:
     rows, row = tensor(8192, 4096), tensor(4096)
     (found,) = inspected(layer_norm, rows, rows, row, row)
-    assert (found.load_widths, found.store_widths) == ({16: 16}, {16: 8})
+    assert (found.widths("load"), found.widths("store")) == ({16: 16}, {16: 8})
     assert found.spill_bytes == 0
     assert found.registers <= 70
     assert found.convert_layouts == 0
@@ -143,7 +143,7 @@ def test_layer_norm_of_4096_columns_is_one_kernel_that_fits_registers() -> None:
 def test_pointwise_kernel_has_wide_accesses_only(fn: Callable[..., Any], count: int) -> None:
     inputs = [tensor(4096, 4096), tensor(4096, 4096), tensor(4096, 4096)][:count]
     (found,) = inspected(fn, *inputs)
-    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert set(found.widths("load")) == set(found.widths("store")) == {16}
     assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
 
 
@@ -151,8 +151,8 @@ def test_pointwise_kernel_has_wide_accesses_only(fn: Callable[..., Any], count: 
 @pytest.mark.parametrize("columns", [1024, 4096, 16384])
 def test_softmax_reads_a_row_once(columns: int) -> None:
     (found,) = inspected(lambda x: x.softmax(-1), tensor(4096, columns))
-    assert set(found.load_widths) == set(found.store_widths) == {16}
-    assert sum(found.load_widths.values()) == sum(found.store_widths.values())
+    assert set(found.widths("load")) == set(found.widths("store")) == {16}
+    assert sum(found.widths("load").values()) == sum(found.widths("store").values())
     assert found.spill_bytes == 0
 
 

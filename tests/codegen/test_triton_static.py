@@ -10,6 +10,7 @@ import torch
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.operations import template
 from fusec.errors import InternalError, UsageError
+from fusec.ir import atoms
 from fusec.ir import program as promised
 from fusec.ir.dtype import BF16, BOOL, DTYPES, F32, F64, I32, I64, U8, DType
 from fusec.ir.expr import Const
@@ -22,7 +23,7 @@ from fusec.runtime.kernels import triton_kernel
 from fusec.tools.assembly import Assembly, assembly_of
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.static_checks import StaticReport, inspect_kernel
 from tests.codegen import programs
 from tests.codegen.kernels import named_values, triton_source
@@ -40,27 +41,27 @@ def report(program: Program, **options: object) -> StaticReport:
 def test_layer_norm_of_1024_columns_in_one_warp_has_no_barrier() -> None:
     found = report(programs.layer_norm(4096, 1024), warps=1)
     assert (found.barriers, found.shared_bytes) == (0, 0)
-    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert set(found.widths("load")) == set(found.widths("store")) == {16}
 
 
 def test_pointwise_chain_of_f32_moves_16_bytes_at_once() -> None:
     found = report(programs.relu_chain(F32, 2**24, 1024, masked=False))
-    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert set(found.widths("load")) == set(found.widths("store")) == {16}
     assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
 
 
 def test_mask_by_a_size_that_is_a_multiple_of_16_keeps_wide_accesses() -> None:
     found = report(programs.relu_chain(BF16, index(Size("N", 2**20)), 2048, masked=True))
-    assert set(found.load_widths) == set(found.store_widths) == {16}
+    assert set(found.widths("load")) == set(found.widths("store")) == {16}
     odd = report(programs.relu_chain(BF16, index(Size("N", 2**20 + 1)), 2048, masked=True))
-    assert set(odd.load_widths) == {2}
+    assert set(odd.widths("load")) == {2}
 
 
 def test_unaligned_buffer_costs_only_its_own_accesses() -> None:
     program = programs.relu_chain(BF16, 2**24, 2048, masked=False)
     found = report(program, unaligned={0})
-    assert set(found.load_widths) == {2}
-    assert set(found.store_widths) == {16}
+    assert set(found.widths("load")) == {2}
+    assert set(found.widths("store")) == {16}
 
 
 def test_softmax_and_looped_sum_do_not_spill() -> None:
@@ -84,7 +85,7 @@ def test_windows_of_a_size_that_data_decides_have_no_fault(train: bool) -> None:
         seen = observe(windows, inputs, train=train, target=target)
     graphs = [take_through(one, target, options) for one in seen]
     assert any("min_0" in text for g in graphs for text in g.compiled.sources.values())
-    assert judge(graphs).faults == ()
+    assert check_kernels(graphs).faults == ()
 
 
 def test_multiprocessor_of_an_unknown_target_is_reported() -> None:
@@ -120,7 +121,7 @@ def test_program_compiles(program: Program, target: str) -> None:
 
 
 def test_kernels_are_promised_what_the_launcher_checks() -> None:
-    assert promised.MAX_SIZE == triton_kernel.MAX_SIZE
+    assert atoms.MAX_SIZE == triton_kernel.MAX_SIZE
     assert promised.MULTIPLE == triton_kernel.MULTIPLE
 
 

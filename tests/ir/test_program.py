@@ -293,6 +293,12 @@ def test_instances_that_write_one_element_race() -> None:
     refused(program(put(f32(1), 0)), "another instance wrote an element that this one touches")
 
 
+def test_instances_may_add_to_one_element() -> None:
+    added = program(Put(out.flat(), index(0), f32(1), None, adds=True), reads=())
+    assert "out[0] += 1.0" in print_program(added)
+    assert run(added, 3).tolist() == [3, 0, 0]
+
+
 def test_instance_that_reads_what_another_one_wrote_races() -> None:
     body = (put(f32(1)), Let(total, Load(out.flat(), (index(0),))))
     refused(program(*body, reads=(x, out)), "another instance wrote")
@@ -390,6 +396,18 @@ def illegal_programs() -> dict[str, tuple[Program, str]]:
         "put into an input": (
             program(Put(x.flat(), index(m), one, None)),
             r"x\[m\] = ...: x is not written by this program",
+        ),
+        "put beside what is added": (
+            program(put(one), Put(out.flat(), index(m), one, None, adds=True)),
+            "added to in one place, and accessed in another",
+        ),
+        "a load of what is added to": (
+            program(
+                Put(out.flat(), index(m), one, None, adds=True),
+                Let(total, Load(out.flat(), (index(m),))),
+                reads=(x, out),
+            ),
+            "out is added to, and read",
         ),
         "put of another type": (
             program(put(Const(1, I64))),

@@ -39,6 +39,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "erf": torch.special.erf,
     "erfc": torch.special.erfc,
     "erfinv": torch.special.erfinv,
+    "ndtr": torch.special.ndtr,
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusec.ir.dtype import F32, I64
+from fusec.ir.dtype import BOOL, F32, I64
 from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, both
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import ARGMAX, MAX, PROD, RECURRENCE, SUM, Monoid
-from fusec.ir.serial import hits_of, runs_backwards, scan_of, serial_axes
+from fusec.ir.serial import from_the_end, hits_of, runs_backwards, scan_of, serial_axes, turned
 from fusec.tools.interpreter.expression import Env, eval_tile, expand
 from fusec.tools.interpreter.graph import to_storage
 from tests.ir.graphs import axes, buffer, eval_expr, f32, load
@@ -93,15 +93,23 @@ def test_a_part_of_an_axis_begins_elsewhere() -> None:
     assert np.allclose(value(node, (n,)), wanted[2:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("what", ["place varies", "place of the axis", "steps of two", "no unless"])
+def test_places_may_vary_along_the_result() -> None:
+    n, e, c = axes("n e c", N, E, C)
+    place = Op("add", (load(P, e), IndexValue(index(c))))
+    node = Reduce(SUM, (e,), Select(hits(n, place), load(X, e, c), f32(0)))
+    assert [hit.place for hit in hits_of(node)] == [place]
+    wanted = np.zeros((N + C, C))
+    np.add.at(wanted, (PLACES[:, None] + np.arange(C), np.arange(C)), VALUES.astype(np.float64))
+    assert np.allclose(value(node, (n, c)), wanted[:N], rtol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["place of the axis", "steps of two", "no unless"])
 def test_what_is_no_scatter(what: str) -> None:
     n, e, c = axes("n e c", N, E, C)
     place: Expr = load(P, e)
     here: Expr = IndexValue(index(n))
     other = f32(0)
-    if what == "place varies":
-        place = Op("add", (place, IndexValue(index(c))))
-    elif what == "place of the axis":
+    if what == "place of the axis":
         place = Op("add", (place, IndexValue(index(n))))
     elif what == "steps of two":
         here = IndexValue(index(n) * 2)
@@ -172,6 +180,30 @@ def test_a_scan_that_runs_backwards() -> None:
     env = Env()
     to_storage(x, np.arange(9.0), env)
     np.testing.assert_array_equal(eval_expr(backwards, env), np.arange(9.0)[::-1].cumsum()[::-1])
+
+
+def test_a_scan_that_is_read_from_its_end_runs_backwards() -> None:
+    i, j = axes("i j", 9, 9)
+    x = buffer("x", 9)
+    node = Reduce(SUM, (j,), Select(until(j, i), load(x, j), f32(0))).substitute({i: turned(i)})
+    assert scan_of(node) is None
+    found = from_the_end(node)
+    assert runs_backwards(found) and from_the_end(found) is found
+    env = Env()
+    to_storage(x, np.arange(9.0), env)
+    np.testing.assert_array_equal(eval_expr(found, env), eval_expr(node, env))
+    np.testing.assert_array_equal(eval_expr(found, env), np.arange(9.0).cumsum()[::-1])
+
+
+def test_a_recurrence_by_truth_values_takes_the_state_before_or_nothing() -> None:
+    i, j = axes("i j", 4, 4)
+    x, keeps = buffer("x", 4), buffer("keeps", 4, dtype=BOOL)
+    factor = Select(until(j, i), load(keeps, j), Const(True, BOOL))
+    node = Reduce(RECURRENCE, (j,), factor, Select(until(j, i), load(x, j), f32(-0.0)))
+    env = Env()
+    to_storage(x, np.array([np.inf, 2.0, 3.0, 4.0]), env)
+    to_storage(keeps, np.array([True, False, True, False]), env)
+    np.testing.assert_array_equal(eval_expr(node, env), [np.inf, 2, 5, 4])
 
 
 def test_a_recurrence_scans_where_both_of_its_terms_are_the_identity_otherwise() -> None:

@@ -67,6 +67,17 @@ def test_weights_chosen_by_a_number_that_is_read_are_streamed_for_each_choice() 
         assert match_skinny(Reduce(SUM, (k,), plain), MOST) is None
 
 
+@pytest.mark.parametrize(("columns", "panel"), [(192, 192), (64, 0)])
+def test_a_matrix_that_is_chosen_is_one_panel_if_it_is_wide(columns: int, panel: int) -> None:
+    b, m, n, k = axes("b m n k", 6, 4, columns, 32)
+    chosen = index(Runtime(load(buffer("which", 6, dtype=I64), b), index(5)))
+    x, w = buffer("x", 6, 4, 32), buffer("w", 5, 32, columns)
+    node = Reduce(SUM, (k,), Op("mul", (load(x, b, m, k), load(w, chosen, k, n))))
+    found = match_skinny(node, MOST)
+    assert (found.panel if found else 0) == panel
+    assert found is None or (found.batch, found.rows, found.columns) == ((b,), (m,), (n,))
+
+
 def panels(columns: int, width: int, dtype: DType = F32) -> tuple[Reduce, list[Axis]]:
     """sum(k: x[m, k] * w[n // width, k, n % width])."""
     m, n, k = axes("m n k", 4, columns, 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -117,12 +118,46 @@ def test_many_rows_of_a_group_are_the_library_s() -> None:
     assert [op for op, _ in externs(experts, *case([90, 80]))] == [FALLBACK]
 
 
+def along_columns(given: Case) -> Case:
+    return given._replace(w=given.w.transpose(1, 2).contiguous().transpose(1, 2))
+
+
+@pytest.mark.parametrize("counts", [[3, 4], [0, 9, 5, 0, 40], [33, 0, 31], [64, 0], [5]])
+@pytest.mark.parametrize(("terms", "columns"), [(24, 40), (300, 200), (65, 45)])
+def test_weights_that_lie_along_columns_are_read_in_place(
+    counts: list[int], terms: int, columns: int
+) -> None:
+    check(experts, *along_columns(case(counts, rest=2, terms=terms, columns=columns)))
+
+
 @fusec_alone
-def test_weights_that_lie_along_columns_are_the_library_s() -> None:
-    x, w, offs = case([3, 4])
-    strided = w.transpose(1, 2).contiguous().transpose(1, 2)
-    check(experts, x, strided, offs, left=(FALLBACK,))
-    assert [op for op, _ in externs(experts, x, strided, offs)] == [FALLBACK]
+def test_a_product_of_them_stops_at_the_rows_of_its_group() -> None:
+    """Also where rows are gathered and weights are multiplied with what was computed."""
+
+    def gathered(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+        return experts(F.silu(x[torch.arange(x.shape[0] - 1, -1, -1) // 2]), w, offs)
+
+    given = along_columns(case([5, 20, 0, 40], terms=64, columns=192))
+    check(gathered, *given)
+    source = "".join(kernel.source for kernel in fusec.kernels(gathered, *given))
+    assert "f_multiply<APART>(" in source and "fusec_least(32, " in source
+
+
+@fusec_alone
+def test_sums_of_many_terms_are_as_exact_as_the_library_s() -> None:
+    x, w, offs = along_columns(case([9, 20], terms=4096, columns=64))
+    exact = experts(x.double(), w.double(), offs)
+    own, eager = (
+        (y - exact).abs().mean() for y in (compile_with(experts)(x, w, offs), experts(x, w, offs))
+    )
+    assert own <= 2 * eager
+
+
+@fusec_alone
+@pytest.mark.parametrize("counts", [[1, 2], [50, 40]])
+def test_few_and_many_rows_of_them_are_the_library_s(counts: list[int]) -> None:
+    given = along_columns(case(counts))
+    assert [op for op, _ in externs(experts, *given)] == [FALLBACK]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -176,13 +211,27 @@ def test_a_matrix_gathered_for_each_row_is_read_in_place(rows: int) -> None:
     check(gathered, values(rows, 24, seed=1), values(5, 40, 24, seed=2), which)
 
 
+def gathered_by_rows(x: Tensor, w: Tensor, which: Tensor) -> Tensor:
+    return torch.bmm(x.unsqueeze(1), w[which]).squeeze(1)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("columns", [40, 192, 200])
+def test_so_is_one_that_lies_along_its_columns(rows: int, columns: int) -> None:
+    which = values(rows, dtype=torch.int64, low=0, high=5, seed=3)
+    check(gathered_by_rows, values(rows, 24, seed=1), values(5, 24, columns, seed=2), which)
+
+
 @fusec_alone
-def test_no_copy_of_gathered_matrices_is_made() -> None:
+@pytest.mark.parametrize("product", [gathered, gathered_by_rows])
+def test_no_copy_of_gathered_matrices_is_made(product: Callable[..., Tensor]) -> None:
     def mlp(x: Tensor, up: Tensor, down: Tensor, which: Tensor) -> Tensor:
-        return gathered(F.silu(gathered(x, up, which)), down, which)
+        return product(F.silu(product(x, up, which)), down, which)
 
     which = torch.tensor([3, 1, 1, 0, 2, 3])
-    given = values(6, 64, seed=1), values(5, 96, 64, seed=2), values(5, 64, 96, seed=3), which
+    matrices = values(5, 192, 256, seed=2), values(5, 256, 192, seed=3)
+    up, down = matrices if product is gathered else (matrices[1], matrices[0])
+    given = values(6, 256, seed=1), up, down, which
     check(mlp, *given)
     (graph,) = fusec.explain(mlp, *given).graphs
     assert not graph.externs

@@ -314,6 +314,16 @@ FUSEC_INLINE vf32 f_e2m1(vi32 code) {
   return (vf32)((size == 0 ? vi32{} : bits) | (code & 8) << 28);
 }
 FUSEC_INLINE float f_e2m1(int code) { return f_e2m1(vi32{} + code)[0]; }
+// Bits of x, which is less than 2^23, less `zero`. As the last bits of a float they count as whole
+// numbers with one exponent: a mask leaves both, where all exponents' bits are set. Fields of one x
+// share these; each takes a mask and a subtraction.
+template <int mask, int zero> FUSEC_INLINE vf32 f_field(vi32 x) {
+  constexpr int ones = 23 - __builtin_ctz(mask);
+  return (vf32)((x + 0x7f800000) & (mask | (127 + ones) << 23)) - (float)((1 << ones) + zero);
+}
+template <int mask, int zero> FUSEC_INLINE float f_field(int x) {
+  return (x & mask) / (mask & -mask) - zero;
+}
 FUSEC_INLINE vf32 round_bf16(vf32 x) {
   vu32 u = (vu32)x;
   return x != x ? x : (vf32)((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000);
@@ -400,11 +410,12 @@ FUSEC_INLINE bool f_hall(vm x) { return FUSEC_MASK_BITS(~x.v) == 0; }
 FUSEC_INLINE bool f_hany(vm x) { return f_hmin(x.v) != 0; }
 FUSEC_INLINE bool f_hall(vm x) { return f_hmax(x.v) != 0; }
 #endif
-// Each lane combined with all before it, and with the last one of ``start``: with the one before, then
-// with the two before these, ... An extreme that no lane exceeds stays.
+// Each lane combined with all before it, and with the last one of ``start``: the second of two with the
+// first, then the second two of four with the last of the first two, ... An extreme that no lane exceeds
+// stays.
 // All are templates, so that a unit without scans instantiates none.
-#define FUSEC_LATER(l) (l) < step ? (l) : FUSEC_W + (l) - step
-#define FUSEC_LATER_HALF(l) (l) < step ? (l) : FUSEC_H + (l) - step
+#define FUSEC_LATER(l) (l) & step ? FUSEC_W + (l) / step * step - 1 : (l)
+#define FUSEC_LATER_HALF(l) (l) & step ? FUSEC_H + (l) / step * step - 1 : (l)
 template <int lanes, int step, class V> FUSEC_INLINE V fusec_later(V v, V none) {
   if constexpr (lanes == FUSEC_W) return FUSEC_SHUFFLE(none, v, vi32, FUSEC_LANES(FUSEC_LATER));
   else return FUSEC_SHUFFLE(none, v, hi64, FUSEC_HALF_LANES(FUSEC_LATER_HALF));
@@ -413,11 +424,11 @@ template <class T> constexpr T fusec_limit(int sign) {
   if constexpr ((T)0.5 != 0) return sign * __builtin_inff();
   else return sign < 0 ? (T)(1ULL << (8 * sizeof(T) - 1)) : ~(T)(1ULL << (8 * sizeof(T) - 1));
 }
-template <class V> constexpr bool fusec_is_wide = false;
-template <> constexpr bool fusec_is_wide<vf64> = true;
-template <> constexpr bool fusec_is_wide<vi64> = true;
+template <class T> constexpr bool fusec_is_pair = false;
+template <> constexpr bool fusec_is_pair<vf64> = true;
+template <> constexpr bool fusec_is_pair<vi64> = true;
 template <class V> FUSEC_INLINE V fusec_last(V x) {
-  if constexpr (fusec_is_wide<V>) return V(x.b[FUSEC_H - 1]);
+  if constexpr (fusec_is_pair<V>) return V(x.b[FUSEC_H - 1]);
   else return x[FUSEC_W - 1] - V{};
 }
 #define FUSEC_SCAN(f, of, none, stays)                                                  \
@@ -429,26 +440,16 @@ template <class V> FUSEC_INLINE V fusec_last(V x) {
   template <class V> FUSEC_INLINE V f(V x, V start) {                                   \
     V last = fusec_last(start);                                                         \
     if (stays) return last;                                                             \
-    if constexpr (fusec_is_wide<V>) {                                                   \
+    if constexpr (fusec_is_pair<V>) {                                                   \
       x.a = fusec_steps_##f<FUSEC_H, 1>(x.a);                                           \
       x.b = of(x.a[FUSEC_H - 1] - decltype(x.a){}, fusec_steps_##f<FUSEC_H, 1>(x.b));   \
-    } else x = fusec_steps_##f<FUSEC_W, 1>(x);                                          \
-    if constexpr (fusec_is_wide<V>) return V(of(last.a, x.a), of(last.b, x.b));         \
-    else return of(last, x);                                                            \
+      return V(of(last.a, x.a), of(last.b, x.b));                                       \
+    } else return of(last, fusec_steps_##f<FUSEC_W, 1>(x));                             \
   }
 FUSEC_SCAN(f_scansum, fusec_sum, (T)0, false)
 FUSEC_SCAN(f_scanprod, fusec_product, (T)1, false)
 FUSEC_SCAN(f_scanmax, fusec_max, fusec_limit<T>(-1), f_hall(f_le(x, last)))
 FUSEC_SCAN(f_scanmin, fusec_min, fusec_limit<T>(1), f_hall(f_ge(x, last)))
-// The lane before each; before the first one, the last of ``start``.
-template <class V> FUSEC_INLINE V fusec_before(V x, V start) {
-  V first = fusec_last(start);
-  if constexpr (fusec_is_wide<V>) {
-    decltype(x.a) last = x.a[FUSEC_H - 1] - decltype(x.a){};
-    return V(fusec_later<FUSEC_H, 1>(x.a, first.a), fusec_later<FUSEC_H, 1>(x.b, last));
-  } else return fusec_later<FUSEC_W, 1>(x, first);
-}
-
 // ---- memory -------------------------------------------------------------------------------------
 // Raw bits are loaded and stored by element size, raw8 to raw64; FUSEC_ACCESS decodes and encodes.
 
@@ -580,10 +581,12 @@ FUSEC_MASKED_BY_BITS(vu16, raw16)
 FUSEC_MASKED_BY_BITS(vi32, raw32)
 FUSEC_MASKED_BY_BITS(vi64, raw64)
 #elif FUSEC_AVX2
+// A masked store is microcode on AMD's processors, and few vectors are at an edge.
 FUSEC_INLINE vi32 fusec_ldm(const raw32 *p, vm m) {
   return __builtin_ia32_maskloadd256((const vi32 *)p, m.v);
 }
 FUSEC_INLINE void fusec_stm(raw32 *p, vi32 v, vm m) {
+  if (f_hall(m)) return fusec_st(p, v);
   __builtin_ia32_maskstored256((vi32 *)p, m.v, v);
 }
 FUSEC_INLINE vi64 fusec_ldm(const raw64 *p, vm m) {
@@ -793,9 +796,6 @@ FUSEC_ACCESS(bool, raw8, vm, bool, vm{(vi32)fusec_words(r) != 0}, fusec_bytes((v
 // FUSEC_LIFT* make f of all types from a g over scalars and native vectors (vf32, hf64, vi32 and
 // hi64); FUSEC_BY_LANE* make the overloads of f for lanes from the scalar f.
 
-template <class T> constexpr bool fusec_is_pair = false;
-template <> constexpr bool fusec_is_pair<vf64> = true;
-template <> constexpr bool fusec_is_pair<vi64> = true;
 #define FUSEC_LIFT1(f, g)                                                               \
   template <class T> FUSEC_INLINE T f(T x) {                                            \
     if constexpr (fusec_is_pair<T>) return T(g(x.a), g(x.b));                           \
@@ -831,6 +831,8 @@ template <> constexpr bool fusec_is_pair<vi64> = true;
 #define FUSEC_LIBM2(name)                                                               \
   __attribute__((const)) float fusec_libm_##name(float, float) __asm__(#name "f");      \
   __attribute__((const)) double fusec_libm_##name(double, double) __asm__(#name);
+// Seconds, of a clock that takes a few nanoseconds to read.
+long fusec_time(long *) __asm__("time");
 // A scalar f32 is computed by the vector function, so that both give equal bits; double is computed
 // by libm.
 #define FUSEC_SCALAR_BY_LANES1(name)                                                    \
@@ -1005,12 +1007,12 @@ FUSEC_INLINE vf32 fusec_at_most(vf32 x, float limit) { return x > limit ? v_f32(
 FUSEC_INLINE vf32 fusec_at_least(vf32 x, float limit) { return x < limit ? v_f32(limit) : x; }
 #endif
 
-// x = n ln 2 + r, |r| <= ln 2 / 2: t carries n in its low bits, by rounding at 1.5 * 2^23.
+// x = n ln 2 + r, |r| <= ln 2 / 2: t carries n + more in its low bits, by rounding at 1.5 * 2^23.
 // n times the upper part of ln 2 is exact: 15 bits times 9.
 #define FUSEC_ROUNDER 0x1.8p23f
-FUSEC_INLINE vf32 fusec_exp_reduce(vf32 x, vf32 &t) {
-  t = x * 0x1.715476p0f + FUSEC_ROUNDER;
-  vf32 n = t - FUSEC_ROUNDER;
+FUSEC_INLINE vf32 fusec_exp_reduce(vf32 x, vf32 &t, float more = 0) {
+  t = x * 0x1.715476p0f + (FUSEC_ROUNDER + more);
+  vf32 n = t - (FUSEC_ROUNDER + more);
   return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
 // exp(r) - 1, by (exp(r) - 1 - r) / r^2 on |r| <= 0.348, 2^-28 of exp(r). Evaluated in pairs
@@ -1042,6 +1044,12 @@ FUSEC_INLINE vf32 f_exp2(vf32 x) {
   x = fusec_at_most(none ? vf32{} : x, 129);
   vf32 t = x + FUSEC_ROUNDER, r = (x - (t - FUSEC_ROUNDER)) * 0x1.62e43p-1f;
   return none ? vf32{} : fusec_scale(1 + fusec_expm1_reduced(r), t);
+}
+// exp(x) / 2 for x from -87 to 89.5, infinite above 89.07. The low bits of t are the exponent of
+// 2^(n - 1).
+FUSEC_INLINE vf32 fusec_half_exp(vf32 x) {
+  vf32 t, r = fusec_exp_reduce(x, t, 126);
+  return (1 + fusec_expm1_reduced(r)) * (vf32)((vi32)t << 23);
 }
 // 2^n expm1(r) + (2^n - 1), at half the scale so that 2^128 exists. x = n ln 2 + r as above.
 FUSEC_INLINE vf32 f_expm1(vf32 x) {
@@ -1102,7 +1110,7 @@ FUSEC_INLINE vf32 f_tanh(vf32 x) {
   vf32 a = fusec_abs(x), s = x * x;
   vf32 low = a + a * s * (-0.33333278f + s * (0.13331322f + s * (-0.053729363f +
              s * (0.020604275f + s * -0.005665036f))));
-  vf32 high = 1 - 2 / (f_exp(a + a) + 1);
+  vf32 high = 1 - 1 / (fusec_half_exp(fusec_at_most(a + a, 89.5f)) + 0.5f);
   return fusec_or(a < 0.625f ? low : high, fusec_sign_bit(x));
 }
 
@@ -1223,8 +1231,10 @@ template <int lanes, int step, class V> FUSEC_INLINE void fusec_recur(V &a, V &b
     fusec_recur<lanes, step * 2>(a, b);
   }
 }
+#define FUSEC_BEFORE(l) (l) ? FUSEC_W + (l) - 1 : 0
 template <class V> FUSEC_INLINE vf64 f_scanexpsum(V x, vf64 w, V top, vf64 start) {
-  V m = f_scanmax(x, top), before = fusec_before(m, top);
+  V m = f_scanmax(x, top), first = fusec_last(top);
+  V before = FUSEC_SHUFFLE(first, m, vi32, FUSEC_LANES(FUSEC_BEFORE));
   vf64 a = to_f64(f_exp(f_select(f_eq(before, m), V{}, before - m)));
   vf64 b = to_f64(f_exp(f_select(f_eq(x, m), V{}, x - m))) * w;
   fusec_recur<FUSEC_H, 1>(a.a, b.a);
@@ -1234,6 +1244,15 @@ template <class V> FUSEC_INLINE vf64 f_scanexpsum(V x, vf64 w, V top, vf64 start
   return b;
 }
 template <class T> FUSEC_INLINE T f_sigmoid(T x) { return 1 / (1 + f_exp(-x)); }
+FUSEC_INLINE vf32 f_sigmoid(vf32 x) {  // 0 where exp(-x) overflows, as eager's
+  vf32 y = fusec_at_least(-x, -87);
+  return 0.5f / (0.5f + fusec_half_exp(y > 0x1.62e42ep6f ? v_f32(89.5f) : y));
+}
+FUSEC_INLINE float f_sigmoid(float x) { return f_sigmoid(v_f32(x))[0]; }
+#define FUSEC_NDTR(V, S)                                                                \
+  FUSEC_INLINE V f_ndtr(V x) { return (1 + f_erf(x * (S)0.7071067811865476)) * (S)0.5; }
+FUSEC_NDTR(vf32, float) FUSEC_NDTR(float, float)
+FUSEC_NDTR(vf64, double) FUSEC_NDTR(double, double)
 
 #define FUSEC_BY_LIBM(name)                                                             \
   FUSEC_LIBM1(name)                                                                     \

@@ -22,28 +22,17 @@ Worked example::
 
 from __future__ import annotations
 
+from fusec.codegen.cpp.fields import fields
 from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
-from fusec.codegen.cpp.prefetches import iterations_ahead, points_ahead
+from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, own_loads, points_ahead
 from fusec.codegen.cpp.text import comment, literal
-from fusec.codegen.cpp.threads import omp_schedule, reads_panels
+from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, DType, Kind, compute_type
-from fusec.ir.expr import (
-    Buffer,
-    Cast,
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Op,
-    Reduce,
-    Scan,
-    Select,
-    Var,
-)
+from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
 from fusec.ir.names import Names
 from fusec.ir.program import (
@@ -92,7 +81,8 @@ class CppPrinter:
         self.exponentials = dict(program.exponentials)
         self.positions: dict[Expr, Index] = {}
         self.safe: dict[Runtime, str] = {}
-        self.fetched: dict[Load, Index] = {}
+        self.fetched: dict[Load, Index | None] = {}
+        self.fields = fields(program.body)
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
         self.operands = {b for b in arrays if b.dtype is BF16 and program.multiplies}
@@ -114,10 +104,7 @@ class CppPrinter:
             self.emit(f"// {comment(line)}")
         self.emit(f"{self.head()} {{")
         self.depth += 1
-        if program.table:
-            self.open_places()
-        else:
-            self.open_grid()
+        (self.open_places if program.table else self.open_grid)()
         self.block(program.body)
         self.lines[self.place : self.place] = self.hoisted
         self.depth -= 1
@@ -205,6 +192,8 @@ class CppPrinter:
 
     def statement(self, statement: Statement) -> None:
         match statement:
+            case Let(var=var) if self.fields.get(var, var) is None:
+                pass  # the fields that read it are made of the word itself
             case Let():
                 self.let(statement)
             case Carry():
@@ -228,19 +217,24 @@ class CppPrinter:
     def multiply(self, product: Multiply) -> None:
         into, left, right = product.into, product.left, product.right
         columns = self.least(tuple(panels * product.width for panels in product.panels))
-        counts = f"{self.least(product.rows)}, {columns}, {self.least(product.terms)}"
+        rows, terms, around = self.least(product.rows), self.least(product.terms), self.safe
+        places = (a for m in (left, right) for a in m.start.atoms() if isinstance(a, Runtime))
+        self.safe = dict(around)
+        for gather in (a for a in places if a not in around):
+            self.safe[gather] = self.check(gather, f"{rows} > 0 && {terms} > 0")
         narrow = right.buffer.dtype in (BF16, I8)
         sides = (
             self.matrix(into, into.row, into.panel),
             self.matrix(left, left.row, left.column),
             self.matrix(right, right.row, right.column if narrow else right.panel),
         )
-        streamed = "<true>" if reads_panels(product, self.program) else ""
-        function = f"f_multiply_{right.buffer.dtype}" if narrow else f"f_multiply{streamed}"
+        ahead = read_ahead(product, self.program)
+        function = f"f_multiply_{right.buffer.dtype}" if narrow else f"f_multiply{ahead}"
         adds = f"{self.scalar_index(product.adds)} != 0"
         if product.adds.is_constant:
             adds = "true" if product.adds.const else "false"
-        self.emit(f"{function}({', '.join(sides)}, {counts}, {adds});")
+        self.emit(f"{function}({', '.join(sides)}, {rows}, {columns}, {terms}, {adds});")
+        self.safe = around
 
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
         """Return the arguments for a matrix: a pointer to its start, and the given strides."""
@@ -268,17 +262,25 @@ class CppPrinter:
             self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
         self.depth += 1
         self.loops.append(loop.axis)
+        for load in own_loads(loop) if self.program.stages > 1 else ():
+            self.prefetch(load)
         self.block(loop.body)
         self.loops.pop()
         self.depth -= 1
         self.emit("}")
         self.safe = around
 
-    def check(self, gather: Runtime) -> str:
-        """Print a check of an index; return the name of the index, 0 where it is out of range."""
+    def check(self, gather: Runtime, wanted: str = "true") -> str:
+        """Print a check of an index; return the name of the index, 0 where it is out of range.
+
+        Args:
+            wanted: whether anything is read there.
+        """
         place, name = self.operand(gather.expr, False), f"at_{len(self.lines)}"
         inside = f"fusec_in_range({place}, {self.scalar_index(gather.extent)})"
-        self.emit(f"const long long {name} = fusec_checked({inside}, true, status) ? {place} : 0;")
+        self.emit(
+            f"const long long {name} = fusec_checked({inside}, {wanted}, status) ? {place} : 0;"
+        )
         return name
 
     def least(self, stops: tuple[Index, ...]) -> str:
@@ -291,8 +293,7 @@ class CppPrinter:
         """Print a loop that copies a block into an array as one call."""
         memory = self.name(block.memory)
         at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
-        m = "" if block.guard is None else "m"
-        mask = "" if block.guard is None else f", {block.guard.name}"
+        m, mask = ("", "") if block.guard is None else ("m", f", {block.guard.name}")
         array = self.name(block.array)
         dtype = block.array.dtype
         self.emit(f"ldt{m}_{dtype}({array}, {at}, {self.least(block.counts)}{mask});")
@@ -310,11 +311,16 @@ class CppPrinter:
         self.frees.append(f"fusec_free({name});")
 
     def prefetch(self, load: Load) -> None:
-        """Print a prefetch of a later iteration's load."""
-        at = iterations_ahead(load, self.loops, self.program, self.lane)
-        at = self.fetched.get(load) if at is None and self.loops else at
+        """Print a prefetch of a later iteration's load, once for each line of a cache."""
+        at = self.fetched.get(load)
+        if load not in self.fetched:
+            at = iterations_ahead(load, self.loops, self.program, self.lane)
         if at is not None:
-            self.emit(f"__builtin_prefetch({self.name(load.buffer)} + {self.scalar_index(at)});")
+            size = load.buffer.dtype.itemsize
+            every = lines_apart(at, self.loops[-1], self.code.cache_line // size)
+            once = f"if ({self.name(self.loops[-1])} % {every} == 0) " if every > 1 else ""
+            place = f"{self.name(load.buffer)} + {self.scalar_index(at)}"
+            self.emit(f"{once}__builtin_prefetch({place});")
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -329,8 +335,6 @@ class CppPrinter:
         match let.value:
             case IndexValue(index=position):
                 self.positions[let.var] = position
-            case Load() if self.program.stages > 1:
-                self.prefetch(let.value)
         value = self.expression(let.value, self.is_vector(let.var), let.var)
         self.emit(f"const {self.type_of(let.var)} {let.var.name} = {value};")
 
@@ -384,9 +388,8 @@ class CppPrinter:
             return f"fusec_{node.name}({', '.join(args)}, status)"
         if node.name == "random" and vector:
             return self.random(node)
-        if node.name.startswith("round_"):
-            return f"{node.name}({args[0]})"
-        return f"f_{node.name}({', '.join(args)})"
+        prefix = "" if node.name.startswith("round_") else "f_"
+        return f"{prefix}{node.name}({', '.join(args)})"
 
     def random(self, node: Op) -> str:
         """Return random bits for the lanes; at strides 1, 2 and 4, four elements a counter."""
@@ -401,6 +404,8 @@ class CppPrinter:
         return f"f_random({self.operand(seed, True)}, {self.operand(position, True)})"
 
     def cast(self, node: Cast, vector: bool, var: Var | None) -> str:
+        if var is not None and (field := self.fields.get(var)) is not None:
+            return f"f_field<{field.mask}, {field.zero}>({self.operand(field.word, vector)})"
         arg = self.operand(node.arg, vector)
         source, target = compute_type(node.arg.dtype), compute_type(node.dtype)
         text = arg if source is target else f"to_{_VALUE[target]}({arg})"

@@ -4,7 +4,8 @@
 //            a, row, term,        columns (a multiple of FUSEC_W), k < terms: strides in elements;
 //            b, term, panel,      W columns are a panel, contiguous in memory
 //            rows, columns, terms, adds)
-// f_multiply<true>(...)           the same, and prefetches what follows b: the next terms, or panel
+// f_multiply<DENSE>(...)          the same, and prefetches what follows b: the next terms, or panel
+// f_multiply<APART>(...)          the same of terms that lie apart: the next columns of each
 // f_multiply_bf16(c, row, panel,  the same of bf16, accumulated in f32; fastest if a is contiguous
 //            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
@@ -16,14 +17,18 @@
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are accumulated:
 // 24 accumulators of 32 registers, or 12 of 16. There is a pointer to every third row only, so that
-// the pointers fit in the general registers. If `b` is streamed (PREFETCH), each block of rows
+// the pointers fit in the general registers. If `b` is streamed (DENSE), each block of rows
 // prefetches its share of what follows, `step` elements in each iteration: the first block alone
 // would wait for memory (128 x 768 x 3072, weights from memory: 319 GFLOP/s instead of 266; two
-// threads, AVX-512, 2026-11-27).
+// threads, AVX-512, 2026-11-27). Terms that lie APART are on a page each, which no hardware foresees:
+// 256 rows, 24 matrices of 1024 x 1536, take 16 ms instead of 23 (one thread, AVX2, 2026-11-29).
+//
+// What a call adds to `c` is summed from 0 first, so that errors grow with the terms of a call.
 
 #define FUSEC_R (FUSEC_W == 16 ? 12 : 6)
 typedef vf32 vf32_any __attribute__((may_alias, aligned(4)));
-template <int R, int V, bool PREFETCH>
+enum fusec_ahead { NOTHING, DENSE, APART };
+template <int R, int V, fusec_ahead AHEAD>
 static __attribute__((noinline, unused)) void fusec_block(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long terms, bool adds, const float *next,
@@ -32,7 +37,7 @@ static __attribute__((noinline, unused)) void fusec_block(
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sum[r][v] = adds ? *(vf32_any *)(c + r * cr + v * cp) : vf32{};
+    for (int v = 0; v < V; v++) sum[r][v] = vf32{};
   const float *third[(R + 2) / 3];
 #pragma GCC unroll 4
   for (int t = 0; t < (R + 2) / 3; t++) third[t] = a + 3 * t * ar;
@@ -46,9 +51,9 @@ static __attribute__((noinline, unused)) void fusec_block(
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
     }
-    if (PREFETCH) {
+    if (AHEAD != NOTHING) {
       __builtin_prefetch(next, 0, 2);
-      if (step > 16) __builtin_prefetch(next + 16, 0, 2);
+      if ((AHEAD == APART ? V * FUSEC_W : step) > 16) __builtin_prefetch(next + 16, 0, 2);
       next += step;
     }
     b += bk;
@@ -58,36 +63,44 @@ static __attribute__((noinline, unused)) void fusec_block(
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
+    for (int v = 0; v < V; v++) {
+      vf32_any *to = (vf32_any *)(c + r * cr + v * cp);
+      *to = adds ? *to + sum[r][v] : sum[r][v];
+    }
 }
-template <int V, bool PREFETCH>
+template <int V, fusec_ahead AHEAD>
 static __attribute__((noinline, unused)) void fusec_rows(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long rows, long long terms, bool adds) {
   long long i = 0;
-  const float *next = b + terms * bk;  // each block prefetches its share of as many terms
+  // Each block prefetches its share of as many terms, or the columns behind those of all terms.
+  const float *next = AHEAD == APART ? b + V * FUSEC_W : b + terms * bk;
 #define FUSEC_BLOCKS(R)                                                                        \
-  for (long long step = PREFETCH ? (bk * R + rows - 1) / (rows > R ? rows : R) : 0;            \
-       i + R <= rows; i += R, next += step * terms)                                            \
-    fusec_block<R, V, PREFETCH>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds, \
-                                next, step);
+  for (long long step = AHEAD == APART   ? bk                                                  \
+                        : AHEAD == DENSE ? (bk * R + rows - 1) / (rows > R ? rows : R)         \
+                                         : 0;                                                  \
+       i + R <= rows; i += R, next += AHEAD == APART ? 0 : step * terms)                       \
+    fusec_block<R, V, AHEAD>(c + i * cr, cr, cp, a + i * ar, ar, ak, b, bk, bp, terms, adds,   \
+                             next, step);
   FUSEC_BLOCKS(FUSEC_R)
 #if FUSEC_W == 16
   FUSEC_BLOCKS(8)
 #endif
   FUSEC_BLOCKS(4)
+  FUSEC_BLOCKS(3)
+  FUSEC_BLOCKS(2)
   FUSEC_BLOCKS(1)
 #undef FUSEC_BLOCKS
 }
-template <bool PREFETCH = false>
+template <fusec_ahead AHEAD = NOTHING>
 FUSEC_INLINE void f_multiply(
     float *c, long long cr, long long cp, const float *a, long long ar, long long ak,
     const float *b, long long bk, long long bp, long long rows, long long columns,
     long long terms, bool adds) {
   long long j = 0;
   for (; j + 2 * FUSEC_W <= columns; j += 2 * FUSEC_W, b += 2 * bp, c += 2 * cp)
-    fusec_rows<2, PREFETCH>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
-  if (j < columns) fusec_rows<1, PREFETCH>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+    fusec_rows<2, AHEAD>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
+  if (j < columns) fusec_rows<1, AHEAD>(c, cr, cp, a, ar, ak, b, bk, bp, rows, terms, adds);
 }
 
 // ---- bf16 ---------------------------------------------------------------------------------------

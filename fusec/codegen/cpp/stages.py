@@ -7,8 +7,8 @@ from functools import partial
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.ir.graph import FlatKernel
 from fusec.passes.kernel.scans import check_order, run_scans
-from fusec.passes.kernel.short_sums import unroll_terms
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
+from fusec.passes.kernel.unroll_terms import unroll_terms
 from fusec.passes.kernel.unroll_windows import unroll_windows
 from fusec.passes.stage import Stage
 

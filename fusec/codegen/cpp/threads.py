@@ -13,15 +13,18 @@ from fusec.ir.dtype import F32
 from fusec.ir.program import Multiply, Program, statements
 
 
-def reads_panels(product: Multiply, program: Program) -> bool:
-    """Return True if a product reads its right operand in place, as dense panels.
+def read_ahead(product: Multiply, program: Program) -> str:
+    """Return how a product prefetches its right operand, as of ``products.h``: not, unless it
+    reads both operands in place.
 
     A panel is dense if its terms are as far apart as it has columns; the next one follows. Values
     of an attention have this layout, too, but their left operand is computed in the kernel.
     """
     left, right = product.left.buffer, product.right.buffer
-    in_place = right.dtype is F32 and {left, right} <= set(program.buffers)
-    return in_place and product.right.row in {count * product.width for count in product.panels}
+    if right.dtype is not F32 or not {left, right} <= set(program.buffers):
+        return ""
+    dense = product.right.row in {count * product.width for count in product.panels}
+    return "<DENSE>" if dense else "<APART>"
 
 
 def omp_schedule(program: Program) -> str:
@@ -31,7 +34,7 @@ def omp_schedule(program: Program) -> str:
     products = [s for s in statements(program.body) if isinstance(s, Multiply)]
     extents = [axis.extent for axis in program.grid]
     known = all(extent.is_constant for extent in extents)
-    if not known or not any(reads_panels(p, program) for p in products):
+    if not known or not any(read_ahead(p, program) == "<DENSE>" for p in products):
         return "dynamic"
     tiles = math.prod(extent.const for extent in extents)
     return f"dynamic, {max(1, min(program.code.chunk, tiles // program.code.chunks))}"

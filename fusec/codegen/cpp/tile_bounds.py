@@ -79,9 +79,9 @@ class TileBounds:
         return is_nonnegative(value)
 
 
-def drop_operand_masks(program: Program) -> Program:
+def drop_operand_masks(program: Program, width: int) -> Program:
     """Drop masks at an axis's end from the operands of products, which stop there."""
-    uses, counts = TileUses.of(program), dict(program.counts)
+    uses, counts = TileUses.of(program, width), dict(program.counts)
 
     def unmasked(operand: Expr) -> Expr:
         match uses.values.get(operand):

@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 
 from fusec.codegen.lowering.layout import ends_of
 from fusec.ir.dtype import BF16, F32, I8
-from fusec.ir.expr import (
-    Dot,
-    Expr,
-    Load,
-    Reduce,
-    Var,
-    substitute,
-)
-from fusec.ir.index import Axis, Index, index, is_nonnegative, most, product
+from fusec.ir.expr import Dot, Expr, Load, Reduce, Var, substitute
+from fusec.ir.index import Axis, Index, index, is_nonnegative, mod, most, product
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
 
@@ -43,11 +36,13 @@ class TileUses:
         at: path -> the statement there.
         written: buffers that the program stores to.
         code: how the program is printed.
+        width: elements of a vector; a product stops at the last one with a column that exists.
     """
 
     lanes: frozenset[Axis]
     written: frozenset[object]
     code: CodeTuning
+    width: int
     values: dict[Expr, Expr] = field(default_factory=dict)
     defined: dict[Var, Place] = field(default_factory=dict)
     readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
@@ -55,10 +50,10 @@ class TileUses:
     at: dict[Place, Statement] = field(default_factory=dict)
 
     @staticmethod
-    def of(program: Program) -> TileUses:
+    def of(program: Program, width: int) -> TileUses:
         """Collect the definitions and uses of a program's values."""
         written = frozenset(b.base for b in program.writes)
-        uses = TileUses(frozenset(program.lanes), written, program.code)
+        uses = TileUses(frozenset(program.lanes), written, program.code, width)
         for place, statement in placed(program.body):
             uses.at[place] = statement
             if isinstance(statement, Let | Carry):
@@ -148,7 +143,9 @@ class TileUses:
         any case (``f_multiply_bf16``, ``f_multiply_i8``).
         """
         load = self.load(var)
-        if load is None or load.dtype not in (F32, BF16, I8) or load.gathers:
+        if load is None or load.dtype not in (F32, BF16, I8):
+            return None
+        if any(gather.axes & self.lanes for gather in load.gathers):
             return None
         (offset,) = load.indices
         steps = [offset.coefficient(axis) for axis in (rows, columns)]
@@ -156,7 +153,8 @@ class TileUses:
         if counts is None or any(s is None or s.axes & self.lanes for s in steps):
             return None
         others = {axis: count for axis, count in counts.items() if axis is not columns}
-        if right and columns in counts and not self._is_inside(var, load, others):
+        ragged = columns in counts and mod(counts[columns], index(self.width)) is not index(0)
+        if right and ragged and not self._is_inside(var, load, others):
             return None
         if right and load.dtype is F32 and steps[1] is not index(1):
             return None

@@ -14,8 +14,9 @@ Longformer's windows, 228 gathers, took g++ 8.4 s with all inlined, and take it 
 
 from __future__ import annotations
 
-from fusec.ir.expr import Load
-from fusec.ir.index import Axis, Index
+from fusec.codegen.cpp.fields import fields, is_widening
+from fusec.ir.expr import Load, Var
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Put, Statement, statements
 
@@ -26,27 +27,35 @@ def is_unrolled(loop: For, lane: Axis | None, code: CodeTuning) -> bool:
     Args:
         lane: the vectorized axis; None in a kernel without vectors.
     """
-    return _is_short(loop, code) and _size(loop, lane, code) <= code.instructions
+    if not _is_short(loop, code):
+        return False
+    free = frozenset(var for var, field in fields(loop.body).items() if field is None)
+    return _size(loop, lane, code, free) <= code.instructions
 
 
 def _is_short(loop: For, code: CodeTuning) -> bool:
     return all(s.is_constant and s.const <= code.unrolled for s in (loop.start, *loop.stops))
 
 
-def _size(statement: Statement, lane: Axis | None, code: CodeTuning) -> int:
+def _size(statement: Statement, lane: Axis | None, code: CodeTuning, free: frozenset[Var]) -> int:
     """Estimate the number of instructions of a statement with every loop in it unrolled.
 
     A loop that cannot be unrolled exceeds ``instructions``, and so does any loop around it.
+
+    Args:
+        free: values that are not computed.
     """
     match statement:
         case For() if _is_short(statement, code):
             trips = min(stop.const for stop in statement.stops) - statement.start.const
-            return trips * sum(_size(s, lane, code) for s in statement.body)
+            return trips * sum(_size(s, lane, code, free) for s in statement.body)
         case For():
             return code.instructions + 1
         case Let(value=Load(indices=(offset,), guard=guard)):
             skipped = guard is not None and lane not in guard.axes
             return _accesses(offset, lane) + code.branch * skipped
+        case Let(var=var, value=value) if var in free or is_widening(value):
+            return 0
         case Put(offset=offset):
             return _accesses(offset, lane)
         case _:
@@ -54,10 +63,11 @@ def _size(statement: Statement, lane: Axis | None, code: CodeTuning) -> int:
 
 
 def _accesses(offset: Index, lane: Axis | None) -> int:
-    """Return the number of memory accesses of a vector: one if contiguous or uniform, else W."""
+    """Return the number of memory accesses of a vector: one if contiguous or uniform, two of pairs,
+    else W."""
     if lane is None or lane not in offset.axes or offset.steps_by_one(lane):
         return 1
-    return lane.extent.const
+    return 2 if offset.coefficient(lane) is index(2) else lane.extent.const
 
 
 def has_many_gathers(body: tuple[Statement, ...], lane: Axis | None, most: int) -> bool:

@@ -390,6 +390,15 @@ class Nest:
         here.memo[var] = first
         writer.store(writer.arrays[var], first)
 
+    def _is_bounded(self, guard: Expr) -> bool:
+        """Return True if the loops over elements stop where a guard does: vectors need a mask."""
+        writer, ends = self.writer, self.uses.counts(guard)
+        return ends is not None and all(
+            writer.lane not in writer.at()[lane].axes
+            and writer.bounds.here(end) in writer.bounds.elements(lane)
+            for lane, end in ends.items()
+        )
+
     def _emit(self, item: Item) -> None:
         writer = self.writer
         match item:
@@ -399,7 +408,9 @@ class Nest:
                 writer.store(writer.arrays[var], writer.name(var, writer.shown(value)))
             case Put():
                 stored = writer.value(item.value)
-                guard = None if item.guard is None else writer.value(item.guard)
+                guard: Var | Const | None = None
+                if item.guard is not None and not self._is_bounded(item.guard):
+                    guard = writer.value(item.guard)
                 assert guard is None or isinstance(guard, Var)
                 offset = substitute(item.offset, writer.at(), writer.value)
                 writer.scopes[-1].body.append(Put(item.buffer, offset, stored, guard))

@@ -32,17 +32,21 @@ from fusec.codegen.cpp.lane_order import lane_order
 from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
-from fusec.codegen.cpp.vector_nest import (
-    Item,
-    LaneScope,
-    Nest,
-    TileArray,
-    Writer,
-    held_type,
-)
+from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
 from fusec.codegen.lowering.precision import forms_of_exponentials
 from fusec.ir.dtype import I64, DType
-from fusec.ir.expr import Buffer, Const, Dot, Expr, IndexValue, Load, Op, Var, substitute
+from fusec.ir.expr import (
+    Buffer,
+    Const,
+    Dot,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Var,
+    index_exprs,
+    substitute,
+)
 from fusec.ir.index import Axis, Index, index, is_nonnegative
 from fusec.ir.names import Names
 from fusec.ir.program import (
@@ -69,7 +73,7 @@ def vector_tiles(program: Program, width: int) -> Program:
     in_memory = any(isinstance(s, Multiply) for s in statements(program.body))
     if in_memory or (len(program.lanes) < 2 and not program.multiplies):
         return program
-    program = drop_operand_masks(program)
+    program = drop_operand_masks(program, width)
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
     exponentials = tuple(rewrite.writer.exponentials)
@@ -86,7 +90,7 @@ class _Rewrite:
     """
 
     def __init__(self, program: Program, width: int) -> None:
-        uses = TileUses.of(program)
+        uses = TileUses.of(program, width)
         self.uses, self.order, self.width = uses, lane_order(program, uses), width
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
@@ -268,7 +272,7 @@ class _Rewrite:
             return
         each, panel, where = self.loops(array.row, array.column)
         put = Put(array.buffer.flat(), array.offset(where, self.width), zero, None)
-        known = len(counts) == 1 and is_nonnegative(counts[0])
+        known = len(counts) == 1 and is_nonnegative(counts[0]) and not any(index_exprs(counts[0]))
         first = counts[0] if known else index(0)
         fill = self.writer.loop_over(each, self.writer.loop_over(panel, put))
         self.out.append(replace(fill, start=first))

@@ -28,6 +28,9 @@ next. k0 computes ``h = tanh(x[t] + h)``, which goes into b2, the final buffer, 
         b1 = b2;
       }
     }
+
+A loop with a condition returns now and then, unfinished, so that Python looks for Ctrl-C. Its state
+is in the final buffers then, from which it goes on when it is called again.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from dataclasses import dataclass
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import RowLoop
 from fusec.ir.host import HostLoop, HostProgram, HostStatement, NativeRun
-from fusec.ir.index import Size
+from fusec.ir.index import Index, Size, index
 from fusec.ir.program import Program
 
 
@@ -64,7 +67,7 @@ class RunCode:
     @property
     def numbers(self) -> int:
         """How many numbers it takes."""
-        return len(self.sizes) + (0 if self.loop is None else 1 + len(self.loop.moving))
+        return len(self.sizes) + (0 if self.loop is None else len(self.loop.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,19 @@ class LoopPlaces:
         moving: buffers of which each iteration takes some rows.
         carried: for each carried value the one that is read and, for the final one and the other,
             the one that is written.
+        while_true: as of the loop.
     """
 
     moving: tuple[int, ...]
     carried: tuple[tuple[int, int, int], ...]
+    while_true: bool
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The function's parameters that are numbers, besides sizes."""
+        if self.while_true:
+            return tuple(f"s{read}" for read, _, _ in self.carried)
+        return ("rounds", *(f"s{k}" for k in self.moving))
 
 
 def run_codes(
@@ -123,13 +135,31 @@ def _through(loop: RowLoop, buffers: tuple[Buffer, ...]) -> LoopPlaces:
             (buffers.index(read), buffers.index(made), buffers.index(one.other))
             for (read, made), one in carried
         ),
+        loop.while_true,
     )
+
+
+def loop_numbers(loop: RowLoop, run: RunCode) -> list[Index]:
+    """Return the numbers that a loop's function takes.
+
+    Those of a loop with a condition are the bytes of what it carries.
+    """
+    if loop.while_true:
+        held = ((one.final.flat().shape[0], one.final.dtype.itemsize) for one in loop.carried)
+        return [*map(index, run.sizes), *(elements * each for elements, each in held)]
+    steps = [
+        loop.outside[moving].strides[0] * (loop.chunk * moving.dtype.itemsize)
+        for moving in loop.moving
+        if moving in run.buffers
+    ]
+    return [*map(index, run.sizes), (loop.rows + (loop.chunk - 1)) // loop.chunk, *steps]
 
 
 def print_run(run: RunCode, programs: Mapping[str, Program]) -> str:
     """Return the C++ function that calls a run's kernels in order, until one fails.
 
-    Its status is the failed kernel's, plus four times that kernel's position in the run.
+    Its status is the failed kernel's, plus four times that kernel's position in the run; of a loop
+    that is unfinished, 4.
     """
     buffers = [f"any b{k}" for k in range(len(run.buffers))]
     sizes = [f"long long n{k}" for k in range(len(run.sizes))]
@@ -140,7 +170,7 @@ def print_run(run: RunCode, programs: Mapping[str, Program]) -> str:
         moved = f"*status += {4 * position}; " if position else ""
         calls.append(f"if (*status) {{ {moved}return; }}")
     if run.loop is not None:
-        sizes += ["long long rounds", *(f"long long s{k}" for k in run.loop.moving)]
+        sizes += [f"long long {number}" for number in run.loop.numbers]
         calls = _looped(run.loop, calls)
     parameters = ", ".join([*buffers, *sizes, "int *status"])
     head = f'extern "C" void {run.name}({parameters}) {{'
@@ -153,10 +183,23 @@ def _looped(loop: LoopPlaces, calls: list[str]) -> list[str]:
     The last iteration writes the final buffer of what is carried.
     """
     lines = [f"any f{written} = b{written};" for _, written, _ in loop.carried]
-    lines.append("for (; rounds > 0; --rounds) {")
-    for _, written, other in loop.carried:
-        lines.append(f"  b{written} = rounds % 2 ? f{written} : b{other};")
+    if loop.while_true:
+        goes_on = " ".join(f"b{read} = b{written};" for read, written, _ in loop.carried)
+        lines += [f"if (*status) {{ {goes_on} }}", "*status = 0;"]
+        lines.append("const long until = fusec_time(nullptr) + 1;")
+        lines.append(f"while (*(const bool *)b{loop.carried[0][0]}.address) {{")
+    else:
+        lines.append("for (; rounds > 0; --rounds) {")
+    for read, written, other in loop.carried:
+        is_final = f"b{read}.address != f{written}.address" if loop.while_true else "rounds % 2"
+        lines.append(f"  b{written} = {is_final} ? f{written} : b{other};")
     lines += [f"  {call}" for call in calls]
     lines += [f"  b{k}.address = (char *)b{k}.address + s{k};" for k in loop.moving]
     lines += [f"  b{read} = b{written};" for read, written, _ in loop.carried]
-    return [*lines, "}"]
+    if loop.while_true:
+        lines.append("  if (fusec_time(nullptr) > until) { *status = 4; break; }")
+    lines.append("}")
+    for read, written, _ in loop.carried if loop.while_true else ():
+        copied = f"__builtin_memcpy(f{written}.address, b{read}.address, s{read});"
+        lines.append(f"if (b{read}.address != f{written}.address) {copied}")
+    return lines

@@ -36,7 +36,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from fusec.codegen.host.runs import RunCode, run_codes
+from fusec.codegen.host.runs import RunCode, loop_numbers, run_codes
 from fusec.errors import InternalError
 from fusec.ir.dtype import COMPLEX_OF, DTYPES, NumberForm
 from fusec.ir.expr import Buffer
@@ -281,12 +281,7 @@ class _Wrapper:
             self._allocate(allocation)
         place = {inner: self._view(view, "strided") for inner, view in loop.outside.items()}
         buffers = [place.get(b) or self.names(b) for b in run.buffers]
-        numbers = [self.names(size) for size in run.sizes]
-        rounds = print_size(loop.rows, self.names)
-        numbers.append(f"-(-({rounds}) // {loop.chunk})")
-        for moving in loop.moving:
-            step = loop.outside[moving].strides[0] * (loop.chunk * moving.dtype.itemsize)
-            numbers += [print_size(step, self.names)] * (moving in run.buffers)
+        numbers = [print_size(number, self.names) for number in loop_numbers(loop, run)]
         self.lines.append(f"{run.name}({', '.join([*buffers, *numbers])})")
         self.lines += [f"del {self.names(allocation.buffer)}" for allocation in new]
 
@@ -294,21 +289,29 @@ class _Wrapper:
         """Print a loop over chunks of rows: pass windows, copy results to their rows.
 
         ``turn`` is 0 for the iterations that write the final buffers of what is carried, else 1.
+        Where the last one is found by a condition, it may have written the others, or nothing.
         """
         rows, ragged = print_size(loop.rows, self.names), not loop.count.is_constant
         count = "rows" if ragged else str(loop.chunk)
-        self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
+        pairs = [f"{self.names(one.final)}, {self.names(one.other)}" for one in loop.carried]
+        starts = [self._view(one.initial) for one in loop.carried]
+        if loop.while_true:
+            self.lines.append("start, turn = 0, 1")
+            self.lines.append(f"while ({pairs[0]})[turn] if start else {starts[0]}:")
+        else:
+            self.lines.append(f"for start in range(0, {rows}, {loop.chunk}):")
         if ragged:
             self.lines.append(f"    rows = min({loop.chunk}, {rows} - start)")
         sizes = [i for i in loop.graph.inputs if isinstance(i, Size)]
         args = ["rows" if index(s) is loop.count else self.names(s) for s in sizes]
         args += [self._rows_of(view, count) for view in loop.sliced]
         args += [self._view(view) for view in loop.whole]
-        if loop.carried:
+        if loop.while_true:
+            self.lines.append("    turn = 1 - turn")
+        elif loop.carried:
             self.lines.append(f"    turn = ({rows} - 1 - start) // {loop.chunk} % 2")
-        pairs = [f"{self.names(one.final)}, {self.names(one.other)}" for one in loop.carried]
-        for one, pair in zip(loop.carried, pairs, strict=True):
-            args.append(f"({pair})[1 - turn] if start else {self._view(one.initial)}")
+        for pair, first in zip(pairs, starts, strict=True):
+            args.append(f"({pair})[1 - turn] if start else {first}")
         args += [f"{self.names(b)}.data" for b in loop.added]
         outside = loop.outside
         places = {b: self._rows_of(outside[part], count) for b, part in loop.chunks.items()}
@@ -318,6 +321,12 @@ class _Wrapper:
         for position, buffer in enumerate(loop.results):
             self.lines.append(f"    {places[buffer]}.data.copy_(part[{position}])")
         self.lines.append("    del part")
+        if loop.while_true:
+            self.lines.append("    start = 1")
+            self.lines.append("if turn:")
+            for one, first in zip(loop.carried, starts, strict=True):
+                last = f"{self.names(one.other)} if start else {first}"
+                self.lines.append(f"    {self.names(one.final)}.data.copy_({last})")
 
     def _rows_of(self, view: View, count: str) -> str:
         """Return the window of a chunk's rows: ``count`` rows from ``start`` on."""

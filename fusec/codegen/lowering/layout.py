@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import I32, I64
-from fusec.ir.expr import Expr, IndexValue, Op, both, index_exprs, index_of, substitute
+from fusec.ir.expr import Const, Expr, IndexValue, Op, both, index_exprs, index_of, substitute
 from fusec.ir.index import Axis, Index, floordiv, index, mod, most
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
 
@@ -207,14 +207,14 @@ def ends_of(guard: Expr | None, values: Mapping[Expr, Expr]) -> list[tuple[Index
         values: name -> definition, in a program.
     """
     match None if guard is None else values.get(guard, guard):
-        case None:
+        case None | Const(value=True):
             return []
         case Op(name="and", args=args):
             parts = [ends_of(arg, values) for arg in args]
             return None if None in parts else [pair for part in parts for pair in part or ()]
         case Op(name="lt", args=(a, b)):
             here, end = (index_of(values.get(side, side)) for side in (a, b))
-            if here is None or end is None or any(index_exprs(here)) or any(index_exprs(end)):
+            if here is None or end is None or any(index_exprs(here)):
                 return None
             return [(here, end)]
         case _:

@@ -21,12 +21,21 @@ Worked example, ``y[m, c] = x[m, c] / sum(c: x[m, c])`` with m on the grid and c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before, tile_groups
 from fusec.codegen.lowering.bounds import LoopBounds
 from fusec.codegen.lowering.layout import below
-from fusec.codegen.lowering.tasks import Accumulate, Depth, Keep, Task, evaluated, roots
+from fusec.codegen.lowering.tasks import (
+    Accumulate,
+    Depth,
+    Keep,
+    Task,
+    cost_along,
+    evaluated,
+    roots,
+    summed,
+)
 from fusec.codegen.lowering.transformed import lower_transformed
 from fusec.codegen.lowering.values import Scope
 from fusec.errors import InternalError
@@ -45,27 +54,17 @@ from fusec.ir.expr import (
     Select,
     Var,
     axes_in,
-    children,
     postorder,
-    reach,
     substitute,
 )
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
-from fusec.ir.index import (
-    Axis,
-    Index,
-    Runtime,
-    index,
-    most,
-    product,
-)
+from fusec.ir.index import Axis, Index, Runtime, index, most, product
 from fusec.ir.linear import common_factor, dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
-from fusec.ir.program import For, Let, Program, Put, Update
+from fusec.ir.program import For, LaunchSettings, Let, Program, Put, Update
 from fusec.ir.rewrite import is_checked
-from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import Hit, hits_of, serial_axes
 from fusec.ir.streamed import reads_narrow
 from fusec.ir.transformed import has_transformed
@@ -129,6 +128,7 @@ class _Lowering(LoopBounds):
         groups: dict[Axis | None, list[Task]] = {}
         done: list[tuple[Reduce, Accumulate]] = []
         cascade: list[tuple[Var, Var, Expr | None]] = []
+        blocks: list[tuple[Accumulate, Accumulate]] = []
         kept: list[Keep] = []
         for total, row_max in self.row_maxima.items():
             if total in items and row_max in items:
@@ -145,6 +145,9 @@ class _Lowering(LoopBounds):
                 partial = self._carries(item.reduction)
                 cascade += ((*pair, factor) for pair in zip(item.carries, partial, strict=True))
                 task = Accumulate(rest, partial)
+            elif isinstance(item, Accumulate) and self._is_block(item, left):
+                task = self._start(item.reduction)
+                blocks.append((item, task))
             else:
                 task = item
             groups.setdefault(first, []).append(task)
@@ -166,6 +169,8 @@ class _Lowering(LoopBounds):
             part = inner if factor is None else Op("mul", (inner, self.value(factor)))
             (added,) = self._steps(self.here, (Op("add", (outer, part)),))
             self.here.body.append(Update(outer, added))
+        for whole, block in blocks:
+            self._add_slots(whole, block)
         for reduction, finished in done:
             self._finish(reduction, finished)
         beside = [r for r, _ in done if self.row_maxima.get(r) in self.running]
@@ -214,8 +219,7 @@ class _Lowering(LoopBounds):
         info = self.layout.loops[loop]
         ragged = info.full is not info.stops and info.full != info.stops
         start, last, mask_free = index(0), None, None
-        reductions = [t.reduction for t in tasks if isinstance(t, Accumulate)]
-        reductions = reductions if len(reductions) == len(tasks) else []
+        reductions = summed(tasks)
         # Loop bounds must not depend on lanes or inner loops: they have no value before it.
         inside = self.layout.loops.keys() - self.here.bound - {loop}
         needed = needed_before(reductions, frozenset((loop, *self.lanes, *inside)))
@@ -334,6 +338,14 @@ class _Lowering(LoopBounds):
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
 
+    def _is_block(self, task: Accumulate, loops: set[Axis]) -> bool:
+        """Return True if some loops take a block of the terms of an array's sums, which is summed
+        apart for the same reason."""
+        inner = loops & self.layout.loops_of(task.reduction.over)
+        begun = {loop for axis in inner for loop in self.layout.whole.get(axis, ())}
+        apart = not task.carries and task.reduction not in self.scattered
+        return apart and not begun.isdisjoint(self.here.bound) and self._cascades(task)
+
     def _without_factor(self, node: Reduce, loops: set[Axis]) -> tuple[Expr | None, Reduce]:
         """Return a factor that all terms of some loops share, and the sum without it.
 
@@ -373,11 +385,11 @@ class _Lowering(LoopBounds):
         """Emit a task whose loops are all bound."""
         match task:
             case Store():
-                value = self.value(task.expr)
-                offset = substitute(task.indices[0], {}, self.value)  # names its gather indices
-                guard = self._conjunction(self.here, [*self._masks_of(task.indices[0].axes)])
+                value, at = self.value(task.expr), task.indices[0]
+                offset = substitute(at, {}, self.value)  # names its gather indices
+                guard = self._conjunction(self.here, [task.guard, *self._masks_of(at.axes)])
                 assert guard is None or isinstance(guard, Var)
-                self.here.body.append(Put(task.buffer, offset, value, guard))
+                self.here.body.append(Put(task.buffer, offset, value, guard, task.adds))
             case Keep():
                 value = self.value(task.value)
                 self.here.body.append(Put(task.array.flat(), task.slot, value, None))
@@ -517,29 +529,41 @@ class _Lowering(LoopBounds):
         return self._keeps([n for n in evaluated(again, self.arrays) if n in now], loop)
 
     def _hoist(self, loop: Axis, tasks: list[Task]) -> None:
-        """Keep expensive values of inner loops that each iteration of a loop would compute anew."""
+        """Keep expensive values of inner loops that each iteration of a loop would compute anew.
+
+        And those beside scans in lanes, which each iteration waits for: too few are in flight
+        with what takes long (``sigmoid`` and ``cumsum`` of 256 x 4096: 1595 us, kept 1223).
+        """
         nodes = postorder(root for task in tasks for root in roots(task))
         apart: set[Expr] = {n for n in nodes if isinstance(n, Scan) or is_checked(n)}
         apart |= dependents(nodes, apart)
         found = [n for n in nodes if loop not in n.axes and n not in apart]
         for inner in self.nest[self.nest.index(loop) + 1 :] if loop.extent is not index(1) else ():
-            for keep in self._keeps(found, inner):
-                self._run(inner, [keep])
-                self.arrays[keep.value] = (keep.array, keep.slot)
+            self._keep_first(found, inner)
+        scans = [n for n in nodes if isinstance(n, Scan) and any(a in self.lanes for a in n.over)]
+        if scans and any(self.layout.loop_of.get(lane) is loop for lane in self.lanes):
+            narrow = (n for n in nodes if not isinstance(n, Cast))
+            self._keep_first([n for n in narrow if n not in apart], loop)
+
+    def _keep_first(self, nodes: list[Expr], loop: Axis) -> None:
+        """Write expensive ones of some values along a loop to arrays, by a loop of their own."""
+        for keep in self._keeps(nodes, loop):
+            self._run(loop, [keep])
+            self.arrays[keep.value] = (keep.array, keep.slot)
 
     def _keeps(self, nodes: list[Expr], loop: Axis) -> list[Keep]:
         """Return ``Keep``s for expensive ones of some values, in post-order, along a loop alone."""
         unbound = set(self.layout.loops) - self.here.bound
         kept: list[Keep] = []
         covered: set[Expr] = set()
-        parts = self.layout.whole.get(loop, frozenset((loop,)))
+        parts = self.layout.whole.get(loop, frozenset((loop,))) & unbound
         length = most(product(a.extent for a in parts))
         for node in reversed(nodes):
             if node in covered or node in self.arrays or node.dtype is BOOL:
                 continue
             if isinstance(node, Load | Reduce | IndexValue) or unbound & node.axes != parts:
                 continue
-            if self._varying_cost(node, loop) < self.plan.kept_cost:
+            if cost_along(node, loop, self.arrays) < self.plan.kept_cost:
                 continue
             covered.update(postorder((node,)))
             if length is None or length * 16 * node.dtype.itemsize > self.plan.kept_bytes:
@@ -547,21 +571,6 @@ class _Lowering(LoopBounds):
             array, slot = self._array(self.here, node, node.dtype)
             kept.append(Keep(node, array, slot))
         return kept
-
-    def _varying_cost(self, root: Expr, loop: Axis) -> int:
-        """Return the cost, in operations, of the part of a value that varies along a loop."""
-
-        def varies(node: Expr) -> bool:
-            return loop in node.axes and node not in self.arrays
-
-        nodes = reach((root,), lambda node: filter(varies, children(node)))
-        total = 0
-        for node in filter(varies, nodes):
-            if isinstance(node, Op):
-                total += SCALAR_OPS[node.name].cost
-            elif isinstance(node, Load | Cast):
-                total += 1
-        return total
 
 
 def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Program:
@@ -584,15 +593,8 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
         tuple(lowering.scopes[0].body),
         (),
         kernel.origin.source,
-        plan.warps,
-        plan.stages,
-        plan.group,
         product(a.extent for a in kernel.axes if a not in serial_axes(kernel_nodes(kernel))),
-        plan.descriptors,
-        registers=plan.registers,
-        packed=plan.packed,
-        roles=plan.roles,
-        programs=plan.programs,
+        **{one.name: getattr(plan, one.name) for one in fields(LaunchSettings)},
         counts=tuple(lowering.layout.counts.items()) if plan.dots else (),
         code=code or CodeTuning(),
     )

@@ -20,16 +20,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusec.errors import InternalError
-from fusec.ir.expr import (
-    Const,
-    Dot,
-    Expr,
-    Reduce,
-    Var,
-    children,
-    rebuild,
-    substitute,
-)
+from fusec.ir.expr import Const, Dot, Expr, Reduce, Select, Var, children, rebuild, substitute
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.names import Names
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads, statements
@@ -62,6 +53,8 @@ class _Orienter:
 
     Attributes:
         draft: the orders that the first walk found, maybe none; None in the first walk.
+        operands: values that are rather computed in the order of a carried product, which reads
+            them or what a mask leaves of them.
     """
 
     def __init__(self, program: Program, draft: _Needs | None) -> None:
@@ -77,6 +70,7 @@ class _Orienter:
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.others = Names(named)
         self.kept: set[Var] = set()
+        self.operands: set[Var] = set()
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -109,13 +103,19 @@ class _Orienter:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    def need(self, value: Expr, order: TileDims) -> None:
-        """Record that a value is needed in an order, restricted to the axes that it has."""
+    def need(self, value: Expr, order: TileDims, first: bool = False) -> None:
+        """Record that a value is needed in an order, restricted to the axes that it has.
+
+        Args:
+            first: it is rather computed in this order than in those that others need.
+        """
         if isinstance(value, Var):
             own = {a: order[a] for a in value.axes if a in order}
             known = self.needs.setdefault(value, [])
+            if first:
+                self.operands.add(value)
             if own not in known:
-                known.append(own)
+                known.insert(0 if first else len(known), own)
 
     def used(self, value: Expr, order: TileDims) -> Expr:
         """Return the name of a value in an order."""
@@ -196,7 +196,8 @@ class _Orienter:
             if computed and order is not orders[0]:
                 made.append(Let(var, self.named(let.var, orders[0])))
             else:
-                made.append(Let(var, self.value(let.value, order)))
+                masked = isinstance(let.value, Select) and let.var in self.operands
+                made.append(Let(var, self.value(let.value, order, masked)))
         return made
 
     def put(self, put: Put) -> Put:
@@ -211,7 +212,7 @@ class _Orienter:
         guard = None if put.guard is None else self.used(put.guard, order)
         stored = self.used(put.value, order)
         assert isinstance(stored, Var | Const) and not isinstance(guard, Const)
-        return Put(put.buffer, offset, stored, guard)  # type: ignore[arg-type]
+        return Put(put.buffer, offset, stored, guard, put.adds)  # type: ignore[arg-type]
 
     def followed(self, value: Expr, order: TileDims) -> TileDims:
         """Return the one-axis order that a value or one of its operands has, else ``order``."""
@@ -229,14 +230,18 @@ class _Orienter:
                 stack.extend(children(self.definitions[node]))
         return order
 
-    def value(self, value: Expr, order: TileDims) -> Expr:
-        """Return an operation over operands in the orders that the result's order requires."""
+    def value(self, value: Expr, order: TileDims, first: bool = False) -> Expr:
+        """Return an operation over operands in the orders that the result's order requires.
+
+        Args:
+            first: of ``need``.
+        """
         if isinstance(value, Dot):
             return self.dot(value, order)
         if isinstance(value, Reduce):
             return self.reduce(value, order)
         for child in children(value):
-            self.need(child, order)
+            self.need(child, order, first)
         if isinstance(value, Var):
             self.need(value, order)
             return self.used(value, order)
@@ -255,8 +260,9 @@ class _Orienter:
         (m,) = left.axes - {of_left}
         (n,) = right.axes - {of_right}
         left_order, right_order = {m: ROWS, of_left: COLUMNS}, {of_right: ROWS, n: COLUMNS}
-        self.need(left, left_order)
-        self.need(right, right_order)
+        carried = dot.into is not None  # another product's tile is there for an iteration alone
+        self.need(left, left_order, carried)
+        self.need(right, right_order, carried)
         of_scales = [{a: ROWS, **dict.fromkeys(dot.blocks, COLUMNS)} for a in (m, n)]
         for scale, columns in zip(scales, of_scales, strict=False):
             self.need(scale, columns)

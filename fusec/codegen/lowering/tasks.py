@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from fusec.ir.expr import Buffer, Expr, IndexValue, Reduce, Var, children, postorder, reach
+from fusec.ir.expr import (
+    Buffer,
+    Cast,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Var,
+    children,
+    postorder,
+    reach,
+)
 from fusec.ir.graph import Store
-from fusec.ir.index import Index
+from fusec.ir.index import Axis, Index
+from fusec.ir.scalar import SCALAR_OPS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +86,18 @@ def roots(task: Task | Reduce) -> tuple[Expr, ...]:
             return task.bodies
 
 
+def summed(tasks: Iterable[Task]) -> list[Reduce]:
+    """Return the sums that iterations add to, maybe in their result; [] beside other tasks."""
+    found: list[Reduce] = []
+    for task in tasks:
+        match task:
+            case Accumulate(reduction=reduction) | Store(expr=Reduce() as reduction, adds=True):
+                found.append(reduction)
+            case _:
+                return []
+    return found
+
+
 def evaluated(tasks: Iterable[Task | Reduce], arrays: Container[Expr]) -> list[Expr]:
     """Return the expressions that a sweep over ``tasks`` evaluates, in post-order.
 
@@ -83,3 +108,19 @@ def evaluated(tasks: Iterable[Task | Reduce], arrays: Container[Expr]) -> list[E
         (root for task in tasks for root in roots(task)),
         lambda node: () if isinstance(node, Reduce) or node in arrays else children(node),
     )
+
+
+def cost_along(root: Expr, loop: Axis, arrays: Container[Expr]) -> int:
+    """Return the cost, in operations, of the part of a value that varies along a loop."""
+
+    def varies(node: Expr) -> bool:
+        return loop in node.axes and node not in arrays
+
+    total = 0
+    for node in reach((root,), lambda node: filter(varies, children(node))):
+        match node if varies(node) else None:
+            case Op(name=name):
+                total += SCALAR_OPS[name].cost
+            case Load() | Cast():
+                total += 1
+    return total

@@ -18,17 +18,7 @@ from dataclasses import dataclass, field
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import F32
-from fusec.ir.expr import (
-    Buffer,
-    Const,
-    Expr,
-    Load,
-    Var,
-    children,
-    reach,
-    rebuild,
-    substitute,
-)
+from fusec.ir.expr import Buffer, Const, Expr, Load, Var, children, reach, rebuild, substitute
 from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.machine import CodeTuning
@@ -36,8 +26,8 @@ from fusec.ir.names import Names
 from fusec.ir.program import For, Let, Matrix, Multiply, Program, Put, Scratch, Statement
 from fusec.ir.rewrite import guarded_loads, replace_nodes
 from fusec.ir.transformed import TransformedProduct, match_transformed
-from fusec.passes.kernel.short_sums import SumWriter
 from fusec.passes.kernel.unroll import points
+from fusec.passes.kernel.unroll_terms import SumWriter
 from fusec.passes.schedule.plan import Plan
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fusec.codegen.lowering.layout import Layout, below
+from fusec.codegen.lowering.tasks import Accumulate
 from fusec.errors import InternalError
 from fusec.ir.combine import State, carried, combine, folded, identities
 from fusec.ir.contraction import Factors, cut_factors, sides, without_scales
@@ -408,8 +409,21 @@ class Values:
         return array, slot
 
     def _fill(self, scope: Scope, array: Buffer, slot: Index, value: Const) -> None:
-        body: tuple[Statement, ...] = (Put(array.flat(), slot, value, None),)
-        for loop in reversed([a for a in self.nest if a in slot.axes]):
+        self._over_slots(scope, slot, Put(array.flat(), slot, value, None))
+
+    def _add_slots(self, whole: Accumulate, block: Accumulate) -> None:
+        """Add the sums of a block, in an array of their own, to those so far."""
+        (array,), (part,), slot = whole.arrays, block.arrays, whole.slot
+        assert slot is not None and block.slot is not None
+        lanes = frozenset(a for a in slot.axes if a in self.lanes)
+        old, own, new = (self._var(name, array.dtype, lanes) for name in ("old", "part", "new"))
+        read = Let(old, Load(array.flat(), (slot,))), Let(own, Load(part.flat(), (block.slot,)))
+        added = Let(new, Op("add", (old, own))), Put(array.flat(), slot, new, None)
+        self._over_slots(self.here, slot, *read, *added)
+
+    def _over_slots(self, scope: Scope, slot: Index, *body: Statement) -> None:
+        """Append statements for each slot of a private array."""
+        for loop in reversed([a for a in self.nest if a in slot.axes and a not in scope.bound]):
             body = (For(loop, index(0), self.layout.loops[loop].stops, body),)
         scope.body.extend(body)
 

@@ -15,8 +15,8 @@ from typing import TypeAlias
 from fusec.codegen.host.wrapper import print_size
 from fusec.codegen.triton.descriptors import Descriptor
 from fusec.codegen.triton.form import Form
-from fusec.codegen.triton.index import magnitude
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, POINTERS, TYPES
+from fusec.ir.bounds import magnitude
 from fusec.ir.index import Axis, Index, index, product
 from fusec.ir.names import Named, Names
 from fusec.ir.program import MULTIPLE, Program
@@ -26,6 +26,11 @@ GLUON = (
     *("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait"),
 )
 """Names that a warp-specialized kernel imports (``gluon.py``)."""
+GRID_CONTROL = ("gdc_wait", "gdc_launch_dependents")
+"""Functions that a dependent kernel imports, and calls before all else, in this order.
+
+With the wait before the first access to memory no hazard is left: the launch before has ended, and
+had waited for the one before it. Behind the wait, at most two launches are under way."""
 _RESERVED = {
     "tl",
     "triton",
@@ -37,6 +42,7 @@ _RESERVED = {
     "who",
     "left",
     *GLUON,
+    *GRID_CONTROL,
     "first",
     "size",
     "addresses",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Dot, Expr, Op, Select, Var
+from fusec.ir.expr import Const, Dot, Expr, Load, Op, Select, Var, children, reach
 from fusec.ir.names import Names
 from fusec.ir.online import unscaled
 from fusec.ir.program import Carry, Let, Program, Statement, map_statements, statements
@@ -31,6 +31,10 @@ A row whose scores are all masked, by -1e9 or by the least number of a type, is 
 minus the maximum is 0. Multiplied by L, both may overflow; and a multiply-add rounds only one of
 the two products, which leaves an error of 64 for -1e9. Without L the difference is 0, too; any
 other difference is at least 8 then, and both ``e**-8`` and ``2**-8`` are negligible.
+
+Only scores that a constant or memory masks can be such (``_may_be_huge``): masks by minus infinity
+are that with L, too, and the factors of each row take registers: 32 of a thread in the gradient of
+64 x 64 keys and queries.
 """
 
 
@@ -67,7 +71,7 @@ def _exponent(power: Var, values: Mapping[Expr, Expr], let: Callable[[str, Expr]
             value, factor = _unscaled(score, values)
             by: Expr = Const(factor * LOG2_E, F32)
             logarithm: Expr = Const(LOG2_E, F32)
-            if not isinstance(values.get(value), Dot):  # it may be masked
+            if _may_be_huge(value, values):
                 huge = let("huge", Op("gt", (let("size", Op("abs", (base,))), Const(HUGE, F32))))
                 by = let("factor", Select(huge, Const(factor, F32), by))
                 logarithm = let("log2_e", Select(huge, Const(1.0, F32), logarithm))
@@ -75,6 +79,29 @@ def _exponent(power: Var, values: Mapping[Expr, Expr], let: Callable[[str, Expr]
             return let("power", Op("sub", scaled))
     value, factor = _unscaled(power, values)
     return let("power", Op("mul", (value, Const(factor * LOG2_E, F32))))
+
+
+def _may_be_huge(score: Expr, values: Mapping[Expr, Expr]) -> bool:
+    """Return True if a score is computed from a huge constant, or from memory but by products."""
+
+    def operands(value: Expr) -> tuple[Expr, ...]:
+        match values.get(value):
+            case None | Dot() | Load():
+                return ()
+            case Select(then=a, other=b):
+                return a, b
+            case found:
+                return children(found)
+
+    def is_huge(value: Expr) -> bool:
+        match values.get(value, value):
+            case Const(value=number):
+                return HUGE / 128 < abs(number) < math.inf  # masks may be added to each other
+            case Load() | Var():  # of a value that loops carry nothing is known
+                return True
+        return False
+
+    return any(map(is_huge, reach((score,), operands)))
 
 
 def _unscaled(value: Var, values: Mapping[Expr, Expr]) -> tuple[Var, float]:

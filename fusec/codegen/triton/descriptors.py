@@ -29,26 +29,8 @@ from fusec.codegen.triton import floats8
 from fusec.codegen.triton.index import fits_32_bits
 from fusec.codegen.triton.operations import text_of
 from fusec.ir.dtype import BF16, F4X2, F8, F16, F32
-from fusec.ir.expr import (
-    Buffer,
-    Cast,
-    Dot,
-    Expr,
-    Load,
-    Var,
-    index_exprs,
-    reach,
-)
-from fusec.ir.index import (
-    Axis,
-    Index,
-    Size,
-    floordiv,
-    greatest,
-    index,
-    is_nonnegative,
-    mod,
-)
+from fusec.ir.expr import Buffer, Cast, Dot, Expr, Load, Var, index_exprs, reach
+from fusec.ir.index import Axis, Index, Size, floordiv, greatest, index, is_nonnegative, mod
 from fusec.ir.program import (
     MULTIPLE,
     For,
@@ -133,6 +115,7 @@ class _Finder:
             self.operands.update(s.var for s in statements(loops) if isinstance(s, Let))
         self.floats8 = floats8.multiplied(program)
         self.read = {v.buffer.base for v in self.values.values() if isinstance(v, Load)}
+        self.loads, self.adds = program.descriptors, program.adds_tiles
         self.written = {s.buffer.base for s in body if isinstance(s, Put)}
         self.copies: dict[Var | Put, DescriptorCopy] = {}
 
@@ -154,7 +137,7 @@ class _Finder:
     def copied(self, statement: Statement) -> tuple[Statement]:
         """Return a statement without the guard that its copy makes redundant, or unchanged."""
         match statement:
-            case Let(var=var, value=Load() as load) if var in self.operands:
+            case Let(var=var, value=Load() as load) if self.loads and var in self.operands:
                 kind = text_of(var.dtype)
                 if var in self.floats8:  # tensor cores multiply floats of 8 bits, not codes
                     kind = floats8.HARDWARE[var.dtype.name]
@@ -162,7 +145,7 @@ class _Finder:
                 if copy is not None and load.buffer.base not in self.written:
                     self.copies[var] = copy
                     return (Let(var, Load(load.buffer, load.indices)),)
-            case Put(value=Var() as value) if statement.buffer.base not in self.read:
+            case Put(value=Var() as value) if self.stores(statement):
                 buffer, kind = statement.buffer, text_of(statement.buffer.dtype)
                 copy = self.copy(buffer, kind, statement.offset, statement.guard)
                 if copy is not None and value.axes == statement.offset.axes & self.lanes:
@@ -170,6 +153,10 @@ class _Finder:
                     self.copies[put] = copy
                     return (put,)
         return (statement,)
+
+    def stores(self, put: Put) -> bool:
+        """Return True for a store that the plan lets descriptors copy."""
+        return self.adds if put.adds else self.loads and put.buffer.base not in self.read
 
     def copy(
         self, buffer: Buffer, kind: str, offset: Index, guard: Expr | None
@@ -200,7 +187,7 @@ class _Finder:
         for here, end in ends or ():
             moved = _varying(end)  # i < M - p*256, in part p, is p*256 + i < M
             here, end = here - moved, end - moved
-            if len(here.axes & lanes) != 1:
+            if len(here.axes & lanes) != 1 or any(index_exprs(end)):
                 return None
             (lane,) = here.axes & lanes
             if lane in found or not here.steps_by_one(lane) or not is_nonnegative(here):

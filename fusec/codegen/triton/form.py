@@ -64,7 +64,7 @@ def _orient(program: Program, context: Any) -> Form:
 
 
 def _copy_tiles(form: Form, context: Any) -> Form:
-    if not (form.program.descriptors and form.program.multiplies):
+    if not (form.program.copies_tiles and form.program.multiplies):
         return form
     program, copies = find_copies(form.program, form.dimension)
     return replace(form, program=program, copies=copies)
@@ -96,12 +96,7 @@ FORM = (
     ),
     _on_program("sink", "move values to their first use", lambda program, context: sink(program)),
     Stage(
-        "orient",
-        "choose each tile's rows and columns",
-        _orient,
-        "Program",
-        "Form",
-        needs=("sink",),
+        "orient", "choose each tile's rows and columns", _orient, "Program", "Form", needs=("sink",)
     ),
     _on_form(
         "copy_tiles",
@@ -133,7 +128,7 @@ FORM = (
 
 def by_pointers(program: Program) -> Program:
     """Return the program without descriptors, and so without warp specialization."""
-    return replace(program, descriptors=False, roles="")
+    return replace(program, descriptors=False, adds_tiles=False, roles="")
 
 
 def verify_form(form: Form) -> None:

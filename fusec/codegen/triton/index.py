@@ -15,52 +15,13 @@ from typing import Any
 
 from fusec.codegen.triton.operations import STAGE
 from fusec.errors import InternalError
+from fusec.ir.bounds import magnitude
 from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Var, children, is_op
-from fusec.ir.index import (
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Mod,
-    Monomial,
-    Runtime,
-    Size,
-    is_nonnegative,
-)
-from fusec.ir.program import MAX_SIZE, Let, Program, Put, Update, statements
+from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Monomial, Runtime, Size, is_nonnegative
+from fusec.ir.program import Let, Program, Put, Update, statements
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-
-
-def magnitude(value: Index) -> int:
-    """Return a bound on the absolute value of every partial sum of ``value``."""
-    total = abs(value.const)
-    for monomial, coefficient in value.terms:
-        term = abs(coefficient)
-        for atom in monomial:
-            term *= _atom_bound(atom)
-        total += term
-    return total
-
-
-def _atom_bound(atom: Atom) -> int:
-    match atom:
-        case Size(least=least, most=most):
-            if most is None or least is None or least < 0:
-                return MAX_SIZE
-            return min(most, MAX_SIZE)
-        case Axis() | Runtime():
-            return max(magnitude(atom.extent) - 1, 0)
-        case Mod():
-            return magnitude(atom.divisor)
-        case FloorDiv():
-            bound = magnitude(atom.dividend)
-            if not atom.divisor.is_constant:
-                return bound
-            return bound // max(abs(atom.divisor.const), 1) + 1
-        case _:
-            raise InternalError(atom, stage=STAGE)
 
 
 def lane_extent(axis: Axis) -> int:

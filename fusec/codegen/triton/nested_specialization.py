@@ -508,9 +508,7 @@ def _var_like(name: str, like: Var) -> Var:
 
 
 def _with_bodies(
-    loop: For,
-    made: Mapping[For, _Iteration],
-    body: Callable[[_Iteration], Iterator[Statement]],
+    loop: For, made: Mapping[For, _Iteration], body: Callable[[_Iteration], Iterator[Statement]]
 ) -> For:
     """Return a loop nest with the bodies of its innermost loops replaced."""
     if loop in made:

@@ -33,6 +33,7 @@ from collections.abc import Iterable
 
 from fusec.codegen.triton import floats8
 from fusec.codegen.triton.arguments import (
+    GRID_CONTROL,
     TABLE,
     grid_exprs,
     is_direct,
@@ -41,19 +42,14 @@ from fusec.codegen.triton.arguments import (
 from fusec.codegen.triton.descriptors import DescriptorCopy
 from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
-from fusec.codegen.triton.index import (
-    IndexText,
-    fits_32_bits,
-    is_plain,
-    lane_extent,
-    narrow_values,
-)
+from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, lane_extent, narrow_values
 from fusec.codegen.triton.joint_sums import JointSum, find_joint_sums
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, unread_sums
 from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import (
     FUNCTIONS,
     LIBDEVICE,
+    PTX_FUNCTIONS,
     STAGE,
     names_in,
     number_text,
@@ -128,10 +124,13 @@ class TritonPrinter:
     def module(self) -> str:
         kernels = self._kernels()
         known = FUNCTIONS | floats8.functions(by_hardware=self.program.code.converts_float8)
+        known |= PTX_FUNCTIONS if self.program.code.ptx else {}
         functions = [f"@triton.jit\n{known[f]}" for f in self._functions()]
         imports = ["import triton", "import triton.language as tl"]
         if LIBDEVICE in self.needs:
             imports.append("from triton.language.extra import libdevice")
+        if self.program.dependent:
+            imports.append(f"from triton.language.extra.cuda import {', '.join(GRID_CONTROL)}")
         imports += self.imports
         return "\n\n\n".join(["\n".join(imports), *functions, *self.chains, *kernels]) + "\n"
 
@@ -151,11 +150,12 @@ class TritonPrinter:
         self.lines, self.index.used = [], set()
         self._block(body, 2 if self.program.programs else 1)
         lines = self.lines or ["    pass"]
+        start = [f"{name}()" for name in GRID_CONTROL] if self.program.dependent else []
         if not self.program.programs:
-            return [*(f"    {line}" for line in (*self._grid(), *self._lanes())), *lines]
+            return [*(f"    {line}" for line in (*start, *self._grid(), *self._lanes())), *lines]
         count = " * ".join(self.index.factor(a.extent) for a in self.program.grid)
         turns = f"for pid in range(tl.program_id(0), {count}, tl.num_programs(0)):"
-        before = (*self._lanes(), turns)
+        before = (*start, *self._lanes(), turns)
         return [*(f"    {x}" for x in before), *(f"        {x}" for x in self._grid()), *lines]
 
     def _functions(self) -> list[str]:
@@ -339,16 +339,17 @@ class TritonPrinter:
         elif self._would_peel(loop):
             stop = f"{stop} + tl.program_id(0) // tl.num_programs(0)"  # plus 0, likewise
         bounds = stop if start == "0" else f"{start}, {stop}"
-        name = self.names(loop.axis)
         self.index.loops.add(loop.axis)
         call = f"range({bounds})"
-        if self._loads_ahead(loop):
+        if self.program.added and loop.is_around_one:  # two loops spill 112 bytes (sm_90)
+            call = f"tl.range({bounds}, flatten=True)"
+        elif self._loads_ahead(loop):
             call = f"tl.range({bounds}, num_stages={self.program.stages})"
         elif self.program.stages > 1 and shares_operands(loop):
             call = f"tl.range({bounds}, num_stages=1)"
         if least_rows := self.program.code.asynchronous_rows:
             self.unread |= unread_sums(loop, least_rows)
-        self.lines.append(f"{'    ' * depth}for {name} in {call}:")
+        self.lines.append(f"{'    ' * depth}for {self.names(loop.axis)} in {call}:")
         self._block(loop.body, depth + 1)
 
     def _loads_ahead(self, loop: For) -> bool:
@@ -375,20 +376,23 @@ class TritonPrinter:
         or over a group's rows or terms that one tile holds.
 
         LLVM makes straight code of it, with which ptxas serialises the products of the loop beside
-        it, too (its C7515, sm_90, Triton 3.6 to 3.9, 2026-11).
+        it, too (its C7515, sm_90, Triton 3.6 to 3.9, 2026-11); one that adds to memory would spill.
         """
         once = any(index(1) in (stop, stop - loop.start) for stop in loop.stops)
-        return once and self.readers is not None and any(is_product(s) for s in loop.body)
+        return once and not self.program.added and any(map(is_product, loop.body))
 
     def _put(self, put: Put) -> str:
         if (copy := self.copies.get(put)) is not None:
             value = self._as_box(copy, self._name(put.value))
-            return f"{self.names(copy.descriptor)}.store([{self._start(copy)}], {value})"
+            kind = "atomic_add" if put.adds else "store"
+            return f"{self.names(copy.descriptor)}.{kind}([{self._start(copy)}], {value})"
         lanes = put.offset.axes & set(self.program.lanes)
         guard_lanes = frozenset() if put.guard is None else put.guard.axes
         pointer = self._pointer(put.buffer, put.offset, lanes | put.value.axes | guard_lanes)
         value = self._literal(put.value) if isinstance(put.value, Const) else self._name(put.value)
         mask = "" if put.guard is None else f", mask={self._given(put.guard)}"
+        if put.adds:  # nothing else of the launch reads it
+            return f'tl.atomic_add({pointer}, {value}{mask}, sem="relaxed")'
         return f"tl.store({pointer}, {value}{mask})"
 
     def _pointer(self, buffer: Buffer, offset: Index, lanes: frozenset[Axis]) -> str:

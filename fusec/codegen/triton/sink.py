@@ -26,18 +26,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.dtype import BOOL
-from fusec.ir.expr import (
-    Buffer,
-    Expr,
-    Load,
-    Op,
-    Reduce,
-    Select,
-    Var,
-    children,
-    reach,
-    rebuild,
-)
+from fusec.ir.expr import Buffer, Expr, Load, Op, Reduce, Select, Var, children, reach, rebuild
 from fusec.ir.program import (
     Carry,
     For,

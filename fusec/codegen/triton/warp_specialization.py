@@ -180,9 +180,7 @@ class _Joint:
 
     @classmethod
     def of(
-        cls,
-        pair: tuple[tuple[Update, Dot], tuple[Update, Dot]],
-        copied: Copies,
+        cls, pair: tuple[tuple[Update, Dot], tuple[Update, Dot]], copied: Copies
     ) -> _Joint | None:
         """Return two products as one, if their right tiles lie in shared memory alike."""
         (one, dot), (other, second) = pair

@@ -107,11 +107,9 @@ def _i32(value: Index) -> Expr:
 
 def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     """Emit ``out[s, n] = sum(k: x[s, k] * w[group of s, k, n])``; 0 for rows in no group."""
-    slow = x.dtype in call.lines.slow
-    if not (call.is_cpu and is_matrix(x) and is_matrix(w) and (slow or _lies_along_terms(w))):
+    if not (call.is_cpu and is_matrix(x) and is_matrix(w)):
         raise Unsupported(CONTRACTION)
-    most = call.lines.fusion.slow_block if slow else 0
-    rows, part = _rows_of_block(call, x.shape[0], offs.shape[0], most)
+    rows, part = _rows_of_block(call, x, w, offs.shape[0])
     groups = Groups(call, offs, x.shape[0], rows)
     ends = call.scratch("ends", offs.shape, I32, lambda at: _end_of_blocks(groups, at[0]))
     group, first = _blocks(groups, ends)
@@ -119,15 +117,16 @@ def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     def body(at: Indices) -> Expr:
         block, number, row, n = at if rows > 1 else (at[0], ZERO, ZERO, at[1])
         e = read_index(group.at((block,)), groups.count)
-        start = add(first.at((block,)), _i32(number * part))
-        used = less(start, cast(offs.at((e,)), I32))
-        source = op("minimum", add(start, _i32(row)), _i32(groups.rows - 1))
+        if rows == part == call.lines.fusion.tile_block:
+            source, used, own = _row_of_tile(groups, e, first.at((block,)), row)
+        else:
+            start = add(first.at((block,)), _i32(number * part))
+            used = own = less(start, cast(offs.at((e,)), I32))
+            last = op("minimum", add(start, _i32(row)), _i32(groups.rows - 1))
+            source = read_index(last, groups.rows)
         return contraction(
             x.shape[1],
-            lambda k: (
-                _factor(x, (read_index(source, groups.rows), k), used),
-                _factor(w, (e, k, n), used),
-            ),
+            lambda k: (_exact(x.at((source, k), own)), _exact(w.at((e, k, n), used))),
         )
 
     if rows == 1:
@@ -147,9 +146,27 @@ def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     return call.define(row)
 
 
+def _row_of_tile(groups: Groups, group: Index, first: Expr, row: Index) -> tuple[Index, Expr, Expr]:
+    """Return a row's place, whether its block has any rows, and whether it has this one.
+
+    The place is linear in the row, and the rows that a block has are its first: a product of tiles
+    reads them where they are, and stops behind them.
+    """
+    end = op("minimum", cast(groups.ends.at((group,)), I32), _i32(groups.rows))
+    most = Const(groups.block, I32)
+    count = op("minimum", op("maximum", sub(end, first), Const(0, I32)), most)
+    own = op("lt", as_value(row), as_value(read_index(count, index(groups.block + 1))))
+    used = op("gt", count, Const(0, I32))
+    return read_index(first, groups.rows) + row, used, op("and", used, own)
+
+
 def _factor(x: Value, at: Indices, guard: Expr) -> Expr:
+    return _exact(read_at(x.at(at, guard), at))
+
+
+def _exact(x: Expr) -> Expr:
     """Return an element in f32, rounded to its own type if that is a 16-bit float."""
-    value = cast(read_at(x.at(at, guard), at), F32)
+    value = cast(x, F32)
     return op(ROUND[x.dtype], value) if x.dtype in ROUND else value
 
 
@@ -192,19 +209,22 @@ def _lies_along_terms(w: Value) -> bool:
     return w.buffer.offset(w.expr.indices).coefficient(w.axes[1]) is index(1)
 
 
-def _rows_of_block(call: AtenCall, rows: Index, groups: Index, most: int) -> tuple[int, int]:
+def _rows_of_block(call: AtenCall, x: Value, w: Value, groups: Index) -> tuple[int, int]:
     """Return how many rows a block and a part of it have, for as many as a group has on average.
 
-    Args:
-        most: rows of a block where a group has many; 0 for none.
     Raises:
-        Unsupported: for none, where the library's product of each group is as fast.
+        Unsupported: where the library's product of each group is as fast.
     """
-    each = rows.hint() / max(groups.hint(), 1)
-    block = next((b for few, *b in call.lines.fusion.blocks if each <= few), [most, most])
-    if not all(block):
+    fusion, slow = call.lines.fusion, x.dtype in call.lines.slow
+    each = x.shape[0].hint() / max(groups.hint(), 1)
+    along = slow or _lies_along_terms(w)
+    block = next(((rows, part) for few, rows, part in fusion.blocks if along and each <= few), None)
+    least, most = fusion.tiled_rows
+    if block is None and (slow or (not along and least <= each <= most)):
+        return fusion.tile_block, fusion.tile_block
+    if block is None:
         raise Unsupported(CONTRACTION)
-    return block[0], block[1]
+    return block
 
 
 # -- GPUs: an ordinary product for each group ------------------------------------------------------

@@ -46,14 +46,13 @@ from fusec.ir.streamed import (
     conversions,
     copies_from_tables,
     match_panels,
-    match_skinny,
+    match_streamed,
     reading_weights,
     rows_beside_narrow,
 )
 from fusec.passes.fusion.cost import call_cost, kernel_cost
 from fusec.passes.graph.recompute import is_wide_product
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.unroll_rows import worthwhile
 
 LIBRARY, FUSED = "library", "fused #"
 """Candidates of a group: its calls kept, and one kernel in each of its configurations."""
@@ -139,7 +138,7 @@ def cut_with_products(
     """
     few = _skinny_products(graph, machine)
     panels = _panel_products(graph, machine.loops.panel) - few
-    narrow = _narrow_products(graph, machine.cached.narrow_rows if machine.is_cpu else 0)
+    narrow = _narrow_products(graph, machine) if machine.is_cpu else set()
     # The gradient of max_pool2d on a CPU stays the library's: it stores once for each window.
     decomposed = _decomposable(graph, others=not machine.is_cpu)
     if judge is not None and not machine.rates.alone:
@@ -300,8 +299,7 @@ def _skinny_products(graph: Graph, machine: Machine) -> set[str]:
 
     def streams(line: Def) -> bool:
         whole = reading_weights(line, copies, simplify)
-        products = (match_skinny(n, machine.skinny_rows) for n in postorder((whole.expr,)))
-        return any(p is not None and worthwhile(p, machine) for p in products)
+        return any(match_streamed(n, machine) for n in postorder((whole.expr,)))
 
     return {
         call.node
@@ -330,27 +328,26 @@ def _grouped_products(graph: Graph) -> set[str]:
     }
 
 
-def _narrow_products(graph: Graph, rows: int) -> set[str]:
-    """Return the calls of products of up to ``rows`` rows whose weights are narrow in memory.
+def _narrow_products(graph: Graph, machine: Machine) -> set[str]:
+    """Return the calls of products of a CPU whose weights are narrow in memory.
 
     A kernel converts them as it reads them; the library would read them converted, two to eight
     times as many bytes, after a kernel that writes them. Also those of products of int8, of any
     rows, whose terms the library takes one by one (below AVX-512 VNNI).
     """
     simplify = simplifier()
-    known = conversions(graph, simplify) if rows else {}
+    known = conversions(graph, simplify)
 
     def converts(line: Def) -> bool:
         if any(n.dtype is I32 and is_product(n) for n in reductions(line.expr)):
             return True
         whole = reading_weights(line, known, simplify)
-        found = (rows_beside_narrow(n, rows) for n in reductions(whole.expr))
-        return any(few is not None for few in found)
+        return any(rows_beside_narrow(n, machine) for n in reductions(whole.expr))
 
     return {
         call.node
         for call in graph.externs
-        if rows and len(call.decomposition) == 1 and any(map(converts, call.decomposition))
+        if len(call.decomposition) == 1 and any(map(converts, call.decomposition))
     }
 
 

@@ -176,13 +176,24 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
         return Cost(moved, operations, work / busy + machine.launch_us)
-    us = work / found.busy(machine.units) + machine.launch_us
+    us = work / found.busy(machine.units) + machine.launch_us + _added_us(kernel, found, machine)
     if found.axis is not None:
         busy = found.busy(machine.units, found.parts)
         split = work / busy + 2 * machine.launch_us + _parts_us(kernel, found, machine)
         found = found if split < us else replace(found, axis=None, parts=1)
         us = min(us, split)
     return Cost(moved, operations, us, found)
+
+
+def _added_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
+    """Return the time to write zeros, to which programs add, and to read the sums.
+
+    Another kernel reads them where the loops have been split.
+    """
+    if not found.added:
+        return 0.0
+    passes, launches = (1, 1) if any(s.adds for s in kernel.stores) else (3, 2)
+    return passes * found.added / machine.bytes_per_us + launches * machine.launch_us
 
 
 def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:

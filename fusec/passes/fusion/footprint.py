@@ -50,6 +50,8 @@ def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
         read.setdefault(load.buffer, {})[load.indices, limits] = None
     for store in kernel.stores:
         written.setdefault(store.buffer, {})[store.indices, ()] = None
+        if store.adds:
+            read.setdefault(store.buffer, {})[store.indices, ()] = None
     buffers = dict.fromkeys((*read, *written))
     return {b: (_touched(b, read.get(b, {})), _touched(b, written.get(b, {}))) for b in buffers}
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -30,11 +31,11 @@ from fusec.ir.expr import Buffer, loads, reductions
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Step
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.machine import Machine
+from fusec.ir.streamed import stored_rows
 from fusec.passes.dag import TopologicalOrder, dependencies, find_uses
 from fusec.passes.fusion.cost import buffer_bytes, kernel_cost
 from fusec.passes.fusion.resolve import Learned, Rejection, axes_of_line
 from fusec.passes.fusion.unify import unify
-from fusec.passes.kernel.unroll_rows import stored_rows
 
 DETOUR = "merging would close a cycle through what stands between the two"
 EPILOGUE = "computed once, in the kernel of the product that it follows"
@@ -264,10 +265,10 @@ class _Fuser:
             else:
                 self.push(self.at_best(a, b), a, b, exact=False)
 
-    def is_too_large(self, a: int, b: int) -> bool:
-        """Return True if two groups have too many definitions, or nodes, for one kernel."""
-        x, y = self.groups[a], self.groups[b]
-        defs, nodes = len(x.members) + len(y.members), x.nodes + y.nodes
+    def is_too_large(self, *groups: int) -> bool:
+        """Return True if groups have too many definitions, or nodes, for one kernel."""
+        found = [self.groups[group] for group in groups]
+        defs, nodes = sum(len(g.members) for g in found), sum(g.nodes for g in found)
         return defs > self.tuning.kernel_definitions or nodes > self.tuning.kernel_nodes
 
     def push(self, saved: float, a: int, b: int, *, exact: bool) -> None:
@@ -338,8 +339,11 @@ class _Fuser:
         apart = self.groups[a].estimate.us + self.groups[b].estimate.us
         return not isinstance(built, str) and built.us < apart
 
-    def evaluate(self, a: int, b: int) -> float | None:
-        """Return the time that a merge saves, or record its rejection and return None."""
+    def evaluate(self, a: int, b: int) -> tuple[float, tuple[int, ...]] | None:
+        """Return the time that a merge saves, and its groups, or record a rejection.
+
+        Where it saves nothing, one with a group before or behind the two may.
+        """
         found = self.with_detours(a, b)
         if found is None:
             self.decide(a, b, False, DETOUR, None)
@@ -353,14 +357,38 @@ class _Fuser:
         if isinstance(built, str):
             self.decide(a, b, False, built, None)
             return None
+        saved = self.saved(found, built)
+        if saved > 0:
+            return saved, found
+        self.decide(a, b, False, "modelled slower than two kernels", saved)
+        longer = ((self.saved(path, self.build(self.all(path))), path) for path in self.paths(a, b))
+        best = max(longer, default=(0.0, ()))
+        return best if best[0] > 0 else None
+
+    def saved(self, found: tuple[int, ...], built: _Estimate | str) -> float:
+        """Return the time that a merge of groups saves; less than nothing if it is rejected."""
+        if isinstance(built, str):
+            return -math.inf
         apart = sum(self.groups[group].estimate.us for group in found)
-        # The groups between might merge into one kernel otherwise: count one launch for them.
-        apart -= self.machine.launch_us * max(0, len(found) - 3)
-        saved = apart - built.us
-        if saved <= 0:
-            self.decide(a, b, False, "modelled slower than two kernels", saved)
-            return None
-        return saved
+        # Groups on a detour might merge into one kernel otherwise: count one launch for them.
+        return apart - self.machine.launch_us * max(0, len(found) - 3) - built.us
+
+    def paths(self, a: int, b: int) -> Iterator[tuple[int, ...]]:
+        """Yield a group and its reader with a third before or behind them, between two products.
+
+        Products of few rows are cut into many programs, and each would need all of a softmax's
+        rows: that pays with neither of an attention's two products, but with both::
+
+            s[j] = sum(c: q * k)    w[j] = exp(s[j] - m) / l    y[c] = sum(j: w * v)
+        """
+        first, last = sorted((a, b), key=self.order.position.__getitem__)
+        before, behind = self.order.dag.predecessors(first), self.order.dag.successors(last)
+        for one, other in (*((n, last) for n in before), *((first, n) for n in behind)):
+            ends = {one, other} & self.groups.keys()
+            if len(ends) == 2 and all(self.multiplied(n) is not None for n in ends):
+                path = (one, *self.order.on_detours(one, other), other)
+                if {*path} == {one, other, a, b} and not self.is_too_large(*path):
+                    yield path
 
     def run(self, limit: int) -> None:
         """Merge the best pair while one is legal and profitable, at most ``limit`` times."""
@@ -369,25 +397,24 @@ class _Fuser:
             _, a, b, exact = heapq.heappop(self.queue)
             if a not in self.groups or b not in self.groups:
                 continue
-            saved = self.evaluate(a, b)
-            if saved is None:
+            evaluated = self.evaluate(a, b)
+            if evaluated is None:
                 continue
+            saved, found = evaluated
             best_other = -self.queue[0][0] if self.queue else 0.0
             if exact or saved >= best_other:
-                self.merge(a, b, saved)
+                self.merge(found, saved)
             else:
                 self.push(saved, a, b, exact=True)
         for a, b in self.too_large:
             if a in self.groups and b in self.groups:
                 self.decide(a, b, False, TOO_LARGE, None)
 
-    def merge(self, a: int, b: int, saved: float) -> None:
-        found = self.with_detours(a, b)
-        assert found is not None
+    def merge(self, found: tuple[int, ...], saved: float) -> None:
         members = self.all(found)
         built = self.build(members)
         assert isinstance(built, _Estimate)
-        self.decide(a, b, True, "axes unify", saved)
+        self.decide(found[0], found[-1], True, "axes unify", saved)
         self.merges += 1
         serial, *others = found
         for other in others:

@@ -20,13 +20,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.ir.atoms import MAX_SIZE
 from fusec.ir.canonical import canonical
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, index_exprs, substitute
 from fusec.ir.graph import FlatKernel, ForeachKernel, Kernel, Schedule, Step, kernel_nodes
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import Machine
-from fusec.ir.program import MAX_SIZE, MULTIPLE
+from fusec.ir.program import MULTIPLE
 from fusec.ir.rewrite import rewrite
 from fusec.passes.dag import Dag, chain_lengths, dependencies, joined, sorted_steps
 from fusec.passes.fusion.cost import buffer_bytes
@@ -55,9 +56,7 @@ def fuse_horizontally(schedule: Schedule, machine: Machine) -> Schedule:
         return schedule
     decisions = tuple(_decision(one, machine) for one in dict.fromkeys(made.values()))
     return replace(
-        schedule,
-        steps=_joined(steps, dag, made),
-        decisions=(*schedule.decisions, *decisions),
+        schedule, steps=_joined(steps, dag, made), decisions=(*schedule.decisions, *decisions)
     )
 
 

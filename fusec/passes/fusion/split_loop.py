@@ -4,7 +4,15 @@ Spec: ``kernel, machine -> (partial kernel, final kernel) or None``. Where a pro
 than the processor has room for, and sums over a long axis n, that axis becomes parts p of R terms
 i, if by the cost model it outweighs a second kernel. The partial kernel stores the sum of each
 part, in the accumulators' type; the final one sums over parts and computes everything else. Parts
-depend on shapes and target only, never on threads or timing, so that results are reproducible.
+depend on shapes and target only, never on threads or timing, so that these sums, not those that
+follow, have the same order in each run.
+
+Where some products of a GPU's kernel sum along one axis and others along another, as the gradients
+of an attention do, programs for tiles of the one add their parts of the others to memory, which
+begins as zeros (``Store.adds``). Their order is that in which programs get there::
+
+    dq[m, d] = sum(n: ds * k)       a[m, d] += sum(n: ds * k);     dq[m, d] = a[m, d]
+    dk[n, d] = sum(m: ds * q)       dk[n, d] = sum(m: ds * q)
 
 A sum relative to a maximum (``ir/online.py``) uses its part's own maximum, and is rescaled to the
 maximum of all parts. A part whose scores are all -inf contributes 0 if another part has others::
@@ -22,7 +30,7 @@ from typing import TypeAlias
 
 from fusec.ir.combine import AxisSplit, rfactor
 from fusec.ir.expr import Buffer, Expr, Load, Reduce, axes_in, postorder, reductions
-from fusec.ir.graph import Kernel, Schedule, Store, axes_of
+from fusec.ir.graph import Kernel, Schedule, Store, axes_of, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.online import find_row_maxima, merged, scale_of
@@ -30,6 +38,7 @@ from fusec.ir.rewrite import replace_nodes
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.graph.rfactor import cut_axis
 from fusec.passes.kernel.online_softmax import online_softmax
+from fusec.passes.schedule.contraction import added_sums, takes_wide_steps
 
 States: TypeAlias = dict[Reduce, tuple[Reduce, ...]]
 """Reduction -> the state of each part."""
@@ -44,6 +53,8 @@ def split_loops(schedule: Schedule, split: SplitKernel) -> Schedule:
 
 def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None:
     """Return the kernel as a partial and a final one, or None where one kernel is faster."""
+    if added := added_sums(kernel, machine):
+        return _adding(kernel, added, in_turn=not takes_wide_steps(kernel, machine))
     kernel = online_softmax(kernel)
     spread = kernel_cost(kernel, machine).spread
     if spread is None or spread.axis is None:
@@ -61,6 +72,38 @@ def split_loop(kernel: Kernel, machine: Machine) -> tuple[Kernel, Kernel] | None
         states[node] = rfactor(own, cut)
     partial = _partial(kernel, states, cut)
     return partial, _final(kernel, beside, states, partial, cut)
+
+
+def _adding(kernel: Kernel, added: tuple[Reduce, ...], *, in_turn: bool) -> tuple[Kernel, Kernel]:
+    """Return the kernel whose programs add some sums to memory, and what is computed from them.
+
+    Args:
+        in_turn: sums of fewer values come first, for registers keep what the next ones multiply in
+            16 bits (else 16 bytes spill; with wide steps 176 do; sm_90, Triton 3.7.1, 2026-11).
+    """
+    follow = tuple(s for s in kernel.stores if not set(added).isdisjoint(postorder((s.expr,))))
+    others = (s for s in kernel.stores if s not in follow)
+    stores = sorted(others, key=lambda s: len(postorder((s.expr,))) if in_turn else 0)
+    loaded: dict[Expr, Expr] = {}
+    for node, name in _names(kernel, {node: (node,) for node in added}).items():
+        own = tuple(a for a in kernel.axes if a in node.axes)
+        buffer = Buffer.row_major(name, tuple(a.extent for a in own), node.dtype)
+        stores.append(Store(buffer, tuple(map(index, own)), node, adds=True))
+        loaded[node] = Load(buffer, stores[-1].indices)
+    made = tuple(s.buffer for s in follow)
+    rest = tuple(b for b in kernel.defs if b not in made)
+    first = replace(kernel, name=f"{kernel.name}_part", stores=tuple(stores), defs=rest)
+    final = replace(kernel, stores=follow, inside=(), defs=made)
+    final = final.map(lambda roots: replace_nodes(roots, loaded))
+    used = axes_of(final.stores)
+    final = replace(final, grid=tuple(a for a in kernel.axes if a in used))
+    return _labelled(first), _labelled(final)
+
+
+def _labelled(kernel: Kernel) -> Kernel:
+    """Return a kernel with the labels of its own values alone."""
+    nodes = set(kernel_nodes(kernel))
+    return replace(kernel, labels=tuple((e, name) for e, name in kernel.labels if e in nodes))
 
 
 def _beside(kernel: Kernel, axis: Axis) -> dict[Reduce, Reduce | None] | None:

@@ -22,15 +22,7 @@ from fusec.ir.contraction import is_product, uncut_operands
 from fusec.ir.definition import NOWHERE
 from fusec.ir.expr import Buffer, Load, Reduce, postorder, reductions
 from fusec.ir.graph import Def, Kernel, axes_of
-from fusec.ir.index import (
-    Axis,
-    FloorDiv,
-    Index,
-    Mod,
-    floordiv,
-    index,
-    mod,
-)
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, floordiv, index, mod
 from fusec.ir.serial import hits_of, serial_axes
 from fusec.passes.fusion.axis_classes import AxisClasses
 from fusec.passes.fusion.parts import CutProducts, cut_products

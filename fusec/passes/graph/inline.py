@@ -7,7 +7,8 @@ its consumers: recomputation costs less than a store and a load. Live-out defini
 kind (a) are inlined as well, so that consumers do not wait for memory.
 
 Substitution needs no unification: any index map will do, so chains through reshapes, slices and
-cats fuse here, whatever their axes.
+cats fuse here, whatever their axes. A scan is not inlined; one that is only read from its end is
+defined in that order instead, so that its readers share its kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir.contraction import is_window, multiplied
-from fusec.ir.dtype import F8
+from fusec.ir.dtype import F8, HALF
 from fusec.ir.expr import (
     Buffer,
     Cast,
@@ -33,19 +34,14 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
-from fusec.ir.rewrite import inline_loads
+from fusec.ir.rewrite import inline_loads, rewrite
 from fusec.ir.scalar import SCALAR_OPS
-from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import (
-    conversions,
-    copies_from_tables,
-    reading_weights,
-)
+from fusec.ir.serial import from_the_end, scan_of, serial_axes, turned
+from fusec.ir.streamed import conversions, copies_from_tables, reading_weights, stored_rows
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.unroll_rows import stored_rows
 from fusec.passes.schedule.access import count
 
 
@@ -55,7 +51,7 @@ def inline(graph: Graph, machine: Machine) -> Graph:
     The operand with the rows of a skinny product stays stored.
     """
     inliner = _Inliner(graph, machine)
-    return graph.map_defs(inliner.take)
+    return _turn_scans(graph.map_defs(inliner.take))
 
 
 class _Inliner:
@@ -120,7 +116,10 @@ class _Inliner:
         if line.buffer in self.uses.live_out:
             return False
         computed = cost > 0 or any(isinstance(n, Cast) and n.arg.dtype in F8 for n in nodes)
-        if any(self._is_streamed_by(r, line.buffer, computed=computed) for r in readers):
+        if any(self._is_streamed_by(r, found, computed=computed) for r in readers):
+            return False
+        halves = computed and line.buffer.dtype in HALF
+        if halves and any(self._widens_rows(r, line.buffer) for r in readers):
             return False
         if not self.machine.is_cpu and self._is_between_products(line.buffer, sources, readers):
             return False
@@ -135,15 +134,32 @@ class _Inliner:
         full_size = sum(numel(n.buffer) >= points for n in sources)
         return cost <= cheap and full_size <= 1
 
-    def _is_streamed_by(self, reader: int, buffer: Buffer, *, computed: bool) -> bool:
-        """Return True if a consumer reads ``buffer`` as rows that are stored before."""
+    def _is_streamed_by(self, reader: int, rows: Def, *, computed: bool) -> bool:
+        """Return True if a consumer reads a definition as rows that are stored before."""
         match self.graph.nodes[reader]:
             case Def() as line if self.machine.skinny_rows:
                 sums = reductions(reading_weights(line, self.weights, self.simplify).expr)
-                found = (stored_rows(n, self.machine, computed=computed) for n in sums)
-                return any(buffer is n.buffer for few in found if few for n in loads((few,)))
+                how = {"computed": computed, "copied": isinstance(rows.expr, Load)}
+                found = (stored_rows(n, self.machine, **how) for n in sums)
+                return any(rows.buffer is n.buffer for few in found if few for n in loads((few,)))
             case _:
                 return False
+
+    def _widens_rows(self, reader: int, rows: Buffer) -> bool:
+        """Return True if a consumer widens rows of 16 bits for a product that need not store them.
+
+        They are stored as they are: a pair of them in one word takes two instructions to widen, a
+        pair of wide ones six to tell apart (weights of 4 bits: 0.75 of the time; AVX2, 2026-11-29).
+        """
+        match self.graph.nodes[reader]:
+            case Def(expr=Cast(arg=Load(buffer=buffer))) as wide if buffer is rows:
+                products = self.uses.readers.get(wide.buffer, ())
+                given, made = (
+                    any(self._is_streamed_by(r, wide, computed=how) for r in products)
+                    for how in (False, True)
+                )
+                return made and not given
+        return False
 
     def _is_between_products(
         self, buffer: Buffer, sources: list[Load], readers: Sequence[int]
@@ -232,3 +248,42 @@ def _cost_of_a_point(nodes: list[Expr], points: int) -> int:
     """
     total = sum(SCALAR_OPS[n.name].cost * count(n.axes) for n in nodes if isinstance(n, Op))
     return -(-total // points)
+
+
+def _turn_scans(graph: Graph) -> Graph:
+    """Return the graph with scans that are only read from their end defined in that order.
+
+    y[i] = sum(j: where(until(j, i), x[j], 0)),      z[i] = 2 * y[n-1-i]    becomes
+    y[i] = sum(j: where(until(i, j), x[n-1-j], 0)),  z[i] = 2 * y[i]
+    """
+    places: dict[Buffer, list[tuple[Index, ...]]] = {}
+    for load in loads(line.expr for line in graph.defs):
+        places.setdefault(load.buffer, []).append(load.indices)
+    kept = find_uses(graph).live_out
+    found: dict[Buffer, int] = {}
+    for line in graph.defs:
+        scans = serial_axes(n for n in reductions(line.expr) if scan_of(n))
+        for k, axis in enumerate(line.axes if line.buffer not in kept else ()):
+            read = [_from_end(line.buffer, at, k) for at in places.get(line.buffer, ())]
+            if axis in scans and read and all(any(map(i.steps_by_one, i.axes)) for i in read):
+                found[line.buffer] = k
+
+    def redirect(node: Expr) -> Expr:
+        if not isinstance(node, Load) or (k := found.get(node.buffer)) is None:
+            return node
+        at = _from_end(node.buffer, node.indices, k)
+        return Load(node.buffer, (*node.indices[:k], at, *node.indices[k + 1 :]), node.guard)
+
+    def turn(line: Def) -> tuple[Def, ...]:
+        line = line.map(lambda exprs: rewrite(exprs, redirect))
+        if (k := found.get(line.buffer)) is not None:
+            expr = line.expr.substitute({line.axes[k]: turned(line.axes[k])})
+            line = replace(line, expr=rewrite((expr,), from_the_end)[0])
+        return (line,)
+
+    return graph.map_defs(turn) if found else graph
+
+
+def _from_end(buffer: Buffer, at: tuple[Index, ...], k: int) -> Index:
+    """Return an index into a buffer, counted from the end."""
+    return buffer.shape[k] - 1 - at[k]

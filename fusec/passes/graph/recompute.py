@@ -6,7 +6,7 @@ and keys have 8 times the elements of q and k for 64 terms each. A pointwise def
 one is wide, too. Wide definitions are substituted into their consumers, the softmax's sum or the
 product with the values, each of which then loops over tiles of the scores; no consumer waits for
 memory, and consumers in different directions (dq along keys, dk and dv along queries) need not
-share a kernel.
+share a kernel. A scatter reads them from memory: each of its elements would multiply all sources.
 
 Only decomposed products count; the result of a kept library call is in memory.
 """
@@ -20,6 +20,7 @@ from fusec.ir.expr import Buffer, loads, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads
+from fusec.ir.serial import hits_of
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
 from fusec.passes.graph.simplify import simplifier
@@ -29,10 +30,12 @@ def recompute_wide(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with wide products and their pointwise followers inlined into consumers."""
     uses = find_uses(graph)
     wide: dict[Buffer, Def] = {}
+    scatters = [n for n in graph.defs if any(map(hits_of, reductions(n.expr)))]
+    scattered = {buffer for node in scatters for buffer in node.reads}
 
     def take(node: Def) -> tuple[Def, ...]:
         line = _substituted(node, wide)
-        inner = node.buffer in uses.readers and node.buffer not in uses.live_out
+        inner = node.buffer in uses.readers and node.buffer not in uses.live_out | scattered
         alone = inner and uses.may_move(line.reads, node.buffer)
         if alone and (is_wide_product(node, machine) or _follows(node, line, wide)):
             wide[node.buffer] = line

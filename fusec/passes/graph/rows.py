@@ -15,30 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusec.ir.dtype import F32, HALF
-from fusec.ir.expr import (
-    Buffer,
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Reduce,
-    cast,
-    loads,
-    op,
-    postorder,
-)
+from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Reduce, cast, loads, op, postorder
 from fusec.ir.extern import AddProduct, Product
-from fusec.ir.graph import (
-    Argument,
-    Carried,
-    Def,
-    Extern,
-    Graph,
-    Line,
-    RowLoop,
-    View,
-    whole_view,
-)
+from fusec.ir.graph import Argument, Carried, Def, Extern, Graph, Line, RowLoop, View, whole_view
 from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
 from fusec.ir.rewrite import rewrite
 
@@ -350,12 +329,7 @@ class RowBody:
         else:
             offset = view.offset
         swapped = [self.count, view.shape[other]]
-        return View(
-            inner,
-            tuple(swapped if place == 0 else swapped[::-1]),
-            view.strides,
-            offset,
-        )
+        return View(inner, tuple(swapped if place == 0 else swapped[::-1]), view.strides, offset)
 
 
 def _product(node: Extern, args: tuple[Argument, ...], outputs: tuple[Buffer, ...]) -> Extern:

@@ -10,6 +10,7 @@ The lists are at the end and in ``docs/rules.md``; ``tests/ir/test_rules.py`` ha
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -48,6 +49,7 @@ from fusec.ir.index import (
     is_in_range,
     is_nonnegative,
     least,
+    may_wrap,
     most,
 )
 from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
@@ -228,19 +230,17 @@ def opposite_comparison(node: Op) -> Expr:
 
 
 def index_arithmetic(node: Op) -> Expr:
-    """``i + 1`` of an index i is one index; so is a difference, or a constant multiple."""
+    """``i + 1`` of an index i is one index; so is a difference, or a constant multiple.
+
+    Not where 64 bits wrap, as those of a hash do: an index has as many as it takes.
+    """
     if node.dtype is not I64 or not any(isinstance(x, IndexValue) for x in node.args):
         return node
     a, b = map(index_of, node.args)
-    if a is None or b is None:
+    if a is None or b is None or (node.name == "mul" and not (a.is_constant or b.is_constant)):
         return node
-    match node.name:
-        case "add":
-            return IndexValue(a + b)
-        case "sub":
-            return IndexValue(a - b)
-        case _:
-            return IndexValue(a * b) if a.is_constant or b.is_constant else node
+    found = getattr(operator, node.name)(a, b)
+    return node if may_wrap(found, 64) else IndexValue(found)
 
 
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
@@ -424,11 +424,12 @@ def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
 
 
 def one_hot_sum(node: Reduce) -> Expr:
-    """``sum(r: where(r == k, a, 0) * b)`` is ``a * b`` where k is in range, if only r varies.
+    """``sum(r: where(r == k, a, 0) * b)`` is ``a * b + 0 * b`` if k is in range and only r varies.
 
-    The gradient of a cross-entropy selects one class by comparing the label with all classes.
+    The gradient of a cross-entropy selects one class by comparing the label with all classes. The
+    other terms are ``0 * b``, NaN for an infinite b; an axis of one element has none of them.
     """
-    if node.monoid is not SUM or len(node.over) != 1:
+    if node.monoid is not SUM or len(node.over) != 1 or node.over[0].limit is not None:
         return node
     (axis,), body, factor = node.over, node.body, None
     if is_op(body, "mul"):
@@ -438,12 +439,12 @@ def one_hot_sum(node: Reduce) -> Expr:
             here, wanted = (a, b) if isinstance(a, IndexValue) else (b, a)
         case _:
             return node
-    value = value if factor is None else op("mul", value, factor)
-    varies = axis in value.axes | wanted.axes
+    varies = axis in value.axes | wanted.axes | (frozenset() if factor is None else factor.axes)
     if varies or not isinstance(here, IndexValue) or here.index is not index(axis):
         return node
     below = op("lt", wanted, IndexValue(axis.extent, wanted.dtype))
-    return select(op("ge", wanted, 0) & below, value, 0)
+    chosen = select(op("ge", wanted, 0) & below, value, 0)
+    return chosen if factor is None else chosen * factor + op("mul", factor, 0)
 
 
 def steady_and_one_hot_sum(node: Reduce) -> Expr:

@@ -26,7 +26,7 @@ from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.serial import serial_axes
-from fusec.ir.streamed import conversions, match_skinny, reading_weights
+from fusec.ir.streamed import conversions, copies_from_tables, match_skinny, reading_weights
 from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
@@ -60,15 +60,16 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
 
 
 def _without_streams(graph: Graph, lines: Collection[Def], machine: Machine) -> Collection[Def]:
-    """Return the lines that are no product of one row with panels of narrow weights."""
+    """Return the lines that are no product of one row with weights that are narrow or chosen."""
     if not lines:
         return lines
     simplify = simplifier()
-    known = conversions(graph, simplify) if machine.skinny_rows else {}
+    known = conversions(graph, simplify) | copies_from_tables(graph) if machine.skinny_rows else {}
 
     def streams(line: Def) -> bool:
         sums = reductions(reading_weights(line, known, simplify).expr)
-        return any(p is not None and p.narrow for p in (match_skinny(n, 1) for n in sums))
+        found = (match_skinny(n, 1) for n in sums)
+        return any(p is not None and (p.narrow or p.batch) for p in found)
 
     return [line for line in lines if known.keys().isdisjoint(line.reads) or not streams(line)]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fusec.ir.expr import Expr, IndexValue, Load, Reduce
-from fusec.ir.graph import FlatKernel, Kernel, Store, kernel_nodes
+from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.simplify import repeated_body
@@ -39,7 +39,10 @@ def flatten(kernel: Kernel) -> FlatKernel:
         return repeated_body(node) if isinstance(node, Reduce) else node
 
     kernel = kernel.map(lambda exprs: rewrite(exprs, flat))
-    stores = (Store(s.buffer.flat(), (s.buffer.offset(s.indices),), s.expr) for s in kernel.stores)
+    stores = (
+        replace(s, buffer=s.buffer.flat(), indices=(s.buffer.offset(s.indices),))
+        for s in kernel.stores
+    )
     return FlatKernel(replace(kernel, stores=tuple(stores)))
 
 

@@ -15,6 +15,7 @@ A kernel stays as it is if some scans run forwards along an axis, and others bac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fusec.errors import InternalError
@@ -27,26 +28,51 @@ from fusec.ir.serial import runs_backwards, scan_of, turned
 
 def run_scans(kernel: Kernel) -> Kernel:
     """Return the kernel with its scans as ``Scan``s."""
-    found = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and scan_of(n)]
-    backwards = _turned_axes(found)
-    if backwards is None or not found:
+    groups = _groups(n for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+    if not groups:
         return kernel
-    rewritten = _in_one_loop(kernel.map(lambda exprs: rewrite(exprs, _run)), found)
+    rewritten = _in_one_loop(kernel.map(lambda exprs: rewrite(exprs, _run)), groups)
+    backwards = {axis: turned(axis) for axes, is_turned in groups if is_turned for axis in axes}
     if backwards:
-        rewritten = rewritten.substitute({axis: turned(axis) for axis in backwards})
+        rewritten = rewritten.substitute(backwards)
     used = axes_of(rewritten.stores)
     bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
     inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
     return replace(rewritten, inside=tuple(inside))
 
 
-def _in_one_loop(kernel: Kernel, scans: list[Reduce]) -> Kernel:
+def _groups(nodes: Iterable[Reduce]) -> list[tuple[set[Axis], bool]]:
+    """Return the axes of scans of each other, and whether these run backwards.
+
+    A scan of a scan runs along an axis that the outer one reduces: both take one step for each
+    point. None where some run forwards and others backwards along one.
+    """
+    known: list[tuple[set[Axis], bool]] = []
+    for node in nodes:
+        if (scan := scan_of(node)) is None:
+            continue
+        axes, backwards = {*node.over, *scan.over}, runs_backwards(node)
+        for group in [group for group in known if not axes.isdisjoint(group[0])]:
+            if group[1] is not backwards:
+                return []
+            known.remove(group)
+            axes |= group[0]
+        known.append((axes, backwards))
+    return known
+
+
+def _in_one_loop(kernel: Kernel, groups: list[tuple[set[Axis], bool]]) -> Kernel:
     """Return the kernel with what it stores along axes of scans of each other stored along one.
 
     In ``y[j] = x_scan(j)`` and ``z[i] = sum_scan(i: x_scan(i))``, where the scan of z read y along
     j, both take one step for each i.
     """
-    ends = _ends(kernel, scans)
+    stored = axes_in(at for store in kernel.stores for at in store.indices)
+    order = {axis: k for k, axis in enumerate(a for a in kernel.axes if a in stored)}
+    ends: dict[Axis, Axis] = {}
+    for axes, _ in groups:
+        end = min(axes, key=lambda axis: (order.get(axis, len(order)), axis.serial))
+        ends |= dict.fromkeys(axes, end)
 
     def moved(store: Store) -> Store:
         here = axes_in(store.indices)
@@ -57,24 +83,9 @@ def _in_one_loop(kernel: Kernel, scans: list[Reduce]) -> Kernel:
             return store
         mapping = {axis: index(end) for axis, end in places.items()}
         at = tuple(substitute(each, mapping) for each in store.indices)
-        return Store(store.buffer, at, store.expr.substitute(mapping))
+        return replace(store, indices=at, expr=store.expr.substitute(mapping))
 
     return replace(kernel, stores=tuple(map(moved, kernel.stores)))
-
-
-def _ends(kernel: Kernel, scans: list[Reduce]) -> dict[Axis, Axis]:
-    """Return each axis that is scanned along, or by a scan of a scan -> one that stands for all."""
-    stored = axes_in(at for store in kernel.stores for at in store.indices)
-    order = {axis: k for k, axis in enumerate(a for a in kernel.axes if a in stored)}
-    ends: dict[Axis, Axis] = {}
-    for node in scans:
-        scan = scan_of(node)
-        assert scan is not None
-        found = {ends.get(axis, axis) for axis in (*node.over, *scan.over)}
-        end = min(found, key=lambda axis: order.get(axis, len(order)))
-        ends |= {axis: end for axis, old in ends.items() if old in found}
-        ends |= dict.fromkeys((*node.over, *scan.over), end)
-    return ends
 
 
 def check_order(kernel: Kernel) -> Kernel:
@@ -93,25 +104,6 @@ def _is_reversed(node: Reduce) -> bool:
     """Return True if a reduction takes the points behind each, the last one first."""
     asked = (n for n in postorder(node.bodies) if isinstance(n, Op) and n.name == "until")
     return any(not n.args[1].axes.isdisjoint(node.over) for n in asked)
-
-
-def _turned_axes(scans: list[Reduce]) -> set[Axis] | None:
-    """Return the axes along which scans run backwards; None if others run forwards there.
-
-    A scan of a scan runs along an axis that the outer one reduces, which is the same one then.
-    """
-    known: list[tuple[set[Axis], bool]] = []
-    for node in scans:
-        scan, backwards = scan_of(node), runs_backwards(node)
-        assert scan is not None
-        axes = {*node.over, *scan.over}
-        for group in [group for group in known if not axes.isdisjoint(group[0])]:
-            if group[1] is not backwards:
-                return None
-            known.remove(group)
-            axes |= group[0]
-        known.append((axes, backwards))
-    return {axis for axes, backwards in known if backwards for axis in axes}
 
 
 def _run(node: Expr) -> Expr:

@@ -16,11 +16,12 @@ from dataclasses import replace
 from functools import reduce
 from typing import TypeAlias
 
-from fusec.ir.expr import Expr, Reduce, substitute
+from fusec.errors import InternalError
+from fusec.ir.expr import Const, Expr, Reduce, Select, postorder, substitute
 from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.monoid import SUM
-from fusec.ir.rewrite import Normalizer, rewrite
+from fusec.ir.rewrite import Normalizer, guarded_loads, rewrite
 
 Substitution: TypeAlias = Mapping[Axis, Index]
 """A place along the axes that are unrolled: what stands for them."""
@@ -35,7 +36,7 @@ def points(axes: tuple[Axis, ...]) -> Iterator[dict[Axis, Index]]:
 def placed(store: Store, at: Substitution, simplify: Normalizer) -> Store:
     """Return a flat kernel's store at a place, simplified."""
     (expr,) = simplify((store.expr.substitute(at),))
-    return Store(store.buffer, (substitute(store.indices[0], at),), expr)
+    return replace(store, indices=(substitute(store.indices[0], at),), expr=expr)
 
 
 def unrolled(
@@ -49,22 +50,42 @@ def unrolled(
     return FlatKernel(replace(kernel, grid=grid, inside=inside, stores=tuple(stores), labels=()))
 
 
+def guarded(value: Expr, axis: Axis, mask: Expr) -> Expr:
+    """Return a value whose loads along an axis touch memory only where a mask is true."""
+
+    others = {n: n for n in postorder((value,)) if axis not in n.axes}
+    return guarded_loads(value, mask, others)
+
+
 def added_up(
-    kernel: FlatKernel, along: Mapping[Axis, tuple[Sequence[Substitution], tuple[Axis, ...]]]
+    kernel: FlatKernel,
+    along: Mapping[Axis, tuple[Sequence[Substitution], tuple[Axis, ...]]],
+    masks: Sequence[Expr | None] = (),
 ) -> Kernel:
     """Return a kernel with the terms of sums added up at some places along an axis.
 
     Args:
         along: axis -> places, and the axes that the sums run over in its place.
+        masks: for each place where there are terms; none, and None: everywhere.
     """
+
+    def term(body: Expr, axis: Axis, at: Substitution, mask: Expr | None) -> Expr:
+        if mask is None:
+            return body.substitute(at)
+        found = guarded(body, axis, mask).substitute(at)
+        return Select(mask, found, Const(0, found.dtype))
 
     def rule(node: Expr) -> Expr:
         if not isinstance(node, Reduce) or along.keys().isdisjoint(node.over):
             return node
-        (own, *_) = (axis for axis in node.over if axis in along)
-        places, instead = along[own]
-        terms = (node.body.substitute(at) for at in places)
-        over = (*(a for a in node.over if a is not own), *instead)
-        return Reduce(SUM, over, reduce(operator.add, terms))
+        if node.monoid is not SUM:
+            raise InternalError(f"terms of {node.monoid} are no terms of a sum")
+        for own in [axis for axis in node.over if axis in along]:
+            places, instead = along[own]
+            pairs = itertools.zip_longest(places, masks)
+            terms = (term(node.body, own, at, mask) for at, mask in pairs)
+            over = (*(a for a in node.over if a is not own), *instead)
+            node = Reduce(SUM, over, reduce(operator.add, terms))
+        return node
 
     return kernel.map(lambda roots: rewrite(roots, rule))

@@ -26,6 +26,7 @@ from fusec.ir.graph import FlatKernel, kernel_nodes
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
+from fusec.ir.serial import serial_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 from fusec.passes.kernel.unroll_rows import unrolls_rows
@@ -52,21 +53,24 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 
     Products that run as tiles stay as they are.
     """
-    pairs = {axis for axis in kernel.inside if axis.extent is _TWO and axis.limit is None}
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
-    paired = {
-        axis
-        for n in sums
-        if n.monoid is SUM
-        for axis in pairs
-        if len(n.over) > 1 and axis in n.over
-    }
-    paired = {a for a in paired if all(_walks_pairs(n, a) for n in sums if a in n.over)}
+    paired = {axis for axis in kernel.inside if _is_summed(kernel, axis, sums)}
     tiles = any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine)
     if not paired or tiles:
         return kernel
     apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(simplifier())
     return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
+
+
+def _is_summed(kernel: FlatKernel, axis: Axis, sums: list[Reduce]) -> bool:
+    """Return True for an axis of pairs along which nothing is stored, and all that it has is added
+    up, along other axes as well."""
+    if axis.extent is not _TWO or axis.limit is not None or axis in serial_axes(sums):
+        return False
+    found = [n for n in sums if axis in n.over]
+    stored = any(axis in store.indices[0].axes for store in kernel.stores)
+    across = any(len(n.over) > 1 for n in found)
+    return across and not stored and all(n.monoid is SUM and _walks_pairs(n, axis) for n in found)
 
 
 def _walks_pairs(node: Reduce, axis: Axis) -> bool:
@@ -78,8 +82,9 @@ def _walks_pairs(node: Reduce, axis: Axis) -> bool:
 
 
 def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:
-    """Return True for an axis of pairs over which there is no reduction."""
-    reduced = any(isinstance(n, Reduce) and axis in n.over for n in kernel_nodes(kernel))
+    """Return True for an axis of pairs over which, and along which, there is no reduction."""
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    reduced = axis in serial_axes(sums) or any(axis in n.over for n in sums)
     return is_of_pairs(kernel, axis) and not reduced
 
 

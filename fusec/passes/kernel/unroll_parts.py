@@ -9,7 +9,8 @@ computes one place of each part instead,
 * on GPUs where parts read the same elements, which are then loaded once, and where parts are the
   elements of pairs, side by side in memory (``codegen/triton/pairs.py``);
 * on GPUs where a row that is summed in registers is no power of two, so that lanes would be idle,
-  or so long that its temporary values would not fit: those of one part do.
+  or so long that its temporary values would not fit: those of one part do. Beside column sums the
+  last part may be short: its loads, stores and terms have a guard.
 
 Worked examples, a stack of the results of eight steps, and a rotary embedding::
 
@@ -28,16 +29,19 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, reach
+from fusec.ir.dtype import I32
+from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, op, reach
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, FloorDiv, Mod, floordiv, index, mod
-from fusec.ir.machine import Machine, RowTuning
+from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
+from fusec.ir.serial import serial_axes
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.unroll import Substitution, added_up, placed, unrolled
+from fusec.passes.kernel.unroll import Substitution, added_up, guarded, placed, unrolled
 from fusec.passes.kernel.unroll_pairs import is_of_pairs
-from fusec.passes.schedule.access import VECTOR_BYTES, fastest_axis, limiting_axes
-from fusec.passes.schedule.rowwise import column_sums, is_resident, stays_packed
+from fusec.passes.schedule.access import VECTOR_BYTES, count, fastest_axis, limiting_axes
+from fusec.passes.schedule.pointwise import power_of_two
+from fusec.passes.schedule.rowwise import column_sums, held_tiles, is_resident, vector_of
 
 Stores: TypeAlias = tuple[tuple[Store, ...], ...]
 """The stores of each part."""
@@ -49,12 +53,13 @@ def unroll_parts(kernel: FlatKernel, machine: Machine) -> FlatKernel:
         axis, place, places = pairs
         apart = _joined(kernel, axis, place, _by_parts(kernel, axis, place, places))
         return _summed_by_pairs(apart)
-    if not machine.is_cpu and (row := _cut_row(kernel, machine.rows)) is not None:
+    if not machine.is_cpu and (row := _cut_row(kernel, machine)) is not None:
         axis, place, starts = row
         places = _parts_of(axis, place, starts)
         return _joined(kernel, axis, place, _by_parts(kernel, axis, place, places))
     for axis, ends in _ends(kernel).items():
-        if axis.limit is not None or axis in limiting_axes(kernel):
+        serial = serial_axes(kernel_nodes(kernel))
+        if axis.limit is not None or axis in limiting_axes(kernel) | serial:
             continue
         length = math.gcd(axis.extent.const, *ends)
         place, starts = Axis(axis.name, index(length)), range(0, axis.extent.const, length)
@@ -70,29 +75,53 @@ def unroll_parts(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     return kernel
 
 
-def _cut_row(kernel: FlatKernel, tuning: RowTuning) -> tuple[Axis, Axis, range] | None:
+def _cut_row(kernel: FlatKernel, machine: Machine) -> tuple[Axis, Axis, range] | None:
     """Return the axis of rows that stay in registers, a part of it, and where parts begin.
 
     None where whole rows are as good.
     """
+    tuning = machine.rows
     row = fastest_axis(kernel, kernel.axes)
     if row not in kernel.inside or row is None or not is_resident(row, tuning):
         return None
     extent = row.extent.const
-    length = extent & -extent
-    packed = stays_packed(kernel, row, tuning)
-    if packed:
-        length = min(length, tuning.packed_row)
-    elif length == extent and column_sums(kernel, row):
-        length = min(extent, tuning.part_row)
-    summed = column_sums(kernel, row) > 0 and extent > tuning.warp_row
-    least = tuning.warp_row if summed else tuning.least_part
-    most = tuning.packed_parts if packed else tuning.parts
-    if length < least or not 1 < extent // length <= most:
+    if column_sums(kernel, row) and extent > tuning.warp_row:
+        length = _part_beside_sums(kernel, row, machine)
+        least, most = tuning.least_part, tuning.most_parts
+    else:
+        length, least, most = extent & -extent, tuning.least_part, tuning.parts
+    if length < least or not 1 < -(-extent // length) <= most:
         return None
     if not _fills_vectors(kernel, length):
         return None
     return row, Axis(row.name, index(length)), range(0, extent, length)
+
+
+def _part_beside_sums(kernel: FlatKernel, row: Axis, machine: Machine) -> int:
+    """Return the elements of a part of a row beside column sums; the last part may be shorter.
+
+    Of each part a thread has a vector. Parts of few warps need two programs a multiprocessor.
+    """
+    extent, tuning = row.extent.const, machine.rows
+    exact = extent & -extent
+    whole = min(exact, tuning.part_row) if exact == extent else exact
+    vector = vector_of(kernel, row)
+    each = vector * held_tiles(kernel, row)
+    padded = power_of_two(extent)
+    part = padded // tuning.most_parts
+    step = vector // 2 if part < tuning.warp_row else vector  # longer parts would be exchanged
+    if tuning.thread_parts * each > tuning.thread_values or extent % step:
+        return whole if whole >= tuning.warp_row else 0
+    whole_fits = tuning.warp_row <= whole and extent <= tuning.parts * whole
+    if whole_fits and tuning.most_parts * each <= tuning.thread_values:
+        return whole
+    parts, short = -(-extent // part), part < tuning.warp_row
+    shared = count(kernel.grid) > machine.units and parts < tuning.most_parts
+    if part >= tuning.packed_row or (parts <= tuning.thread_parts if short else shared):
+        return part
+    if short and extent <= padded - 2 * part:
+        return 2 * part
+    return whole if extent <= tuning.parts * whole else 0
 
 
 def _has_many(kernel: FlatKernel, axis: Axis, length: int, machine: Machine) -> bool:
@@ -216,15 +245,26 @@ def _by_parts(
 ) -> Stores:
     """Return the stores of each part, at a place in it; those without the axis are the first's."""
     simplify = simplifier()
-    summed = added_up(kernel, {axis: (places, (place,))})
+    masks = [_within(axis, place, at) for at in places]
+    summed = added_up(kernel, {axis: (places, (place,))}, masks)
     parts: list[tuple[Store, ...]] = []
-    for at in places:
+    for at, mask in zip(places, masks, strict=True):
         start = at[axis] - (index(0) if at[axis].is_constant else index(place))
         stores = [s for s in summed.stores if at is places[0] or axis in s.indices[0].axes]
+        if mask is not None:
+            stores = [replace(s, expr=guarded(s.expr, axis, mask), guard=mask) for s in stores]
         if start.is_constant:
             stores = [replace(s, expr=_taken(s.expr, axis, start.const)) for s in stores]
         parts.append(tuple(placed(s, at, simplify) for s in stores))
     return tuple(parts)
+
+
+def _within(axis: Axis, place: Axis, at: Substitution) -> Expr | None:
+    """Return where a part's places are inside the axis, or None if all are."""
+    left = axis.extent - at[axis] + index(place)
+    if not left.is_constant or left.const >= place.extent.const:
+        return None
+    return op("lt", IndexValue(index(place), I32), IndexValue(left, I32))
 
 
 def _share_loads(parts: Stores, place: Axis) -> bool:

@@ -34,43 +34,8 @@ from fusec.ir.graph import Kernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
-from fusec.ir.streamed import StreamedProduct, match_panels, match_skinny, rows_beside_narrow
+from fusec.ir.streamed import StreamedProduct, divisors, match_streamed
 from fusec.passes.kernel.unroll import points
-
-
-def worthwhile(product: StreamedProduct, machine: Machine) -> bool:
-    """Return True if a product has few enough rows for the layout and type of its weights."""
-    rows, tuning = product_of(a.extent for a in product.rows).const, machine.loops
-    if rows <= tuning.always:
-        return True
-    if product.panel:
-        return rows <= tuning.panel_sums * machine.vector
-    if product.narrow:
-        return len(product.rows) == 1 and bool(_blocks(rows, tuning.narrow_block))
-    fits = rows <= tuning.sums * machine.vector
-    near = rows * product.terms.hint() * 4 <= tuning.near_bytes
-    return fits and near and product.itemsize == 4
-
-
-def stored_rows(node: Expr, machine: Machine, *, computed: bool) -> Expr | None:
-    """Return the rows of a CPU's product that are stored before it reads them, or None.
-
-    Each of a few columns, each panel or tile would compute, or widen, them again. Views and casts
-    are free where rows are streamed as they are.
-
-    Args:
-        computed: whether that is more than a cast of 16 bits.
-    """
-    product = match_skinny(node, machine.skinny_rows)
-    if product is not None and (computed or _are_apart(product)):
-        return product.few
-    if product is not None and worthwhile(product, machine):
-        return None
-    panels = match_panels(node, machine.loops.panel) if computed else None
-    if panels is not None:
-        return panels.few
-    packed = 0 if computed else machine.skinny_rows + 1
-    return rows_beside_narrow(node, machine.cached.narrow_rows, packed=packed)
 
 
 def unrolls_rows(kernel: Kernel, machine: Machine) -> bool:
@@ -135,6 +100,7 @@ def _columns(
         return (own,), [{column: index(own) * columns + c} for c in range(columns)]
     whole = product_of(a.extent for a in product.columns)
     panel = Axis(column.name, floordiv(whole, index(product.panel)))
+    panels, at_panel = ((), index(0)) if panel.extent is index(1) else ((panel,), index(panel))
     together = columns * vector
     part = Axis("part", index(product.panel // together))
     lane = Axis("lane", index(vector))
@@ -146,9 +112,9 @@ def _columns(
         places: dict[Axis, Index] = {}
         for axis in reversed(product.columns[1:]):
             places[axis], at = at % axis.extent, at // axis.extent
-        found.append({column: index(panel), **places} if places else
-                     {column: index(panel) * product.panel + at})  # fmt: skip
-    return (panel, *parts, lane), found
+        found.append({column: at_panel, **places} if places else
+                     {column: at_panel * product.panel + at})  # fmt: skip
+    return (*panels, *parts, lane), found
 
 
 def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
@@ -167,7 +133,7 @@ def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
     ):
         return None
     tuning, cuts = machine.loops, all(p.narrow for p in products) and len(rows) == 1
-    shapes = _shapes(first, machine, cuts=cuts)
+    shapes = _shapes(first, machine, len(products), cuts=cuts)
     limits = [tuning.panel_sums if panel else tuning.sums]
     if panel and first.narrow:
         limits.insert(0, tuning.converted_sums)
@@ -181,10 +147,14 @@ def _block(kernel: Kernel, machine: Machine) -> tuple[int, int] | None:
     return None
 
 
-def _shapes(product: StreamedProduct, machine: Machine, *, cuts: bool) -> list[tuple[int, int]]:
+def _shapes(
+    product: StreamedProduct, machine: Machine, products: int, *, cuts: bool
+) -> list[tuple[int, int]]:
     """Return the rows and columns that a grid point may have, the most first.
 
     Args:
+        products: products that it computes, each of which streams weights of its own; of packed
+            ones each has sums of groups as well.
         cuts: whether it may have a part of the rows.
     """
     count, own = product_of(a.extent for a in product.rows).const, product.columns
@@ -193,10 +163,12 @@ def _shapes(product: StreamedProduct, machine: Machine, *, cuts: bool) -> list[t
     # A vector has one half of each byte.
     lanes = own[-1].extent.const if len(own) > 2 else 1
     least = min(count, machine.loops.narrow_block[0]) if product.panel else 1
+    streams = products if product.packed and not product.panel else 1
     return [
         (r, c)
-        for r in (_blocks(count, (least, count)) if cuts else (count,))
+        for r in (divisors(count, least, count) if cuts else (count,))
         for c in machine.loops.columns
+        if c == 1 or c * streams <= machine.loops.columns[0]
         if _divides(c * width, whole) and c * width % lanes == 0
     ]
 
@@ -207,23 +179,12 @@ def _is_part_of_panel(product: StreamedProduct) -> bool:
     return len(product.columns) > 1 and own is not index(product.panel)
 
 
-def _blocks(rows: int, between: tuple[int, int]) -> list[int]:
-    """Return the numbers of rows, of those between two bounds, that divide all rows evenly."""
-    least, most = between
-    return [r for r in range(most, least - 1, -1) if rows % r == 0]
-
-
 def _loaded(product: StreamedProduct) -> Expr | None:
     """Return the operand with the rows if it is a load, widened from 16 bits or not, or None."""
     few = product.few
-    widened = isinstance(few, Cast) and not _are_apart(product) and few.arg.dtype not in F8
+    widened = isinstance(few, Cast) and not product.widened and few.arg.dtype not in F8
     inner = few.arg if isinstance(few, Cast) and widened else few
     return few if isinstance(inner, Load) else None
-
-
-def _are_apart(product: StreamedProduct) -> bool:
-    """Return True if a product's rows are widened by a kernel of their own."""
-    return bool(product.panel or (product.narrow and product.rows and not product.packed))
 
 
 def _divides(columns: int, extent: Index) -> bool:
@@ -233,12 +194,8 @@ def _divides(columns: int, extent: Index) -> bool:
 def _products(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
     """Return a kernel's skinny products; empty if it has other reductions or ragged axes."""
     sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
-    found = [match_skinny(n, machine.skinny_rows) for n in sums]
+    found = [match_streamed(n, machine) for n in sums]
     ragged = any(a.limit is not None for a in kernel.axes)
-    if (
-        ragged
-        or any(p is None or not worthwhile(p, machine) for p in found)
-        or any(set(n.over) != set(kernel.inside) for n in sums)
-    ):
+    if ragged or any(set(n.over) != set(kernel.inside) for n in sums):
         return []
-    return [p for p in found if p is not None]
+    return [p for p in found if p is not None] if None not in found else []

@@ -24,15 +24,8 @@ from typing import TypeAlias
 
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import ForeachKernel, Kernel, RowLoop, Schedule, Step
-from fusec.ir.host import (
-    Allocation,
-    FreeBuffers,
-    HostLoop,
-    HostProgram,
-    HostStatement,
-    NativeRun,
-)
-from fusec.ir.memory import bytes_of, footprint, kept_views, made_by, owned
+from fusec.ir.host import Allocation, FreeBuffers, HostLoop, HostProgram, HostStatement, NativeRun
+from fusec.ir.memory import added_to, bytes_of, footprint, kept_views, made_by, owned
 
 _MOST_BUFFERS = 256
 """Most buffers of one native call: ctypes takes a thousand arguments."""
@@ -40,9 +33,7 @@ Overwritable: TypeAlias = Callable[[Kernel], Mapping[Buffer, tuple[Buffer, ...]]
 
 
 def plan_host(
-    schedule: Schedule,
-    may_overwrite: Overwritable = lambda kernel: {},
-    run_bytes: int = 0,
+    schedule: Schedule, may_overwrite: Overwritable = lambda kernel: {}, run_bytes: int = 0
 ) -> HostProgram:
     """Return the host program of a schedule.
 
@@ -173,7 +164,8 @@ class _Plan:
         for position, step in enumerate(schedule.steps):
             match step:
                 case Kernel() | ForeachKernel():
-                    self._place(step.writes, position, waiting)
+                    made = set(step.writes).difference(added_to(step))
+                    self._place(filter(made.__contains__, step.writes), position, waiting)
             for buffer in self.dying[position]:
                 if buffer in own and buffer not in self.overwritten:
                     waiting.setdefault(footprint(buffer), []).append(buffer)
@@ -192,9 +184,6 @@ class _Plan:
                 self.over[buffer] = dead.pop()
 
     def _allocations(self, position: int, step: Step) -> list[Allocation]:
-        zeroed: tuple[Buffer, ...] = ()
-        match step:
-            case RowLoop(added=added):
-                zeroed = added
+        zeroed = added_to(step)
         new = [buffer for buffer in made_by(step) if self.first.get(buffer) == position]
         return [Allocation(b, self.over.get(b), b in zeroed) for b in new]

@@ -88,8 +88,8 @@ def fastest_axis(
 ) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
-    Each access votes with its bytes: for an axis of unit stride, against an axis of another stride;
-    an access that does not vary along the axis is a broadcast and has no vote.
+    Each access votes with its bytes: for an axis of unit stride, in either direction, against one
+    of another stride; an access that does not vary along the axis is a broadcast and has no vote.
 
     Args:
         paired: offsets of halves of pairs, for which a stride of two is contiguous.
@@ -98,7 +98,7 @@ def fastest_axis(
     contiguous: set[Axis] = set()
     for access in accesses(kernel):
         weight = access.points * access.itemsize
-        units = (1, 2) if access.offset in paired else (1,)
+        units = (1, 2) if access.offset in paired else (1, -1)
         for axis, by in _steps(access.offset):
             if by in units:
                 contiguous.add(axis)

@@ -2,8 +2,8 @@
 
 A tile is 32 rows by 128 columns. With few rows and many columns it has up to 512 columns; with few
 columns, as in the final sum of partial ones, down to 32 and more rows, so that more programs run:
-each loads what it sums at once.
-The accumulator keeps the tile's shape and is folded once, after the loop. There are no atomics.
+each loads what it sums at once. The accumulator keeps the tile's shape and is folded once, after
+the loop. Nothing is added to memory.
 """
 
 from __future__ import annotations
@@ -50,4 +50,4 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
             rows, warps = 2 * rows, 2 * machine.rows.warps
     grid = [Binding(a, LoopKind.GRID, width if a is column else 1) for a in kernel.grid]
     loops = [Binding(a, LoopKind.LOOP) for a in outer]
-    return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), warps)
+    return Plan((*grid, *loops, Binding(last, LoopKind.LOOP, rows)), warps=warps)

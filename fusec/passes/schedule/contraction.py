@@ -22,18 +22,14 @@ from dataclasses import dataclass, field, replace
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors, without_scales
-from fusec.ir.expr import Expr, Load, Reduce, Scan, axes_in, children, postorder
+from fusec.ir.dtype import BF16, BOOL, F32
+from fusec.ir.expr import Expr, Load, Reduce, Scan, axes_in, children, postorder, reach
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.scaled import SCALED_TERMS
-from fusec.ir.streamed import (
-    StreamedProduct,
-    columns_in_panels,
-    match_panels,
-    reads_narrow,
-)
+from fusec.ir.streamed import StreamedProduct, columns_in_panels, match_panels, reads_narrow
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.cached_tiling import cached_tilings, tile_bytes
 from fusec.passes.schedule.descriptors import is_describable, with_descriptors
@@ -95,14 +91,13 @@ def _find_axis_use(
     whole = tuple(a for a in kernel.inside if a not in loops)
     if any(not _fits_lanes(a, most) for a in whole):
         return None
-    longest = machine.cached.array if machine.is_cpu else 0
-    around = _loops_around(kernel, reductions, products, loops, longest) if longest else ()
+    around = _loops_around(kernel, reductions, products, loops, machine)
     looped = _longest(a for a in kernel.inside if a in loops - groups and a not in around)
     if any(a.limit is not None for a in kernel.axes if a is not looped):
         return None
     if looped in batch:
         looped = None  # a batch of products is summed: one of it in each iteration
-    between = (a for a in kernel.inside if a in loops and a not in around and a is not looped)
+    between = tuple(a for a in kernel.inside if a in loops and a not in around and a is not looped)
     crossed = _longest(around)
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
     panels = _in_panels(products, machine)
@@ -114,7 +109,8 @@ def _find_axis_use(
     if tiled is None or not nests:
         return None
     panel = machine.loops.panel if panels else 0
-    use = AxisUse(tiled, looped, (*around, *between), whole, crossed, panel)
+    outer, tiled = ((*around, *between), tiled) if machine.is_cpu else (between, (*tiled, *around))
+    use = AxisUse(tiled, looped, outer, whole, crossed, panel)
     return use if _is_flat(kernel, products, use) else None
 
 
@@ -159,14 +155,19 @@ def _loops_around(
     reductions: list[Reduce],
     products: dict[Reduce, Factors],
     loops: set[Axis],
-    longest: int,
+    machine: Machine,
 ) -> tuple[Axis, ...]:
     """Return the outer loops of products that sum along two sets of loops; empty for other kernels.
 
     ``dq[m, d] = sum(n: ds * k)`` and ``dk[n, d] = sum(m: ds * q)`` share their tiles of ds, which
     is itself a product. The one that sums along the outer loops accumulates in an array along the
-    inner ones: it is the one with the smaller array.
+    inner ones: it is the one with the smaller array. On a GPU that is memory, to which programs
+    add one sum, each for a tile of one axis: shared memory has no room for the tiles of two. There
+    are products alone, as each program would compute what else is summed again.
     """
+    alone = products.keys() == set(reductions) and all(n.dtype is F32 for n in products)
+    if not machine.is_cpu and not (machine.sm.adds and alone):
+        return ()
     summed = [n for n in reductions if not loops.isdisjoint(n.over)]
     sets = {frozenset(n.over) for n in summed}
     if len(sets) != 2 or loops != frozenset.union(*sets) or frozenset.intersection(*sets):
@@ -174,13 +175,46 @@ def _loops_around(
     lengths: dict[frozenset[Axis], int] = {}
     for over in sets:
         added = [n for n in summed if frozenset(n.over) == over]
-        if all(n in products for n in added):
+        if all(n in products for n in added) and (machine.is_cpu or len(added) == 1):
             lengths[over] = sum(count(n.axes - set(kernel.grid)) for n in added)
-    fitting = [over for over, length in lengths.items() if length <= longest]
+    if machine.is_cpu:
+        fitting = [over for over, length in lengths.items() if length <= machine.cached.array]
+    else:
+        fitting = [over for over in lengths if len(over) == 1 and _may_be_added(kernel, over)]
     if not fitting:
         return ()
     least = min(fitting, key=lambda over: (lengths[over], -min(map(kernel.inside.index, over))))
     return tuple(a for a in kernel.inside if a in least)
+
+
+def added_sums(kernel: Kernel, machine: Machine) -> tuple[Reduce, ...]:
+    """Return the sums of a kernel that programs of a GPU add to memory, maybe none."""
+    one = product_kernel(kernel, machine)
+    crossed = None if one is None or machine.is_cpu else one.use.crossed
+    return () if one is None else tuple(n for n in one.products if crossed in n.over)
+
+
+def takes_wide_steps(kernel: Kernel, machine: Machine) -> bool:
+    """Return True if programs that add to memory take steps as wide as their tiles."""
+    one = product_kernel(kernel, machine)
+    return one is not None and one.steps_by_side(tilings(one)[0])
+
+
+def _may_be_added(kernel: Kernel, over: frozenset[Axis]) -> bool:
+    """Return True if nothing in a kernel waits for its sums along some axes.
+
+    What is computed from them is pointwise: another kernel does so.
+    """
+
+    def is_added(node: Expr) -> bool:
+        return isinstance(node, Reduce) and over == frozenset(node.over)
+
+    for store in kernel.stores:
+        nodes = reach((store.expr,), lambda n: () if is_added(n) else children(n))
+        sums = {is_added(n) for n in nodes if isinstance(n, Reduce)}
+        if len(sums) > 1:
+            return False
+    return True
 
 
 def _nested(reductions: list[Reduce], most: int) -> set[Reduce]:
@@ -234,7 +268,8 @@ def product_kernel(kernel: Kernel, machine: Machine) -> ProductKernel | None:
     if use is None:
         return None
     nested = _nested([n for n in kernel_nodes(kernel) if isinstance(n, Reduce)], machine.lanes)
-    work = find_work(kernel, products, nested.intersection(products), machine)
+    added = () if machine.is_cpu else tuple(n for n in products if use.crossed in n.over)
+    work = find_work(kernel, products, nested.intersection(products), added, machine)
     pairs = pairs_of(kernel_nodes(kernel))
     return ProductKernel(kernel, machine, products, use, work, rows_of_a_group(pairs))
 
@@ -250,7 +285,23 @@ def accepts(kernel: Kernel, machine: Machine) -> bool:
         if by_lanes or any(not isinstance(p.few, Load) for p in _in_panels(one.products, machine)):
             return False
         return tile_bytes(one.work, tiling) <= machine.cache_bytes
+    if one.use.crossed and not _adds_wide_tiles(one, tiling):
+        return False
     return bool(one.use.tiled) or one.work.registers(tiling) <= machine.sm.tile_room(tiling.warps)
+
+
+def _adds_wide_tiles(one: ProductKernel, tiling: Tiling) -> bool:
+    """Return True for tiles of 16 bits that are added to memory few times, in steps of full rows.
+
+    Others were slower than a kernel for each direction, by the model, or spilled (sm_90, Triton
+    3.7.1, 2026-11).
+    """
+    scores = frozenset(a for a in (one.use.crossed, one.use.looped) if a is not None)
+    wide = all(tiling.lanes[a] >= one.work.tuning.full_rows for a in scores)
+    wide &= max(tiling.lanes[a] for a in scores) >= one.work.tuning.side
+    tiles = [n for n in kernel_nodes(one.kernel) if n.axes >= scores]
+    masks = [n for n in tiles if n.dtype is BOOL or isinstance(n, Load)]
+    return wide and one.work.itemsize == BF16.itemsize and one.work.in_turn and len(masks) < 2
 
 
 def _tilings(one: ProductKernel) -> tuple[Tiling, ...]:
@@ -272,6 +323,7 @@ class ProcessorShare:
         parts: number of parts, at the hints of sizes; 1 without a split.
         along: tiled axis -> number of tiles along it (GPU).
         passes: how often each tile runs, on average: once for each group of its rows.
+        added: bytes of the sums that programs add to memory.
     """
 
     programs: int
@@ -284,6 +336,7 @@ class ProcessorShare:
     parts: int = 1
     along: Mapping[Axis, int] = field(default_factory=dict)
     passes: float = 1.0
+    added: int = 0
 
     def busy(self, units: int, parts: int = 1) -> float:
         """Return the fraction of the rates of ``units`` multiprocessors that the kernel reaches."""
@@ -302,7 +355,7 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
         return None
     own = tiling_by_rule(one)
     tiling = own or _tilings(one)[0]
-    use, count, axis = one.use, programs(kernel, tiling), one.use.looped
+    use, count, axis = one.use, programs(one, tiling), one.use.looped
     if machine.is_cpu:
         full = machine.threads / machine.units if use.crossed else machine.cached.full
         return ProcessorShare(count, full)
@@ -311,9 +364,10 @@ def spread(kernel: Kernel, machine: Machine) -> ProcessorShare | None:
     enough = (full if one.is_skinny else tuning.busy) * machine.units
     along = {a: tiles_along(a, tiling) for a in use.tiled}
     if own is not None:
-        share = filled(kernel, tiling, machine.units)
+        share = filled(one, tiling, machine.units)
         return ProcessorShare(count, full, True, _is_narrow(one, tiling), share, along=along)
-    whole = ProcessorShare(count, full, along=along, passes=one.passes(tiling))
+    added = F32.itemsize * sum(math.prod(a.extent.hint() for a in n) for n in one.work.added)
+    whole = ProcessorShare(count, full, along=along, passes=one.passes(tiling), added=added)
     if axis is None or count >= enough or not _can_be_cut(kernel, axis):
         return whole
     terms = axis.extent.hint()
@@ -373,7 +427,7 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         bound = [_bindings(one, tiling) for tiling in _tilings(one)]
         wide = machine.widened if _converts_integers(one) else frozenset()
         return tuple(
-            Plan(b, 1, peel=True, dots=True, online=True, mask_free=True, widened=wide)
+            Plan(b, warps=0, peel=True, dots=True, online=True, mask_free=True, widened=wide)
             for b in bound
         )
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
@@ -381,28 +435,31 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))
     first, *others = offered
     described = bool(others) and others[0].descriptors
-    if described and (is_small(tilings(one)[0], one) or others[0].stages > first.stages):
+    tiling = tilings(one)[0]
+    copied = is_small(tiling, one) or others[0].stages > first.stages if described else False
+    if copied or (described and one.steps_by_side(tiling)):
         offered = (others[0], first, *others[1:])
+    if first.adds_tiles:
+        return (*offered, replace(first, descriptors=False, adds_tiles=False))
     return with_roles(one, _with_two_programs(one, offered))
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
     """Return plans with tiles in registers, which threads load."""
-    use, machine, sm = one.use, one.machine, one.machine.sm
-    spare = machine.tiles.spare
-    plain = _has_plain_operands(one)
+    use, machine = one.use, one.machine
     # Prefetched tiles of rank 3 kept LLVM busy for minutes (one query of 4096 keys, sm_90).
     multiplies = any(p.left_axes and p.right_axes for p in one.products.values())
     grouped = len(use.tiled) == 2 and use.tiled == one.kernel.grid[-2:]
     offered = (
         Plan(
             _bindings(one, tiling),
-            tiling.warps,
+            warps=tiling.warps,
             stages=tiling.stages if multiplies else 1,
             group=machine.tiles.group if grouped else 0,
+            adds_tiles=bool(use.crossed) and machine.sm.descriptors,
             dots=True,
             online=True,
-            mask_free=plain and one.work.registers(tiling) <= spare * sm.tile_room(tiling.warps),
+            mask_free=_runs_without_masks(one, tiling),
             tf32=machine.sm.tf32,
             promotes=machine.sm.coarse,
             scaled=_takes_scales(one, tiling),
@@ -476,32 +533,33 @@ def _takes_scales(one: ProductKernel, tiling: Tiling) -> bool:
     return sm.scaled and bool(found)
 
 
-def _has_plain_operands(one: ProductKernel) -> bool:
-    """Return True if loop-invariant operands are plain loads that only their products use.
+def _runs_without_masks(one: ProductKernel, tiling: Tiling) -> bool:
+    """Return True if a loop is emitted twice, with and without its mask.
 
-    Two copies of a loop with other operands, such as a row that a sum reads as well, make ptxas
-    wait for each product before the next (its C7515, sm_90, Triton 3.7.1, 2026-11).
+    Two copies of a loop with computed operands make ptxas wait for each product before the next
+    (its C7515), and take registers (``TileTuning.spare``), but none in the tiles of wide gradients
+    if these end where tensors do, and no loop is around (else 24 to 88 bytes spill, or 724 where a
+    third sum is added to memory), nor are there more keys than queries, for then the diagonal's
+    tile may be none (20 bytes; sm_90, Triton 3.7.1, 2026-11).
     """
-    readers: dict[Expr, set[Expr]] = {}
-    for node in kernel_nodes(one.kernel):
-        for child in children(node):
-            readers.setdefault(child, set()).add(node)
-    bodies = {node.body for node in one.products}
-    stored = {s.expr for s in one.kernel.stores}
-    for parts in one.products.values():
-        for side in (parts.left, parts.right):
-            if one.use.looped in side.axes:
-                continue
-            if not isinstance(side, Load):
-                return False
-            if any(r in stored or readers[r] - bodies for r in readers[side] - bodies):
-                return False
-    return True
+    use, work, sm = one.use, one.work, one.machine.sm
+    sides = (side for p in one.products.values() for side in (p.left, p.right))
+    loaded = all(isinstance(side, Load) for side in sides if use.looped not in side.axes)
+    if work.stays or not loaded:
+        return False
+    if work.registers(tiling) <= work.tuning.spare * sm.tile_room(tiling.warps):
+        return True
+    if use.crossed and use.looped and use.crossed.extent.hint() > use.looped.extent.hint():
+        return False
+    wide = {(rows, warps) for rows, _, warps, _ in work.tuning.nested_gradients}
+    rows = max((tiling.lanes[a] for a in use.tiled), default=0)
+    return work.in_turn and tiling.is_whole and not use.outer and (rows, tiling.warps) in wide
 
 
 def _bindings(one: ProductKernel, tiling: Tiling) -> tuple[Binding, ...]:
     use, tiles = one.use, tiling.lanes
-    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in one.kernel.grid]
+    on_grid = one.kernel.grid if one.machine.is_cpu else one.grid
+    grid = [Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in on_grid]
     loops = [Binding(a, LoopKind.LOOP, tiles.get(a, 1)) for a in use.outer]
     if use.looped is not None:
         loops.append(Binding(use.looped, LoopKind.LOOP, tiles[use.looped]))

@@ -29,7 +29,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axi
     before: dict[Axis, set[Axis]] = {a: set() for a in inside}
     for node in reductions:
         for hit in hits_of(node):
-            before[hit.axis].update(a for a in node.over if a in before)
+            before[hit.axis].update(a for a in (*node.over, *hit.place.axes) if a in before)
         free = [a for a in inside if a in node.axes]
         if machine.is_cpu and lane not in node.over:
             continue

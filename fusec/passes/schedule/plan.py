@@ -2,8 +2,10 @@
 
 Grammar of the printed form::
 
-    plan ::= 'plan' kernel (axis '=' binding) ...   'warps=' n ['stages=' n] ['descriptors']
-             ['registers=' n] ['packed'] ['cooperative'] ['programs=' n]
+    plan ::= 'plan' kernel (axis '=' binding) ...   gpu | cpu
+    gpu ::= 'warps=' n ['stages=' n] ['descriptors'] ['adds_tiles'] ['registers=' n] ['packed']
+            ['cooperative'] ['programs=' n] ['dependent']
+    cpu ::= ['peel'] ['prefetch=' iterations]
     binding ::= ('grid' | 'grid*' tile | 'lanes(' width ')' | 'loop' | 'loop*' tile)
                 ['by' chunk] ['in' fold] ['transposed']
 
@@ -18,11 +20,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.dtype import DType
 from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis
+from fusec.ir.program import LaunchSettings
 from fusec.ir.verify import check
 
 
@@ -60,58 +63,50 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(LaunchSettings):
     """How a kernel runs.
 
     Attributes:
         bindings: one for each axis, in nesting order: grid first, then loops, outermost first.
-        warps: warps of a program instance (a GPU's tunable).
         peel: full tiles run without masks, the ragged rest in a second loop, which is more code;
             else all are masked.
-        stages: pipeline stages of a loop: asynchronous copies on a GPU; on a CPU, prefetches of
-            loads that no other grid point shares.
-        group: rows of tiles that run together along the columns (see ``Program.group``).
         dots: contractions of tiles are ``Dot``s, for tensor cores.
         tf32: ``Dot``s of f32 round their operands to 10 bits of mantissa.
         promotes: f32 takes the sum of each tile's products of 8 bits, which tensor cores add
             with 14 bits (``COARSE_TERMS``).
         scaled: ``Dot``s have scales of blocks of terms (``ir/scaled.py``).
-        descriptors: operands of products are copied by tensor descriptors where possible.
-        registers: register limit of a thread; 0 leaves it to the compiler.
-        roles: warp specialization. "cooperative": a producer warp loads, consumer warps multiply;
-            "": none.
-        programs: number of persistent programs that share the grid; 0: one for each grid point.
         online: a sum of exponentials runs in the loop of the maximum it refers to.
         mask_free: tiles on which a mask is all true run in a loop of their own, without it.
         widened: types that ``Dot``s multiply in f32, for want of instructions.
         reloads: loop invariants are loaded again in each iteration, from a cache, instead of taking
             registers that the loop needs.
-        packed: what stands behind a loop's sums is computed again from loads of 16 bits, which take
-            half the registers of their values.
         kept_cost, kept_bytes: a value of at least so many operations that a later sweep needs is
             stored in a private array of at most so many bytes (in a CPU's cache); 0: none is.
     """
 
     bindings: tuple[Binding, ...]
-    warps: int = 4
     peel: bool = False
-    stages: int = 1
-    group: int = 0
     dots: bool = False
     online: bool = False
-    descriptors: bool = False
-    registers: int = 0
-    roles: str = ""
-    programs: int = 0
     mask_free: bool = False
     tf32: bool = False
     promotes: bool = False
     scaled: bool = False
     widened: frozenset[DType] = frozenset()
     reloads: bool = False
-    packed: bool = False
     kept_cost: int = 0
     kept_bytes: int = 0
+
+
+def with_overlap(plans: tuple[Plan, ...], wanted: str, *, raced: bool) -> tuple[Plan, ...]:
+    """Return plans whose launches overlap as the option ``dependent_launches`` wants.
+
+    By "auto" the first plan of a kernel that is raced comes once more, behind all others.
+    """
+    overlapping = tuple(replace(plan, dependent=True) for plan in plans)
+    if wanted == "auto":
+        return (*plans, overlapping[0]) if raced else plans
+    return overlapping if wanted == "always" else plans
 
 
 def verify_plan(kernel: Kernel, plan: Plan) -> None:
@@ -128,15 +123,23 @@ def verify_plan(kernel: Kernel, plan: Plan) -> None:
 def print_plan(name: str, plan: Plan) -> str:
     """Return the plan on one line."""
     parts = [f"{b.axis.name}={print_binding(b)}" for b in plan.bindings]
-    tunables = f"warps={plan.warps}" + (
-        f" stages={plan.stages}" if plan.dots or plan.stages > 1 else ""
-    )
-    tunables += " descriptors" if plan.descriptors else ""
-    tunables += f" registers={plan.registers}" if plan.registers else ""
-    tunables += " packed" if plan.packed else ""
-    tunables += f" {plan.roles}" if plan.roles else ""
-    tunables += f" programs={plan.programs}" if plan.programs else ""
-    return f"plan {name}    {'  '.join(parts)}    {tunables}"
+    pipelined = plan.stages > 1
+    if not plan.warps:
+        tunables = {"peel": plan.peel, f"prefetch={plan.stages}": pipelined}
+    else:
+        tunables = {
+            f"warps={plan.warps}": True,
+            f"stages={plan.stages}": plan.dots or pipelined,
+            "descriptors": plan.descriptors,
+            "adds_tiles": plan.adds_tiles,
+            f"registers={plan.registers}": bool(plan.registers),
+            "packed": plan.packed,
+            plan.roles: bool(plan.roles),
+            f"programs={plan.programs}": bool(plan.programs),
+            "dependent": plan.dependent,
+        }
+    shown = " ".join(text for text, is_on in tunables.items() if is_on)
+    return "    ".join(filter(None, (f"plan {name}", "  ".join(parts), shown)))
 
 
 def print_binding(binding: Binding) -> str:

@@ -110,4 +110,4 @@ def _square(kernel: Kernel, fast: Axis, other: Axis) -> Plan:
 
 def _plan(kernel: Kernel, tiles: dict[Axis, int], warps: int) -> Plan:
     bindings = tuple(Binding(a, LoopKind.GRID, tiles.get(a, 1)) for a in kernel.grid)
-    return Plan(bindings, warps)
+    return Plan(bindings, warps=warps)

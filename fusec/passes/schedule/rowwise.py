@@ -104,7 +104,7 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
         grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
         tile, fold, warps = _looped(kernel, row, machine)
         looped = Binding(row, LoopKind.LOOP, tile, fold=fold)
-        return Plan((*grid, *loops, looped), warps, online=True)
+        return Plan((*grid, *loops, looped), warps=warps, online=True)
     lanes = [Binding(a, LoopKind.LANES, power_of_two(a.extent.const)) for a in parts]
     lanes.append(Binding(row, LoopKind.LANES, max(width, 2)))
     tiles = _tiles(kernel, row)
@@ -112,6 +112,8 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     if loops:
         fewer = _is_odd(kernel, row) or sums >= tuning.many_sums
         elements = tuning.loop_elements // 2 if fewer else tuning.loop_elements
+        if tiles > 1 and not fewer:
+            elements = max(width, tiles * tuning.warp_row)
         height = min(_floor(elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
     grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
@@ -127,11 +129,13 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     fold = _vectors_of_a_lane(kernel, row, lanes[-1].tile)
     if loops and sums and warps <= loops[-1].tile and tiles * fold > 1:
         lanes[-1], stages = replace(lanes[-1], fold=fold), 1
+    elif loops and sums and min(tiles, loops[-1].tile) > 1:
+        stages = 1
     else:
         stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
     reloads = bool(loops) and width >= tuning.reloaded
-    packed = bool(loops) and tiles > 1 and stays_packed(kernel, row, tuning)
-    return Plan((*grid, *loops, *lanes), warps, stages=stages, reloads=reloads, packed=packed)
+    packed = bool(loops) and tiles > 1 and stays_packed(kernel, row, width // (32 * warps), tuning)
+    return Plan((*grid, *loops, *lanes), warps=warps, stages=stages, reloads=reloads, packed=packed)
 
 
 def _floor(number: int) -> int:
@@ -150,9 +154,9 @@ def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, tuning: RowT
     warps = min(16, power_of_two(-(-width * height // share)))
     if tiles == 1:
         return warps
-    # Each thread has a vector of each part, or each warp a row: else threads would exchange tiles.
-    vectors = width // tiles * max(sizes, default=4) // (32 * VECTOR_BYTES)
-    return min(warps, max(height, vectors))
+    # Each thread has a vector of each part: else threads would exchange tiles.
+    vectors = height * width // tiles * max(sizes, default=4) // (32 * VECTOR_BYTES)
+    return min(warps, max(1, vectors))
 
 
 def _looped(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int, int]:
@@ -249,15 +253,28 @@ def sums_fit(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
 
 def _held(kernel: Kernel, row: Axis) -> int:
     """Return the elements of column sums, and of the rows beside them, that registers hold."""
-    each = column_sums(kernel, row) + len(_row_tiles(kernel, row))
-    return each * _tiles(kernel, row) * power_of_two(row.extent.const)
+    return held_tiles(kernel, row) * _tiles(kernel, row) * power_of_two(row.extent.const)
 
 
-def stays_packed(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
-    """Return True for column sums beside rows of 16 bits whose values would not fit registers."""
+def held_tiles(kernel: Kernel, row: Axis) -> int:
+    """Return how many column sums, and rows beside them, registers hold for each element."""
+    return column_sums(kernel, row) + len(_row_tiles(kernel, row))
+
+
+def stays_packed(kernel: Kernel, row: Axis, elements: int, tuning: RowTuning) -> bool:
+    """Return True for column sums beside rows of 16 bits whose values would not fit registers.
+
+    Args:
+        elements: those of a row that a thread has.
+    """
     halves = all(b.dtype.itemsize == 2 for b in _row_tiles(kernel, row))
-    enough = 0 < tuning.packed_tiles <= _held(kernel, row)
-    return column_sums(kernel, row) > 0 and halves and enough
+    much = 0 < tuning.thread_values < held_tiles(kernel, row) * elements
+    return column_sums(kernel, row) > 0 and halves and much
+
+
+def vector_of(kernel: Kernel, row: Axis) -> int:
+    """Return the elements of 16 bytes of the widest tensor with rows."""
+    return VECTOR_BYTES // max((b.dtype.itemsize for b in _row_tiles(kernel, row)), default=4)
 
 
 def _row_fits(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:

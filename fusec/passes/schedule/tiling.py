@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
@@ -44,12 +44,12 @@ class AxisUse:
     """Roles of the axes of a kernel with contractions.
 
     Attributes:
-        tiled: grid axes that have lanes, rows before columns.
+        tiled: axes with lanes on the grid, rows before columns.
         looped: the inside axis that runs in a loop of tiles.
         outer: loops around it, without lanes except for ``crossed``.
         whole: inside axes that are lanes without a loop.
-        crossed: the outer loop that has tiles, too: some products sum along it, others along
-            ``looped``.
+        crossed: an inside axis with tiles along which some products sum, while others do along
+            ``looped``: the outer loop on a CPU, on the grid of a GPU.
         panel: columns of a tile where weights are in panels; else 0.
     """
 
@@ -69,6 +69,12 @@ class Tiling:
     warps: int
     stages: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tiles end where their axes do, whatever a call's sizes are."""
+        extents = ((axis.extent, n) for axis, n in self.lanes.items())
+        return all(extent.is_constant and extent.const % n == 0 for extent, n in extents)
+
 
 @dataclass(frozen=True, slots=True)
 class TileResources:
@@ -78,6 +84,7 @@ class TileResources:
         sums: products that a loop accumulates; products that share an accumulator count once.
         parts: the widest sum of one tile's products that f32 takes (``Plan.promotes``), if any.
         inner: nested products, which another product of the same iteration reads.
+        added: products that an iteration adds to memory (``AxisUse.crossed``).
         products: all products, each of which tensor memory has room for.
         loads: operands, with the bytes of an element.
         drawn: random numbers, whose counters take registers as ``TileTuning.drawn`` tiles do.
@@ -91,7 +98,8 @@ class TileResources:
         warp: threads of a warp.
         wide: operands are multiplied by FMAs, not by tensor cores.
         tuning: the machine's.
-        read_again: tiles like those of ``inner`` that several values read, so that they stay.
+        read_again: bytes of an element of tiles like those of ``inner`` that several values read,
+            so that they stay.
     """
 
     sums: tuple[frozenset[Axis], ...]
@@ -109,7 +117,8 @@ class TileResources:
     warp: int
     wide: bool
     tuning: TileTuning
-    read_again: int = 0
+    read_again: tuple[int, ...] = ()
+    added: tuple[frozenset[Axis], ...] = ()
 
     @property
     def in_turn(self) -> bool:
@@ -118,14 +127,23 @@ class TileResources:
         Each is read once, but for weights of which a further sum has a copy, and operands are as
         they were loaded.
         """
-        return len(self.inner) > 1 and not self.computed and self.read_again < len(self.sums)
+        further = len(self.sums) + len(self.added)
+        return len(self.inner) > 1 and not self.computed and len(self.read_again) < further
+
+    @property
+    def stays(self) -> bool:
+        """Whether scores stay beside the weights of several sums, as below a soft cap."""
+        several = len(self.sums) + len(self.added)
+        again = sum(self.read_again) >= F32.itemsize * several
+        return len(self.inner) > 1 and several > 1 and again
 
     def registers(self, tiling: Tiling) -> float:
         """Return the registers of a thread for tiles of f32."""
         held: float = sum(area(axes, tiling.lanes) for axes in (*self.sums, *self.parts))
         between = [area(axes, tiling.lanes) for axes in self.inner]
         if between:
-            held += sum(between) * max(2, len(between)) // len(between)
+            passing = sum(area(axes, tiling.lanes) for axes in self.added)
+            held += max(sum(between) * max(2, len(between)) // len(between), passing)
         drawn = max((area(axes, tiling.lanes) for axes in self.drawn), default=0)
         held += self.tuning.drawn * drawn
         if self.wide:
@@ -135,13 +153,17 @@ class TileResources:
         whole = sum(area(axes, tiling.lanes) * size / F32.itemsize for axes, size in self.rights)
         return (held / tiling.warps + whole) / self.warp
 
-    def shared_bytes(self, tiling: Tiling, looped: Axis | None, machine: Machine) -> int:
-        """Return the bytes of shared memory for operands, over all stages."""
+    def shared_bytes(self, tiling: Tiling, looped: Axis | None, *, from_shared: bool) -> int:
+        """Return the bytes of shared memory for operands, over all stages.
+
+        Args:
+            from_shared: whether tensor cores read them there, so that each stage has a tile.
+        """
         total = 0
         for axes, itemsize in self.loads:
-            tiles = tiling.stages - (not machine.sm.from_shared) if looped in axes else 1
+            tiles = tiling.stages - (not from_shared) if looped in axes else 1
             total += area(axes, tiling.lanes) * itemsize * tiles
-        if machine.sm.from_shared:
+        if from_shared:
             return total
         return total + self.itemsize * max((area(a, tiling.lanes) for a in self.turned), default=0)
 
@@ -171,9 +193,19 @@ class ProductKernel:
     grouped: Mapping[Axis, int]
 
     @property
+    def grid(self) -> tuple[Axis, ...]:
+        """The axes on the grid of a GPU, also one along which programs add to memory."""
+        return tuple(dict.fromkeys((*self.kernel.grid, *self.use.tiled)))
+
+    @property
     def is_skinny(self) -> bool:
         """Whether it has so few rows that it is bound by memory."""
         return not self.use.tiled or self.rows <= self.work.tuning.skinny_rows
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether factors of all products have a scale for each block of terms."""
+        return all(parts.scales for parts in self.products.values())
 
     @property
     def rows(self) -> int:
@@ -184,13 +216,16 @@ class ProductKernel:
         """Return the lanes of an axis in one tile, or fewer if each group has few of its rows.
 
         A tile runs once for each group that its rows belong to: one in two, if it has half as many
-        rows as a group.
+        rows as a group. Groups that fill a tile of an instruction with scales have one: of 140 rows
+        it runs 1.9 times in place of 1.5, at twice the rate.
         """
         if axis not in self.grouped:
             return lanes_of(axis)
-        rows = self.grouped[axis]
+        rows, (scaled, _) = self.grouped[axis], self.machine.sm.scaled_tile
         half = 1 << max(rows // 2, 1).bit_length() - 1
-        return min(lanes_of(axis), max(half, min(self.work.tuning.full_rows, 2 * half), MIN_LANES))
+        least = scaled if rows >= scaled and self.has_scales else MIN_LANES
+        most = max(half, min(self.work.tuning.full_rows, 2 * half), least)
+        return min(lanes_of(axis), most)
 
     def passes(self, tiling: Tiling) -> float:
         """Return how often a tile runs on average: once for each group of its rows."""
@@ -199,15 +234,28 @@ class ProductKernel:
     def full(self, tiling: Tiling) -> float:
         """Return the programs for each multiprocessor that reach its full rates.
 
-        Those of few rows wait for memory: with a long step, and twice as many columns, half of them
-        have as many bytes under way.
+        Those of few rows wait for memory: with long steps fewer have as many bytes under way, of
+        the columns, each of which one program reads. A cache has the rows.
         """
         tuning = self.work.tuning
         if not self.is_skinny:
             return 1.0
-        columns = tiling.lanes[self.use.tiled[-1]] if self.use.tiled else 0
-        wide = columns > tuning.full_rows and tiling == self.with_long_step(tiling)
-        return tuning.full_skinny * tuning.full_rows / columns if wide else tuning.full_skinny
+        if not self.takes_long_steps:
+            return tuning.full_skinny
+        columns, looped = self.use.tiled[-1], self.use.looped
+        step = sum(area(axes, tiling.lanes) * n for axes, n in self.work.loads if columns in axes)
+        steps = min(tiling.stages - 1, tiles_along(looped, tiling) if looped else 1)
+        share = max(tuning.full_long, tuning.skinny_bytes / max(1, step * steps))
+        return min(tuning.full_skinny, share)
+
+    def steps_by_side(self, tiling: Tiling) -> bool:
+        """Return True for the widest steps of a kernel that adds to memory.
+
+        Its operands' addresses spill 48 bytes there. With half the step (heads of 128 features)
+        barriers and descriptors spill 300 (sm_90, Triton 3.7.1, 2026-11).
+        """
+        looped = self.use.looped if self.use.crossed else None
+        return looped is not None and tiling.lanes[looped] >= self.work.tuning.side
 
     @property
     def is_nested(self) -> bool:
@@ -233,13 +281,12 @@ class ProductKernel:
         by = min(step, max(self.work.terms, lanes_of(self.use.looped)))
         return replace(tiling, lanes={**tiling.lanes, self.use.looped: by})
 
-    def with_long_step(self, tiling: Tiling) -> Tiling | None:
-        """Return a tiling with a skinny tile's step (``skinny_step``); None for others."""
-        rows, step = self.work.tuning.skinny_step
-        few = self.use.tiled and tiling.lanes[self.use.tiled[0]] <= rows
-        if not few or self.grouped or self.work.itemsize != BF16.itemsize:
-            return None
-        return self.with_step(tiling, step)
+    @property
+    def takes_long_steps(self) -> bool:
+        """Whether its rows of 16 bits are so few that barriers cost more than products."""
+        if self.is_nested or self.grouped or self.work.itemsize != BF16.itemsize:
+            return False
+        return lanes_of(self.use.tiled[0]) <= self.work.tuning.long_rows
 
 
 def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
@@ -259,15 +306,19 @@ def lanes_of(axis: Axis) -> int:
 
 
 def find_work(
-    kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce], machine: Machine
+    kernel: Kernel,
+    products: Mapping[Reduce, Factors],
+    nested: set[Reduce],
+    added: Collection[Reduce],
+    machine: Machine,
 ) -> TileResources:
-    """Return the tiles that a kernel's products need."""
+    """Return the tiles that a kernel's products need, some of which programs add to memory."""
     operands = [side for parts in products.values() for side in (parts.left, parts.right)]
     loads = {n: (n.axes, n.dtype.itemsize) for n in postorder(operands) if isinstance(n, Load)}
     computed = [n for n in dict.fromkeys(operands) if not isinstance(n, Load)]
     by_lanes = {n for n, p in products.items() if not (p.left_axes and p.right_axes)}
     multiplied = [p for n, p in products.items() if n not in by_lanes]
-    outer = [node for node in products if node not in nested]
+    outer = [node for node in products if node not in nested and node not in added]
     parts = [n.axes for n in outer if machine.sm.coarse and products[n].is_promoted]
     groups = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and groups_of(n)]
     whole = products.values() if machine.sm.whole_operands and nested else ()
@@ -287,15 +338,21 @@ def find_work(
         machine.sm.warp,
         not machine.sm.tf32 and any(p.left.dtype is F32 for p in multiplied),
         machine.tiles,
-        _read_again(kernel, {n.axes for n in products if n in nested}),
+        tuple(_read_again(kernel, products, nested)),
+        tuple(node.axes for node in added),
     )
 
 
-def _read_again(kernel: Kernel, tiles: set[frozenset[Axis]]) -> int:
-    """Return how many values with the axes of some tiles have several readers."""
-    nodes = kernel_nodes(kernel)
+def _read_again(
+    kernel: Kernel, products: Mapping[Reduce, Factors], nested: set[Reduce]
+) -> Iterator[int]:
+    """Yield the bytes of each value, a tile like a nested product's, that has several readers."""
+    batch = frozenset[Axis]().union(*(parts.shared for parts in products.values()))
+    tiles, nodes = {n.axes - batch for n in products if n in nested}, kernel_nodes(kernel)
     readers = Counter(child for node in nodes for child in set(children(node)))
-    return sum(readers[node] > 1 for node in nodes if node.axes in tiles)
+    for node in nodes:
+        if readers[node] > 1 and node.axes - batch in tiles:
+            yield node.dtype.itemsize
 
 
 def _least_terms(parts: Factors) -> int:
@@ -344,26 +401,30 @@ def _staged(tiling: Tiling, one: ProductKernel) -> Tiling | None:
     """Return a tiling with as many of its stages as fit, or None if not even two do.
 
     The loop over groups takes registers of its own: 128 for tiles spill 20 to 52 bytes on sm_80. So
-    do operands of 8 bits of two products in registers: 132 on sm_120 (Triton 3.7.1, 2026-11).
+    do operands of 8 bits of two products in registers: 132 on sm_120, and scores that a gradient
+    reads again, as below a soft cap: 160 spill 80 bytes on sm_90, and masks of the ends of axes in
+    the widest steps of a kernel that adds to memory: 150 to 340 (Triton 3.7.1, 2026-11).
     """
-    work, machine = one.work, one.machine
+    work, machine, axis = one.work, one.machine, one.use.looped
     held = work.itemsize == 1 and len(work.sums) > 1 and not machine.sm.from_shared
-    spare = work.tuning.spare if one.grouped or held else 1
+    ragged = one.steps_by_side(tiling) and not tiling.is_whole
+    spare = work.tuning.spare if one.grouped or held or work.stays or ragged else 1
     if work.registers(tiling) > spare * machine.sm.tile_room(tiling.warps, work.in_turn):
         return None
     columns = machine.sm.tensor_columns
     if columns and work.tensor_columns(tiling) > columns:
         return None
+    from_shared = machine.sm.from_shared and not one.takes_long_steps
     for stages in range(tiling.stages, 1, -1):
         less = Tiling(tiling.lanes, tiling.warps, stages)
-        if work.shared_bytes(less, one.use.looped, machine) <= machine.sm.shared_bytes:
+        if work.shared_bytes(less, axis, from_shared=from_shared) <= machine.sm.shared_bytes:
             return less
     return None
 
 
 def _preferred(one: ProductKernel) -> Iterator[Tiling]:
     """Yield tilings, the best first; later ones need less registers and make more programs."""
-    kernel, use, units, tuning = one.kernel, one.use, one.machine.units, one.work.tuning
+    use, units, tuning = one.use, one.machine.units, one.work.tuning
     if one.is_nested:
         shapes = tuning.nested if use.tiled else tuning.nested_vectors
         if use.tiled and lanes_of(use.tiled[0]) <= MIN_LANES:
@@ -375,19 +436,39 @@ def _preferred(one: ProductKernel) -> Iterator[Tiling]:
         yield from sorted(found, key=lambda t: not is_small(t, one))
         return
     if one.is_skinny:
+        yield from _long(one)
         for columns in (tuning.side, 64, 32, 16):
             tiling = one.tiling((tuning.skinny_rows, columns), 0, 4, 6)
-            long = one.with_long_step(replace(tiling, stages=4))
-            tiling, least = (tiling, 2.0) if long is None else (long, one.full(long))
-            if columns <= 64 or programs(kernel, tiling) >= least * units:
+            if one.takes_long_steps:
+                tiling = one.with_step(replace(tiling, stages=4), tuning.side)
+            if columns <= 64 or programs(one, tiling) >= 2.0 * units:
                 yield tiling
         return
     wide = [_fewest_warps(one.tiling(side, 0, 8, 3), one.work) for side in tuning.sides]
     wanted = tuning.busy * units
-    enough = [t for t in wide if programs(kernel, t) >= wanted and _is_square(t, one)]
+    enough = [t for t in wide if programs(one, t) >= wanted and _is_square(t, one)]
     yield from enough
     yield from (t for t in wide if _is_square(t, one) and t not in enough)
     yield from reversed(wide)
+
+
+def _long(one: ProductKernel) -> Iterator[Tiling]:
+    """Yield tilings of few rows with long steps whose programs keep the memory busy.
+
+    The widest reads the rows least often. A narrower one has a longer step, so that an iteration
+    loads as many weights, and needs no split loop and no second kernel. Rows that are computed
+    would be so for each tile: a SiLU of 16 x 4096 to 6144 takes 40 us, 18 in a split loop (model
+    of sm_90, 2026-11).
+    """
+    tuning = one.work.tuning
+    rows = tuning.skinny_rows
+    if not one.takes_long_steps or any(one.use.tiled[-1] not in axes for axes in one.work.turned):
+        return
+    for columns, step, warps, stages in tuning.skinny_long:
+        tiling = one.with_step(one.tiling((rows, columns), 0, warps, stages), step)
+        enough = programs(one, tiling) >= one.full(tiling) * one.machine.units
+        if enough and _staged(tiling, one) == tiling:
+            yield tiling
 
 
 def is_small(tiling: Tiling, one: ProductKernel) -> bool:
@@ -399,11 +480,13 @@ def is_small(tiling: Tiling, one: ProductKernel) -> bool:
     tuning, use, machine = one.work.tuning, one.use, one.machine
     if not (one.work.inner and use.tiled and use.looped and tuning.small_programs):
         return False
+    if use.crossed:
+        return False
     narrowest = min(tiling.lanes[use.tiled[0]], tiling.lanes[use.looped])
-    room = tuning.small_programs * one.work.shared_bytes(tiling, use.looped, machine)
+    each = one.work.shared_bytes(tiling, use.looped, from_shared=machine.sm.from_shared)
     wide = one.tiling((tuning.side, tuning.side), 0, 8, 2)
-    few = programs(one.kernel, wide) < tuning.busy * machine.units
-    fits = few or room <= machine.sm.shared_bytes
+    few = programs(one, wide) < tuning.busy * machine.units
+    fits = few or tuning.small_programs * each <= machine.sm.shared_bytes
     return fits and tiling.warps == 4 and narrowest == tuning.full_rows
 
 
@@ -418,19 +501,19 @@ def _fewest_warps(tiling: Tiling, work: TileResources) -> Tiling:
     return half if work.registers(half) <= work.tuning.few_registers else tiling
 
 
-def programs(kernel: Kernel, tiling: Tiling) -> int:
+def programs(one: ProductKernel, tiling: Tiling) -> int:
     """Return how many tiles a kernel has, at the hints of sizes."""
-    return math.prod(tiles_along(axis, tiling) for axis in kernel.grid)
+    return math.prod(tiles_along(axis, tiling) for axis in one.grid)
 
 
-def filled(kernel: Kernel, tiling: Tiling, units: int) -> float:
+def filled(one: ProductKernel, tiling: Tiling, units: int) -> float:
     """Return the share of the multiprocessors' lanes that tiles fill, in whole waves of them all.
 
     It counts the last wave, in which some have no tile, and the lanes of tiles beyond the ends.
     """
-    waves = -(-programs(kernel, tiling) // units)
-    tile = math.prod(tiling.lanes.get(axis, 1) for axis in kernel.grid)
-    return math.prod(a.extent.hint() for a in kernel.grid) / (waves * units * tile)
+    waves = -(-programs(one, tiling) // units)
+    tile = math.prod(tiling.lanes.get(axis, 1) for axis in one.grid)
+    return math.prod(a.extent.hint() for a in one.grid) / (waves * units * tile)
 
 
 def tiles_along(axis: Axis, tiling: Tiling) -> int:

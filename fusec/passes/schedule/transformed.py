@@ -50,7 +50,7 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
         else:  # a row, or what the lowering cuts into a row and a place
             side = found.sides.get(axis, index(1)).const
             bindings.append(Binding(axis, LoopKind.GRID, side, chunk=tiles))
-    return (Plan(tuple(bindings), dots=True),)
+    return (Plan(tuple(bindings), warps=0, dots=True),)
 
 
 def _block(found: TransformedProduct, machine: Machine) -> tuple[int, int]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Load, Reduce, Scan, postorder
+from fusec.ir.expr import Load, Op, Reduce, Scan, postorder
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import ARGMAX, ARGMIN, EXPSUM, SUM
+from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import hits_of, scan_of, serial_reductions, shared_axes
-from fusec.ir.streamed import StreamedProduct, match_skinny, reads_narrow
+from fusec.ir.streamed import WIDEST_PANEL, StreamedProduct, match_skinny, reads_narrow
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.scans import run_scans
 from fusec.passes.schedule.access import count, fastest_axis, is_transposed, offsets_with_neighbour
@@ -32,6 +33,7 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     tuning = machine.loops
     plan = Plan(
         _bindings(kernel, machine),
+        warps=0,
         peel=True,
         stages=_ahead(kernel, machine),
         kept_cost=tuning.kept_cost,
@@ -54,6 +56,8 @@ def _ahead(kernel: Kernel, machine: Machine) -> int:
     Narrow weights are those of the next grid point: their rows are too short to run ahead in.
     """
     streams, tuning = _streams(kernel, machine), machine.loops
+    if any(p.panel > WIDEST_PANEL for p in streams):
+        return tuning.ahead
     if panels := [p.panel * p.itemsize for p in streams if p.panel]:
         return max(1, tuning.ahead_bytes // max(panels))
     if streams and not all(p.narrow for p in streams):
@@ -146,8 +150,9 @@ def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
     tuning = machine.loops
     is_long = lane.extent.hint() > 16 * tuning.point_elements
     if lane in kernel.inside or (outer >= tuning.least_points and not is_long):
-        blocks = tuning.sum_tiles if _sums_many(kernel, lane, tile * tuning.sum_tiles) else 0
-        return Binding(lane, LoopKind.LOOP, tile, blocks)
+        block = tile * tuning.sum_tiles
+        cut = _sums_many(kernel, lane, block) or _scans_dear(kernel, lane, block, tuning.kept_cost)
+        return Binding(lane, LoopKind.LOOP, tile, tuning.sum_tiles if cut else 0)
     return Binding(lane, LoopKind.GRID, tile, _chunk(lane, tile, outer, tuning))
 
 
@@ -174,7 +179,7 @@ def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
 
 
 def lane_candidates(kernel: Kernel) -> tuple[Axis, ...]:
-    """Return the axes that may be lanes: not those of a scatter's sources, nor where these hit.
+    """Return the axes that may be lanes: not those of a scatter's sources, or places, or results.
 
     Nor an axis along which steps are taken one by one.
     """
@@ -183,7 +188,7 @@ def lane_candidates(kernel: Kernel) -> tuple[Axis, ...]:
         if isinstance(node, Scan | Reduce) and _takes_steps(node):
             serial.update(node.over)
         elif isinstance(node, Reduce) and (hits := hits_of(node)):
-            serial.update(node.over, (hit.axis for hit in hits))
+            serial.update(node.over, *((hit.axis, *hit.place.axes) for hit in hits))
     return tuple(a for a in kernel.axes if a not in serial)
 
 
@@ -261,6 +266,17 @@ def _sums_many(kernel: Kernel, lane: Axis, block: int) -> bool:
         isinstance(n, Reduce) and n.monoid is SUM and n.dtype.is_float and lane in n.over
         for n in postorder(s.expr for s in kernel.stores)
     )
+
+
+def _scans_dear(kernel: Kernel, lane: Axis, block: int, least: int) -> bool:
+    """Return True for expensive terms of a scan along lanes of at least two blocks of elements.
+
+    Those of a block are computed before its scan, and stay in a core's first cache.
+    """
+    scans = (n for n in kernel_nodes(kernel) if isinstance(n, Scan) and lane in n.over)
+    terms = postorder(term for scan in scans for term in scan.bodies)
+    cost = sum(SCALAR_OPS[n.name].cost for n in terms if isinstance(n, Op))
+    return lane.extent.hint() >= 2 * block and cost >= least
 
 
 def _is_window(inside: list[Axis], most: int) -> bool:

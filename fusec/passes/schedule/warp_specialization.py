@@ -50,7 +50,7 @@ def tiling_by_rule(one: ProductKernel) -> Tiling | None:
     fits a multiprocessor: otherwise two programs hide each other's softmax.
     """
     tiling, tuning, units = _tiling(one), one.work.tuning, one.machine.units
-    if tiling is None or programs(one.kernel, tiling) < tuning.team_waves * units:
+    if tiling is None or programs(one, tiling) < tuning.team_waves * units:
         return None
     (other, *_) = tilings(one)
     if one.work.inner:
@@ -58,8 +58,8 @@ def tiling_by_rule(one: ProductKernel) -> Tiling | None:
         narrow = one.use.looped is None or tiling.lanes[one.use.looped] < step
         if len(one.work.inner) > 1 or narrow or not _is_alone(one, other):
             return None
-    gain = tuning.team_gain * filled(one.kernel, tiling, units)
-    return tiling if gain > filled(one.kernel, other, units) else None
+    gain = tuning.team_gain * filled(one, tiling, units)
+    return tiling if gain > filled(one, other, units) else None
 
 
 def _is_alone(one: ProductKernel, tiling: Tiling) -> bool:
@@ -69,8 +69,10 @@ def _is_alone(one: ProductKernel, tiling: Tiling) -> bool:
 
 def _team(one: ProductKernel) -> Sides:
     """Return the tiles that consumer warps may have, best first; none for other kernels."""
-    sm = one.machine.sm
-    if one.is_skinny or one.use.looped is None or not (sm.group_registers and sm.descriptors):
+    sm, use = one.machine.sm, one.use
+    if one.is_skinny or use.looped is None or use.crossed is not None:
+        return ()
+    if not (sm.group_registers and sm.descriptors):
         return ()
     if _is_plain(one):
         return one.work.tuning.team
@@ -123,7 +125,7 @@ def _tiling(one: ProductKernel) -> Tiling | None:
     fewest += bool(one.work.inner) and _is_held(one)
     fitting = [t for t in _tilings(one) if t.stages >= fewest]
     wanted = one.work.tuning.busy * one.machine.units
-    enough = [t for t in fitting if programs(one.kernel, t) >= wanted]
+    enough = [t for t in fitting if programs(one, t) >= wanted]
     return next(iter(enough or fitting[-1:]), None)
 
 

@@ -257,8 +257,10 @@ def check_offsets(offset: Tile, mask: Tile | None, env: Env, what: object) -> No
         raise InternalError(f"{what} is out of range at {where or 'its one point'}", stage=STAGE)
 
 
-def store(buffer: Buffer, offset: Tile, value: Tile, mask: Tile | None, env: Env) -> Array:
-    """Write a value where ``mask`` is true; return the offsets of the elements.
+def store(
+    buffer: Buffer, offset: Tile, value: Tile, mask: Tile | None, env: Env, *, adds: bool = False
+) -> Array:
+    """Write, or add, a value where ``mask`` is true; return the offsets of the elements.
 
     Raises:
         InternalError: if two points write one element.
@@ -270,7 +272,8 @@ def store(buffer: Buffer, offset: Tile, value: Tile, mask: Tile | None, env: Env
         offsets, values = offsets[where], values[where]
     if np.unique(offsets).size != offsets.size:
         raise InternalError(f"two points store to one element of {buffer}", stage=STAGE)
-    env.storage[buffer.base][offsets] = convert(values, buffer.dtype)
+    storage = env.storage[buffer.base]
+    storage[offsets] = convert(storage[offsets] + values if adds else values, buffer.dtype)
     return offsets
 
 
@@ -350,9 +353,11 @@ def _eval_scatter(node: Reduce, env: Env) -> Tile:
     hits = hits_of(node)
     there = {hit.axis: index(Runtime(hit.point, hit.axis.extent)) for hit in hits}
     value = eval_tile(node.body.substitute(there), env)
-    kept = sort_axes(a for a in value.axes if a not in node.over)
+    points = [eval_tile(hit.point, env) for hit in hits]
+    kept = sort_axes(a for tile in (value, *points) for a in tile.axes if a not in node.over)
     values = expand(value, (*node.over, *kept), env)
-    places = [expand(eval_tile(hit.point, env), node.over, env) for hit in hits]
+    places = [expand(point, (*node.over, *kept), env) for point in points]
+    places += [*np.indices(values.shape)[len(node.over) :]]
     axes = (*(hit.axis for hit in hits), *kept)
     shape = tuple(extent_of(axis, env) for axis in axes)
     found = scatter_array(node.monoid, shape, places, values, node.dtype)

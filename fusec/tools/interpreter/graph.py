@@ -13,6 +13,7 @@ Programs are run by ``program.py``, expressions evaluated by ``expression.py``.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,14 +46,7 @@ from fusec.ir.graph import (
     View,
     whole_view,
 )
-from fusec.ir.host import (
-    Allocation,
-    FreeBuffers,
-    HostLoop,
-    HostProgram,
-    HostStatement,
-    NativeRun,
-)
+from fusec.ir.host import Allocation, FreeBuffers, HostLoop, HostProgram, HostStatement, NativeRun
 from fusec.ir.index import Size, index
 from fusec.ir.memory import made_by
 from fusec.tools.interpreter.expression import (
@@ -62,6 +56,7 @@ from fusec.tools.interpreter.expression import (
     Tile,
     allocate,
     check_offsets,
+    conjunction,
     eval_scalar,
     eval_tile,
     joint_axes,
@@ -275,7 +270,9 @@ def _run_row_loop(
     for buffer in loop.added:
         from_storage(buffer, env)[...] = 0
     state = [_window(one.initial, env) for one in loop.carried]
-    for start in range(0, rows, loop.chunk):
+    for start in itertools.count() if loop.while_true else range(0, rows, loop.chunk):
+        if loop.while_true and not state[0]:
+            break
         count, is_other = min(loop.chunk, rows - start), (rows - 1 - start) // loop.chunk % 2
         following = [from_storage((one.final, one.other)[is_other], env) for one in loop.carried]
         sizes = [env.sizes.get(i, count) for i in loop.graph.inputs if isinstance(i, Size)]
@@ -297,6 +294,8 @@ def _run_row_loop(
         for place, (_, made) in zip(following, loop.states, strict=True):
             place[...] = from_storage(made, given) if fused else next(values)
         state = following
+    for one, last in zip(loop.carried, state, strict=True):
+        from_storage(one.final, env)[...] = last
 
 
 def _bind_inputs(graph: Graph, inputs: Sequence[Any]) -> Env:
@@ -402,6 +401,7 @@ def _check_aliases(kernel: Kernel) -> None:
 
 def _write(line: Store, value: Tile, memo: Memo, env: Env) -> None:
     offset = locate(line.buffer, line.indices, env, memo)
-    mask = ragged_mask(joint_axes((offset, value)), env)
+    guard = None if line.guard is None else eval_tile(line.guard, env, memo)
+    mask = conjunction((guard, ragged_mask(joint_axes((offset, value)), env)))
     check_offsets(offset, mask, env, f"{line.buffer}[{', '.join(map(repr, line.indices))}]")
     store(line.buffer, offset, value, mask, env)

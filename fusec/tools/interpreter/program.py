@@ -81,6 +81,8 @@ def run_program(program: Program, buffers: dict[Buffer, Array], sizes: Mapping[S
     for buffer in program.writes:
         if buffer.base not in buffers:
             allocate(buffer, run.env)
+            if buffer.base in program.added:
+                buffers[buffer.base][:] = 0
         run.writer[buffer.base] = np.full(buffers[buffer.base].size, _NOBODY)
     ranges = [range(extent_of(axis, run.env)) for axis in program.grid]
     for run.instance, point in enumerate(itertools.product(*ranges)):
@@ -238,7 +240,7 @@ def _put(statement: Put, run: _ProgramRun) -> None:
     guard = None if statement.guard is None else eval_tile(statement.guard, env)
     offset = locate(buffer.flat(), (statement.offset,), env, None)
     check_offsets(offset, guard, env, f"{buffer}[{statement.offset}]")
-    offsets = store(buffer, offset, value, guard, env)
-    if buffer.base in run.writer:
+    offsets = store(buffer, offset, value, guard, env, adds=statement.adds)
+    if buffer.base in run.writer and not statement.adds:
         _check_owner(run.writer[buffer.base], offsets, statement, run)
         run.writer[buffer.base][offsets] = run.instance

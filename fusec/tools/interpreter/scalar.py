@@ -115,28 +115,6 @@ def _pow(a: Array, b: Array) -> Array:
     return np.asarray(np.where(b < 0, inverse, positive))
 
 
-def _lgamma(x: float) -> float:
-    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
-        return math.inf
-    return math.lgamma(x)
-
-
-def _erfinv(y: float) -> float:
-    """Return x with ``erf(x) == y``: Winitzki's estimate, then Newton's method on erf or erfc."""
-    if abs(y) >= 1 or math.isnan(y):
-        return math.copysign(math.inf, y) if abs(y) == 1 else math.nan
-    if y == 0:
-        return y
-    target = abs(y)
-    log = math.log1p(-target * target)
-    half = 2 / (math.pi * 0.147) + log / 2
-    x = math.sqrt(max(math.sqrt(half * half - log / 0.147) - half, 0.0)) or target
-    for _ in range(4):
-        error = math.erf(x) - target if target < 0.5 else (1 - target) - math.erfc(x)
-        x -= error * math.sqrt(math.pi) / 2 * math.exp(x * x)
-    return math.copysign(x, y)
-
-
 def _random(seed: Array, index: Array) -> Array:
     """Return the upper 24 bits of word index % 4 of counter index // 4 of Philox-4x32-10.
 
@@ -155,8 +133,9 @@ def _random(seed: Array, index: Array) -> Array:
     return np.asarray(word >> np.uint64(8))
 
 
-def _vectorized(function: Callable[[float], float]) -> Operation:
-    return np.vectorize(function, otypes=[np.float64])
+def _in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+    """Return a function of torch, which NumPy does not have, in f64."""
+    return lambda a: np.asarray(function(torch.tensor(a, dtype=torch.float64)).numpy())
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -193,10 +172,11 @@ OPERATIONS: dict[str, Operation] = {
     "acosh": np.arccosh,
     "atanh": np.arctanh,
     "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
-    "erf": _vectorized(math.erf),
-    "erfc": _vectorized(math.erfc),
-    "erfinv": _vectorized(_erfinv),
-    "lgamma": _vectorized(_lgamma),
+    "erf": _in_torch(torch.erf),
+    "erfc": _in_torch(torch.erfc),
+    "erfinv": _in_torch(torch.erfinv),
+    "ndtr": _in_torch(lambda x: torch.erfc(-x * math.sqrt(0.5)) / 2),
+    "lgamma": _in_torch(torch.lgamma),
     **{name: round_to(dtype) for dtype, name in ROUND.items()},
     "e2m1": lambda code: _E2M1[code.astype(np.int64) & 15],
     "and": np.bitwise_and,
@@ -270,8 +250,9 @@ def recur(factors: Array, terms: Array, dim: int) -> Array:
     """Return each h in ``h[t] = a[t] * h[t-1] + b[t]`` along a dimension, from h = 0."""
     found = np.moveaxis(np.array(terms, np.float64), dim, 0)
     steps, so_far = np.moveaxis(factors, dim, 0), np.zeros(found.shape[1:])
+    product = np.multiply if steps.dtype != bool else lambda step, x: np.where(step, x, 0)
     for t in range(len(found)):
-        found[t] = so_far = steps[t] * so_far + found[t]
+        found[t] = so_far = product(steps[t], so_far) + found[t]
     return np.moveaxis(found, 0, dim).astype(terms.dtype)
 
 
@@ -295,13 +276,12 @@ def scatter_array(
     """Return an array of ``shape`` whose elements combine the values at the places that are theirs.
 
     Args:
-        places: of the first dimensions, one array each, with the first dimensions of ``values``.
-            What is out of range counts nowhere.
+        places: of each value, one array for each dimension. What is out of range counts nowhere.
     """
     wide = np.float64 if dtype.is_float else numpy_type(dtype)
     found = np.full(shape, monoid.identity(dtype), wide)
     inside = np.ones(places[0].shape, bool)
-    for place, extent in zip(places, shape, strict=False):
+    for place, extent in zip(places, shape, strict=True):
         inside &= (place >= 0) & (place < extent)
     _ufunc(monoid).at(found, tuple(p[inside] for p in places), values[inside].astype(wide))
     return convert(found, dtype)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fusec
-from fusec.codegen.cpp.prefetches import iterations_ahead, points_ahead
+from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, points_ahead
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Load, Var
 from fusec.ir.index import Axis, index
@@ -28,14 +29,24 @@ def stream(*, parts: bool, stages: int = 128) -> tuple[Program, For, Load]:
     lets = tuple(Let(Var(f"w{k}", F32, frozenset({LANE})), x) for k, x in enumerate(loads))
     loop = For(STEP, index(0), (STEP.extent,), lets)
     grid = (POINT, PART)
-    made = Program("k", (weights,), (), (), grid, (LANE,), (loop,), (), (), 1, stages)
+    made = Program("k", (weights,), (), (), grid, (LANE,), (loop,), stages=stages)
     return made, loop, loads[0]
 
 
 def test_points_that_share_weights_fetch_a_part_each_of_those_behind() -> None:
     program, loop, first = stream(parts=True)
     wanted = (index(POINT) + 1) * 4096 + index(PART) * 512 + index(STEP) * 4
-    assert points_ahead(loop, program, LANE) == {first: wanted}
+    found = points_ahead(loop, replace(program, grid=(Axis("g", index(2)), *program.grid)), LANE)
+    assert {load: at for load, at in found.items() if at is not None} == {first: wanted}
+    assert len(found) == 4
+
+
+def test_a_short_loop_fetches_the_next_point_s_weights_as_they_lie() -> None:
+    program, loop, first = stream(parts=True)
+    alone = replace(program, grid=(POINT,))
+    wanted = (index(POINT) + 1) * 4096 + index(STEP) * 32
+    assert points_ahead(loop, alone, LANE)[first] == wanted
+    assert points_ahead(loop, replace(alone, stages=127), LANE) == {}
 
 
 @pytest.mark.parametrize("parts", [True, False])
@@ -44,6 +55,15 @@ def test_other_points_fetch_for_themselves(parts: bool) -> None:
     assert points_ahead(loop, program, LANE) == {}
     at = iterations_ahead(first, [STEP], program, LANE)
     assert at == first.indices[0] - index(LANE) + 8 * program.stages
+
+
+@pytest.mark.parametrize(("step", "fetches"), [(8, False), (192, True)])
+def test_rows_of_a_matrix_are_fetched_ahead_whoever_shares_them(step: int, fetches: bool) -> None:
+    program, _, _ = stream(parts=True)
+    weights = Buffer("w", (index(1 << 20),), (index(1),), F32)
+    load = Load(weights, (index(PART) * 8 + index(STEP) * step + index(LANE),))  # of no POINT
+    at = iterations_ahead(load, [STEP], program, LANE)
+    assert (at is not None) is fetches
 
 
 @pytest.mark.skipif(BACKEND != "fusec", reason="reads fusec's kernels")
@@ -58,3 +78,8 @@ def test_parts_of_a_block_of_experts_fetch_the_weights_behind() -> None:
         (product,) = (k.source for k in kernels if "inside k:256" in k.source)
         found = re.findall(r"__builtin_prefetch\(p_\w+ \+ \(.*i_i1 \* 128LL", product)
         assert len(found) == fetches
+
+
+@pytest.mark.parametrize(("step", "every"), [(8, 8), (16, 4), (24, 2), (64, 1), (80, 1), (0, 1)])
+def test_one_iteration_of_those_that_share_a_line_fetches_it(step: int, every: int) -> None:
+    assert lines_apart(index(POINT) * 4096 + index(STEP) * step, STEP, 64) == every

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import fusec
 from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, Expr
@@ -68,6 +71,18 @@ def product(mask: str) -> tuple[Program, Expr, Expr]:
 @pytest.mark.parametrize("mask", ["its end", "another end", "another value", "no end"])
 def test_an_operand_is_read_unmasked_where_the_mask_is_its_end(mask: str) -> None:
     program, value, held = product(mask)
-    *_, last = drop_operand_masks(program).body
+    *_, last = drop_operand_masks(program, 8).body
     assert isinstance(last, Let) and isinstance(last.value, Dot)
     assert last.value.left is (value if mask == "its end" else held)
+
+
+def test_rows_and_whole_vectors_at_an_edge_are_stored_without_a_mask() -> None:
+    """Loops over rows stop there; a product stops at the last vector with a column."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(a @ b)
+
+    (rows,) = fusec.kernels(product, torch.randn(150, 64), torch.randn(64, 128), race="fused")
+    assert "stm_f32(" not in rows.source.split('extern "C"')[-1]
+    (columns,) = fusec.kernels(product, torch.randn(96, 64), torch.randn(64, 208), race="fused")
+    assert "f_multiply<APART>(" in columns.source.split('extern "C"')[-1]

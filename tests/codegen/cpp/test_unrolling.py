@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
-from fusec.ir.dtype import BOOL, F32
-from fusec.ir.expr import Buffer, Load, Var
+from fusec.ir.dtype import BOOL, F32, I32, U8
+from fusec.ir.expr import Buffer, Cast, Load, Var
 from fusec.ir.index import Axis, Index, Size, floordiv, index
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import For, Let, Statement
@@ -43,8 +43,18 @@ def test_lanes_that_are_no_neighbours_are_an_instruction_each() -> None:
     lane = index(LANE)
     assert is_unrolled(loop(4, *read(lane, 8)), LANE, CODE)
     assert not is_unrolled(loop(4, *read(4 * lane, 8)), LANE, CODE)
+    assert is_unrolled(loop(4, *read(2 * lane, 32)), LANE, CODE)  # pairs are two vectors
+    assert not is_unrolled(loop(4, *read(2 * lane, 33)), LANE, CODE)
     assert is_unrolled(loop(4, *read(index(5), 8)), LANE, CODE)  # one element for all lanes
     assert is_unrolled(loop(4, *read(index(5), 8)), None, CODE)
+
+
+def test_what_a_load_widens_is_no_instruction() -> None:
+    byte = Var("b", U8, frozenset({LANE}))
+    widened = Let(Var("w", I32, byte.axes), Cast(byte, I32))
+    converted = Let(Var("f", F32, byte.axes), Cast(byte, F32))
+    assert is_unrolled(loop(8, *[widened] * 100), LANE, CODE)
+    assert not is_unrolled(loop(8, *[converted] * 100), LANE, CODE)
 
 
 def test_a_load_that_a_condition_of_all_lanes_may_skip_is_a_branch() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
+from fusec.codegen.triton.base_two import HUGE
 from tests.codegen.test_contraction_static import staged, tensors
 from tests.support import check, values
 
@@ -26,6 +27,39 @@ def test_the_scale_and_the_base_of_the_logarithm_are_one_factor_of_a_score() -> 
 def test_exponentials_of_exact_scores_stay_exact() -> None:
     source = "".join(_sources(torch.float32))
     assert "libdevice.exp" in source and "1.44" not in source
+
+
+def hidden(fill: float):
+    def attention(q, k, v):
+        scores = (q @ k.mT).float() * 0.125
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        return torch.softmax(scores.masked_fill(mask, fill), -1).to(v.dtype) @ v
+
+    return attention
+
+
+def biased(q, k, v):
+    return torch.softmax((q @ k.mT).float() + q[..., :1], -1).to(v.dtype) @ v
+
+
+def capped(q, k, v):
+    return torch.softmax((q @ k.mT).float().div(9).tanh() * 9, -1).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "compared"),
+    (
+        (hidden(-1e9), True),
+        (hidden(-1e8), True),
+        (biased, True),
+        (hidden(-torch.inf), False),
+        (hidden(-1e4), False),
+        (capped, False),
+    ),
+    ids=("huge", "huge if added twice", "memory", "minus infinity", "small", "a soft cap"),
+)
+def test_rows_are_compared_with_a_huge_number_only_if_one_may_mask_them(fn, compared: bool) -> None:
+    assert (str(HUGE) in "".join(_sources(torch.bfloat16, fn))) is compared
 
 
 @pytest.mark.sampled(3)

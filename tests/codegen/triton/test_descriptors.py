@@ -236,6 +236,20 @@ def test_a_race_of_few_configurations_tries_descriptors(target):
     assert replace(second, descriptors=False) == first
 
 
+@pytest.mark.parametrize("target", ("sm_80", "sm_90", "sm_100", "sm_120"))
+def test_launches_overlap_where_the_hardware_can_and_the_options_say(target):
+    """A race tries the first plan so, last; a kernel without a product is not raced."""
+    never, auto, always = (
+        plans(target, torch.bfloat16, dependent_launches=chosen)
+        for chosen in ("never", "auto", "always")
+    )
+    counted = [sum(plan.dependent for plan in found) for found in (never, auto, always)]
+    assert counted == ([0, 0, 0] if target == "sm_80" else [0, 1, len(never)])
+    if target != "sm_80":
+        first, *_, last = auto
+        assert last == replace(first, dependent=True) and len(auto) == len(never) + 1
+
+
 @pytest.mark.parametrize("target", ("sm_80", "gfx942"))
 def test_targets_without_the_hardware_are_offered_pointers_alone(target):
     assert not any(plan.descriptors for plan in plans(target, torch.bfloat16))

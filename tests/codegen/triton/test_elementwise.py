@@ -32,7 +32,7 @@ class _Body:
 
     def items(self) -> list[Statement | Chain]:
         body = tuple(self.statements)
-        program = Program("k", (), (), (), (), (M, N), body, (), (), 4)
+        program = Program("k", (), (), (), (), (M, N), body, (), (), warps=4)
         return list(find_chains(body, readers(program), program.code.chain))
 
 

@@ -23,12 +23,12 @@ from fusec.driver.pipeline import flat_kernels
 from fusec.driver.stages import offered_plans
 from fusec.driver.trace import Trace
 from fusec.options import Options
-from fusec.tools.emulator.launch import Event, trace
 from fusec.tools.report.emulation import Emulator, emulate
 from tests.calls import calls_of
 from tests.codegen.test_contraction_static import staged
 from tests.codegen.triton.test_nested_specialization import windowed
 from tests.planted import recode
+from tests.tools.emulator.events import Event, trace
 from tests.tools.emulator.recorded import Launched, changed, normal, record, with_instead, without
 
 BF16, F16 = torch.bfloat16, torch.float16

@@ -10,7 +10,7 @@ from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import Staged, take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.report.static_rules import BESIDE_WIDER
 from tests.codegen.test_contraction import tensor
 from tests.support import TRITON, check
@@ -30,13 +30,13 @@ def staged(x: torch.Tensor, mask: torch.Tensor) -> Staged:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_mask_of_a_softmax_is_loaded_in_the_layout_of_its_scores(dtype: torch.dtype) -> None:
     x, mask = torch.empty(32768, 2048, dtype=dtype), torch.empty(32768, 2048, dtype=torch.bool)
-    (kernel,) = judge([staged(x, mask)]).kernels
+    (kernel,) = check_kernels([staged(x, mask)]).kernels
     assert kernel.static is not None
     assert kernel.static.converted == ()
     # Two for the maximum, two for the sum, and one between; Triton 3.9 needs fewer.
     assert kernel.static.barriers == (3 if TRITON >= (3, 9) else 5)
     together = 16 // dtype.itemsize
-    assert kernel.static.load_widths == {16: 32 // together, together: 32 // together}
+    assert kernel.static.widths("load") == {16: 32 // together, together: 32 // together}
     assert [a.demand.left_out for a in kernel.left_out] == [BESIDE_WIDER]
 
 

@@ -258,6 +258,7 @@ TORCH_OPS = {
     "not": torch.bitwise_not,
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
+    "ndtr": torch.special.ndtr,
     **{name: lambda a, to=to: narrowed(a, to).to(a.dtype) for to, name in ROUND.items()},
     "nonzero": lambda a: a,
     "within": lambda k, n: k,
@@ -378,6 +379,7 @@ def test_constants_are_stored_selected_and_reduced(dtype: DType) -> None:
     ("name", "relative", "absolute"),
     [
         ("erf", 0, 1.5e-6),
+        ("ndtr", 2e-5, 2e-9),
         ("exp", 1e-5, 0),
         ("tanh", 1e-5, 0),
         ("sigmoid", 1e-5, 1e-37),
@@ -497,3 +499,14 @@ def test_prod_reduction_prints_its_function_once() -> None:
     for n in range(2):
         b.put(buffer("y", F32, 2), n, b.let(Reduce(PROD, (c,), x)))
     assert print_kernel(form_of(b.program())).count("def _prod(a, b):") == 1
+
+
+def test_a_launch_that_overlaps_waits_before_all_else() -> None:
+    """Persistent programs wait once, and those of a table before they load their row."""
+    program = replace(programs.layer_norm(8, 256), dependent=True)
+    for changes in ({}, {"programs": 4}, {"table": True}):
+        lines = print_kernel(form_of(replace(program, **changes))).splitlines()
+        at = next(n for n, line in enumerate(lines) if line.startswith("def layer_norm(")) + 1
+        assert lines[at : at + 2] == ["    gdc_wait()", "    gdc_launch_dependents()"]
+        assert "from triton.language.extra.cuda import gdc_wait, gdc_launch_dependents" in lines
+    assert "gdc" not in print_kernel(form_of(programs.layer_norm(8, 256)))

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fusec
 from bench.gpu_model import workload_of
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.stages import CompileContext
@@ -113,3 +114,27 @@ def test_narrow_tiles_take_longer_than_the_library() -> None:
 def test_most_of_what_was_measured_is_clear() -> None:
     """Of 24 pairs, those of 16 workloads decide."""
     assert len(DECIDED) == 16
+
+
+@pytest.mark.parametrize("asked", ("", "by fusec's option", "by torch's setting"))
+@pytest.mark.parametrize("features", (64, 128))
+def test_long_attentions_add_a_gradient_to_memory_unless_sums_have_to_be_in_order(
+    features: int, asked: str
+) -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    inputs = [torch.zeros(2, 8, 2048, features, dtype=torch.bfloat16) for _ in range(3)]
+    torch.use_deterministic_algorithms(asked == "by torch's setting")
+    try:
+        explained = fusec.explain(
+            attention, *inputs, train=True, target="sm_90", race="fused",
+            options={"deterministic": asked == "by fusec's option"},
+        )  # fmt: skip
+    finally:
+        torch.use_deterministic_algorithms(False)
+    _, backward = explained.graphs
+    assert [one.added for one in backward.sums] == [True] * (not asked)
+    assert [len(one.over) for one in backward.sums] == [1] * (not asked)  # keys, not features
+    assert all(one.over[0].endswith(":2048") for one in backward.sums)
+    assert ("add to memory" in str(explained)) is not bool(asked)

@@ -8,17 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import HOPPER_MACHINE
-from fusec.ir.dtype import F32
-from fusec.ir.expr import Expr, Op, Reduce, Select, loads, postorder
+from fusec.ir.dtype import BF16, F32
+from fusec.ir.expr import Buffer, Cast, Expr, Op, Reduce, Select, loads, postorder
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
-from fusec.ir.index import IntoIndex, Size, index
+from fusec.ir.host import print_host
+from fusec.ir.index import Axis, IntoIndex, Size, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.verify import verify_schedule
 from fusec.passes.fusion.cost import kernel_cost
 from fusec.passes.fusion.split_loop import split_loop, split_loops
 from fusec.passes.fusion.unify import unify
+from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.memory.buffers import plan_host
+from fusec.passes.schedule import contraction, gpu_plans
+from fusec.passes.schedule.plan import LoopKind, print_plan
 from fusec.tools.interpreter.graph import run_graph
+from fusec.tools.interpreter.program import run_program
 from tests.ir.graphs import axes, buffer, f32, graph, load, total
 from tests.passes.pipelines import check_same, numbers
 
@@ -197,3 +204,73 @@ def test_a_kernel_that_also_stores_the_scores_stays_whole_and_is_priced_so() -> 
     assert isinstance(kernel, Kernel) and not is_split(schedule)
     found = kernel_cost(kernel, MACHINE).spread
     assert found is not None and found.axis is None
+
+
+# -- sums that are added to memory ---------------------------------------------------------------
+
+
+def gradients(queries: int = 256, keys: int = 256, depth: int = 64) -> tuple[Graph, Schedule]:
+    """dq[m, d] and dk[n, d] of scores q @ k.T times others, o @ v.T, as one kernel."""
+    q, o = (buffer(name, queries, depth, dtype=BF16) for name in "qo")
+    k, v = (buffer(name, keys, depth, dtype=BF16) for name in "kv")
+    dq, dk = buffer("dq", queries, depth), buffer("dk", keys, depth)
+    m, n, c, d = axes("m n c d", queries, keys, depth, depth)
+
+    def wide(source: Buffer, *at: Axis) -> Expr:
+        return Cast(load(source, *at), F32)
+
+    score, other = (
+        total(SUM, c, Op("mul", (wide(a, m, c), wide(b, n, c)))) for a, b in ((q, k), (o, v))
+    )
+    made = Op("round_bf16", (Op("mul", (Op("mul", (score, other)), f32(0.001))),))
+    lines = (
+        Def(dq, (m, d), Op("mul", (total(SUM, n, Op("mul", (made, wide(k, n, d)))), f32(0.5)))),
+        Def(dk, (n, d), total(SUM, m, Op("mul", (made, wide(q, m, d))))),
+    )
+    return _as_kernel(graph((q, k, o, v), lines, dq, dk))
+
+
+def rows(queries: int, keys: int) -> tuple[np.ndarray, ...]:
+    """Return q, k, o and v."""
+    return tuple(numbers(n, 64, seed=s) for s, n in enumerate((queries, keys, queries, keys)))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(256, 256), (200, 130)])
+def test_gradients_in_two_directions_are_one_kernel_that_adds_to_memory(
+    queries: int, keys: int
+) -> None:
+    whole, before = gradients(queries, keys)
+    partial, final = divided(before)
+    (added,) = [s for s in partial.stores if s.adds]
+    assert isinstance(added.expr, Reduce) and not reductions(final)
+    assert {x.buffer for x in loads(s.expr for s in final.stores)} == {added.buffer}
+    assert len(final.stores) == 1
+    plan = gpu_plans(coalesce(partial), MACHINE)[0]
+    on_grid = {b.axis for b in plan.bindings if b.kind is LoopKind.GRID}
+    assert not on_grid.isdisjoint(added.expr.over), print_plan("k0", plan)
+    host = print_host(plan_host(Schedule(whole, (partial, final))))
+    assert f"zero {added.buffer.name}" in host
+    check_same(whole, Schedule(whole, (partial, final)), rows(queries, keys))
+
+
+def test_programs_that_add_parts_compute_the_sum() -> None:
+    whole, before = gradients(128, 256)
+    partial, _ = divided(before)
+    flat = coalesce(partial)
+    program = lower(flat, gpu_plans(flat, MACHINE)[0])
+    assert len(program.added) == 1
+    given = dict(zip("qkov", rows(128, 256), strict=True))
+    memory = {b: given[b.name].reshape(-1) for b in program.reads}
+    run_program(program, memory, {})
+    (added,) = program.added
+    dq, _ = run_graph(whole, tuple(given.values()))
+    np.testing.assert_allclose(memory[added].reshape(128, 64) * 0.5, dq, rtol=1e-5, atol=1e-4)
+
+
+def test_sums_keep_their_order_where_it_is_asked_for() -> None:
+    _, before = gradients()
+    (kernel,) = before.kernels
+    assert contraction.accepts(kernel, MACHINE)
+    in_order = replace(MACHINE, sm=replace(MACHINE.sm, adds=False))
+    assert not contraction.accepts(kernel, in_order)
+    assert split_loop(kernel, in_order) is None

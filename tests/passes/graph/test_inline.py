@@ -11,10 +11,11 @@ from hypothesis import given
 
 from fusec.codegen.targets import HOPPER_MACHINE, find_target
 from fusec.ir.dtype import F32, I64
-from fusec.ir.expr import Buffer, Cast, Op, Select
+from fusec.ir.expr import Buffer, Cast, Op, Reduce, Select
 from fusec.ir.graph import Def, Graph, Origin
 from fusec.ir.index import IntoIndex, index
 from fusec.ir.monoid import SUM
+from fusec.ir.serial import runs_backwards
 from fusec.passes.graph.inline import inline
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, below, buffer, f32, graph, load, position, total
@@ -72,6 +73,23 @@ def test_a_guarded_read_stays_zero_outside() -> None:
     padded = load(a.buffer, i, j, guard=below(j, 6))
     y = Def(buffer("y", 4, 8), (i, j), Op("neg", (padded,)))
     assert inlined(graph((x,), (a, y), y.buffer)) == ["y"]
+
+
+def test_a_scan_that_is_only_read_from_its_end_runs_backwards() -> None:
+    x = buffer("x", 4, 6)
+    i, j, k = axes("i j k", 4, 6, 6)
+    so_far = Select(Op("until", (position(k), position(j))), load(x, i, k), f32(0))
+    sums = Def(buffer("sums", 4, 6), (i, j), Reduce(SUM, (k,), so_far))
+    y = Def(buffer("y", 4, 6), (i, j), Op("neg", (load(sums.buffer, i, 5 - index(j)),)))
+    z = Def(buffer("z", 4, 6), (i, j), Op("neg", (load(sums.buffer, i, j),)))
+    for reader, turns in ((y, True), (z, False)):
+        before = graph((x,), (sums, reader), reader.buffer)
+        after = inline(before, HOPPER_MACHINE)
+        check_same(before, after, (numbers(4, 6),))
+        (scan,) = (line.expr for line in after.defs if isinstance(line.expr, Reduce))
+        assert runs_backwards(scan) is turns
+    both = graph((x,), (sums, y, z), y.buffer, z.buffer)
+    assert inline(both, HOPPER_MACHINE) is both
 
 
 def test_a_mask_that_reads_no_memory_goes_into_all_readers() -> None:

@@ -90,6 +90,29 @@ def test_a_one_hot_sum_is_one_comparison_and_no_loop() -> None:
     check_same(before, simplify(before), (np.array([5.0, 6, 7, 8]), np.array([0, 5, 6, -1])))
 
 
+def test_a_one_hot_sum_multiplies_an_infinite_factor_by_the_zeros_too() -> None:
+    x, t, b = buffer("x", 4), buffer("t", 4, dtype=I64), buffer("b", 4)
+    i, r = axes("i r", 4, 6)
+    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
+    expr = Reduce(SUM, (r,), chosen * load(b, i))
+    assert not any(isinstance(n, Reduce) for n in postorder((simplified(expr, i, x, t, b),)))
+    before = out_of(expr, i, x, t, b)
+    inputs = [np.array([5.0, 6, 7, 8]), np.array([0, 5, 6, 2]), np.array([np.inf, 2, np.nan, 3])]
+    (found,) = run_graph(simplify(before), inputs)
+    np.testing.assert_array_equal(found, [np.nan, 12, np.nan, 24])
+
+
+def test_a_one_hot_sum_of_a_part_of_an_axis_ends_where_the_part_ends() -> None:
+    x, t = buffer("x", 4), buffer("t", 4, dtype=I64)
+    (i,) = axes("i", 4)
+    r = Axis("r", index(6), limit=index(i) + 1)
+    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
+    before = out_of(Reduce(SUM, (r,), chosen), i, x, t)
+    inputs = [np.array([5.0, 6, 7, 8]), np.array([0, 5, 2, 3])]
+    for made in (before, simplify(before)):
+        np.testing.assert_array_equal(run_graph(made, inputs)[0], [5, 0, 7, 8])
+
+
 def test_comparisons_that_bounds_decide_are_constants() -> None:
     (i,) = axes("i", 4)
     for name, bound, verdict in (("lt", 4, True), ("ge", 4, False), ("le", 3, True)):

@@ -9,12 +9,12 @@ from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.expr import Expr, Op, Reduce, Select
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
 from fusec.ir.index import Axis, Size, index
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
 from fusec.passes.fusion.fuse import separate
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from tests.fuzz.graphs import Example
-from tests.ir.graphs import axes, below, buffer, graph, load
+from tests.ir.graphs import axes, below, buffer, f32, graph, load
 from tests.passes.pipelines import BOUNDED, check_same, kernel_of, numbers, random_graphs
 
 
@@ -82,6 +82,38 @@ def test_sums_of_both_parts_are_computed_once() -> None:
     kernel = unroll_pairs(kernel_of(before), CPU_MACHINE)
     assert [sum(isinstance(n, Reduce) for n in (store.expr,)) for store in kernel.stores] == [1, 1]
     check_same(before, Schedule(before, (kernel,)), (numbers(6, 4), numbers(4, 6)))
+
+
+@pytest.mark.parametrize("monoid", (SUM, MAX, MIN, PROD), ids=repr)
+@pytest.mark.parametrize("over", ("ip", "i", "p", ""))
+def test_pairs_that_are_added_up_may_be_read_otherwise(monoid: Monoid, over: str) -> None:
+    """y = sum(i, p: x[i, p] * (1 if p < 1 else 2)), beside another reduction of the terms."""
+    x, total = buffer("x", 8, 2), buffer("y")
+
+    def term(i: Axis, p: Axis) -> Expr:
+        return Op("mul", (load(x, i, p), Select(below(p, 1), f32(1), f32(2))))
+
+    i, p = axes("i p", 8, 2)
+    both = Def(total, (), Reduce(SUM, (i, p), term(i, p)))
+    j, q = axes("i p", 8, 2)
+    reduced = tuple(axis for axis, name in ((j, "i"), (q, "p")) if name in over)
+    kept = tuple(axis for axis in (j, q) if axis not in reduced)
+    other = buffer("z", *(axis.extent for axis in kept))
+    body = Reduce(monoid, reduced, term(j, q)) if reduced else term(j, q)
+    before = graph((x,), (both, Def(other, kept, body)), total, other)
+    after = Schedule(before, (unroll_pairs(kernel_of(before), CPU_MACHINE),))
+    check_same(before, after, (numbers(8, 2),))
+
+
+def test_two_axes_of_pairs_in_one_sum_are_both_unrolled() -> None:
+    x, w, y = buffer("x", 8, 2), buffer("w", 8, 2), buffer("y")
+    i, p, q = axes("i p q", 8, 2, 2)
+    term = Op("mul", (load(x, i, p), Op("exp", (load(w, i, q),))))
+    shifted = Op("add", (Op("add", (load(x, i, p), load(w, i, q))), term))
+    before = graph((x, w), (Def(y, (), Reduce(SUM, (i, p, q), shifted)),), y)
+    kernel = unroll_pairs(kernel_of(before), CPU_MACHINE)
+    assert [axis.extent for axis in kernel.axes] == [index(8)]
+    check_same(before, Schedule(before, (kernel,)), (numbers(8, 2), numbers(8, 2)))
 
 
 def test_values_stay_the_same() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fusec.codegen.targets import find_target
-from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, in_range
+from fusec.ir.dtype import BF16, F32
+from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Op, Reduce, Select, cast, in_range
 from fusec.ir.graph import Def, FlatKernel, kernel_nodes
 from fusec.ir.index import Index, index
 from fusec.ir.monoid import SUM
@@ -133,6 +134,37 @@ def test_a_row_of_no_power_of_two_has_parts_without_idle_lanes(width: int, parts
     found = unroll_parts(kernel, GPU)
     assert len(found.stores) == parts
     np.testing.assert_allclose(run(found)["y"], run(kernel)["y"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "parts", "left"),
+    [
+        (1096, 5, 72),
+        (1500, 3, 476),
+        (2500, 5, 452),
+        (2560, 5, None),
+        (3400, 1, None),
+        (9000, 5, 808),
+        (2501, 1, None),
+        (5428, 1, None),
+    ],
+)
+def test_the_last_part_of_a_row_beside_column_sums_may_be_short(
+    width: int, parts: int, left: int | None
+) -> None:
+    """Parts are eighths of the next power of two, or quarters; half vectors stay whole."""
+    x, y, c = buffer("x", 8, width, dtype=BF16), buffer("y", 8, width), buffer("c", width)
+    i, j, k, d, e = axes("i j k d e", 8, 8, width, width, width)
+    total = Reduce(SUM, (k,), cast(load(x, i, k), F32))
+    scaled = Def(y, (i, d), Op("div", (cast(load(x, i, d), F32), total)))
+    columns = Def(c, (e,), Reduce(SUM, (j,), cast(load(x, j, e), F32)))
+    kernel = coalesce(kernel_of(graph((x,), (scaled, columns), y, c)))
+    found = unroll_parts(kernel, GPU)
+    guards = [s.guard for s in found.stores if s.guard is not None]
+    assert len(found.stores) == 2 * parts and len(guards) == (2 if left else 0)
+    assert all(str(guard).endswith(f"({left}):i32") for guard in guards)
+    for name, numbers in run(kernel).items():
+        np.testing.assert_allclose(run(found)[name], numbers, rtol=1e-4, atol=1e-5)
 
 
 def turned(*, normed: bool = False, whole: bool = False) -> FlatKernel:

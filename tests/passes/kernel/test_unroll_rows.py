@@ -18,14 +18,15 @@ from fusec import backend
 from fusec.codegen.cpp.printer import print_kernel
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import CPU_MACHINE
-from fusec.ir.expr import Op
+from fusec.ir.dtype import F32
+from fusec.ir.expr import Const, Op
 from fusec.ir.graph import Def, Graph, Schedule
 from fusec.ir.index import floordiv, index, mod
 from fusec.ir.monoid import SUM
-from fusec.ir.streamed import StreamedProduct
+from fusec.ir.streamed import StreamedProduct, worthwhile
 from fusec.ir.verify import verify_schedule
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.unroll_rows import unroll_rows, unrolls_rows, worthwhile
+from fusec.passes.kernel.unroll_rows import _shapes, unroll_rows, unrolls_rows
 from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.vector_loops import loop_plans
 from fusec.tools.interpreter.graph import run_graph
@@ -72,6 +73,8 @@ def linear(rows: int, columns: int, *, count: int = 1, prologue: bool = False) -
         (16, 64, 1, 16, 1),
         (4, 62, 1, 16, 2),
         (4, 61, 1, 16, 1),
+        (1, 64, 2, 16, 4),
+        (1, 64, 3, 16, 4),
         (4, 64, 2, 16, 2),
         (8, 64, 2, 16, 1),
     ],
@@ -83,6 +86,16 @@ def test_a_point_has_all_rows_and_the_columns_whose_sums_fit_registers(
     found = unroll_rows(kernel, replace(CPU_MACHINE, vector=vector))
     assert [a.extent.const for a in found.grid] == [columns // together]
     assert len(found.stores) == rows * together * count
+
+
+@pytest.mark.parametrize(("products", "columns"), [(1, [4, 2, 1]), (2, [2, 1]), (3, [1])])
+def test_packed_weights_of_all_products_stream_in_as_many_columns(
+    products: int, columns: list[int]
+) -> None:
+    (n,) = axes("n", 64)
+    for packed, wanted in ((True, columns), (False, [4, 2, 1])):
+        one = StreamedProduct((), (n,), Const(0.0, F32), index(32), 1, packed=packed)
+        assert [c for _, c in _shapes(one, CPU_MACHINE, products, cuts=False)] == wanted
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 6), (3, 8), (8, 61)])
@@ -119,9 +132,8 @@ def test_weights_are_loaded_ahead_and_nothing_else_is() -> None:
     assert plan.stages == ahead
     source = print_kernel(lower(kernel, plan))
     (line,) = (line for line in source.splitlines() if "__builtin_prefetch" in line)
-    assert (
-        line.strip() == f"__builtin_prefetch(p_w0 + (i_n * 32LL + i_ko * 16LL + {16 * ahead}LL));"
-    )
+    place = f"p_w0 + (i_n * 32LL + i_ko * 16LL + {16 * ahead}LL)"
+    assert line.strip() == f"__builtin_prefetch({place});"
     x, y = buffer("x", 64, 32), buffer("y", 64)
     m, k = axes("m k", 64, 32)
     sums = graph((x,), (Def(y, (m,), total(SUM, k, load(x, m, k))),), y)

@@ -15,6 +15,7 @@ Worked example, a filter's four terms::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fusec.ir.dtype import DType
 from fusec.ir.expr import (
@@ -32,7 +33,7 @@ from fusec.ir.expr import (
     rebuild,
     substitute,
 )
-from fusec.ir.graph import FlatKernel, Store, kernel_nodes
+from fusec.ir.graph import FlatKernel, kernel_nodes
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import is_index_only
@@ -137,10 +138,10 @@ def unroll_terms(kernel: FlatKernel) -> FlatKernel:
         return kernel
     written_out = SumWriter(zeros=True)
     stores = [
-        Store(
-            store.buffer,
-            (substitute(store.indices[0], point),),
-            written_out(store.expr, point),
+        replace(
+            store,
+            indices=(substitute(store.indices[0], point),),
+            expr=written_out(store.expr, point),
         )
         for point in points(terms)
         for store in kernel.stores

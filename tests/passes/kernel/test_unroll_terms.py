@@ -11,7 +11,7 @@ from fusec.ir.index import index
 from fusec.ir.monoid import MAX, SUM, Monoid
 from fusec.ir.rewrite import rewrite
 from fusec.passes.kernel.coalesce import coalesce
-from fusec.passes.kernel.short_sums import SumWriter, unroll_terms
+from fusec.passes.kernel.unroll_terms import SumWriter, unroll_terms
 from fusec.tools.interpreter.expression import Env
 from fusec.tools.interpreter.graph import run_kernel, to_storage
 from tests.ir.graphs import axes, buffer, graph, load
