@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 __all__ = [
-    "__version__",
-    "expect",
-    "explain",
-    "kernels",
-    "load",
-    "name_size",
-    "refreeze",
-    "register_decomposition",
-    "register_pass",
-    "watch",
-]
+    "__version__", "expect", "explain", "kernels", "load", "name_size", "refreeze",
+    "register_decomposition", "register_pass", "watch",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -285,48 +285,11 @@ def stage_of(error: BaseException) -> str:
     return own or str(getattr(error, "fusec_stage", ""))
 
 
-class WrongKernel(FusecError):
-    """A kernel computes something else than eager; ``fusec/tools/verify/kernels.py`` finds it.
+class WrongResult(FusecError):
+    """A kernel, or a graph, computes something else than eager (``fusec/tools/verify``).
 
     Args:
-        kernel, graph: by name.
         value, op: name of the wrong value in the graph, and the ATen operation that makes it.
-        seen: the errors and where they are largest.
-        source: the user's lines that made the value.
-
-    Attributes:
-        held: the node whose value is off, and which of its results.
-        stored: the values that it was computed from, or had been stored before.
-        passes: the names of the user's passes that rewrote the graph.
-    """
-
-    held: tuple[str, int | None] = ("", None)
-    stored: frozenset[tuple[str, int | None]] = frozenset()
-    passes: tuple[str, ...] = ()
-
-    def __init__(
-        self, kernel: str, graph: str, value: str, op: str, seen: str, source: Sequence[str]
-    ) -> None:
-        super().__init__(kernel, graph, value, op, seen, tuple(source))
-
-    def __str__(self) -> str:
-        kernel, graph, value, op, seen, source = self.args
-        lines = "".join(f"\n  {line}" for line in source)
-        return (f"kernel {kernel} of graph {graph!r} is off in {value} ({op}): {seen}{lines}\n") + (
-            _suspected(self.passes)
-            or "This is a defect of fusec; please report it with the kernel, which "
-            'options={"dump_dir": "DIR"} writes.'
-        )
-
-
-class WrongGraph(FusecError):
-    """A graph computes something else than eager, by none of its kernels
-    (``fusec/tools/verify/graphs.py``).
-
-    Args:
-        graph: "forward", "backward" or "inference".
-        value: a result, an input that is written, or a gradient.
-        op: the ATen operation that makes it.
         seen: the errors and where they are largest, or strides.
         source: the user's lines that made the value.
 
@@ -334,20 +297,44 @@ class WrongGraph(FusecError):
         passes: the names of the user's passes that rewrote the graph.
     """
 
+    advice: ClassVar[str]
     passes: tuple[str, ...] = ()
 
-    def __init__(self, graph: str, value: str, op: str, seen: str, source: Sequence[str]) -> None:
-        super().__init__(graph, value, op, seen, tuple(source))
-
     def __str__(self) -> str:
-        graph, value, op, seen, source = self.args
+        *kernel, graph, value, op, seen, source = self.args
+        place = f"kernel {kernel[0]} of graph {graph!r}" if kernel else f"graph {graph!r}"
         lines = "".join(f"\n  {line}" for line in source)
-        return f"graph {graph!r} is off in {value} ({op}): {seen}{lines}\n" + (
-            _suspected(self.passes)
-            or "Each of its kernels agrees with eager, so that a rewrite of the graph, or its cut "
-            "in forward and backward, is at fault. `fusec bisect --wrong SCRIPT` finds the least "
-            "program that shows it; please report that."
-        )
+        helps = _suspected(self.passes) or self.advice
+        return f"{place} is off in {value} ({op}): {seen}{lines}\n{helps}"
+
+
+class WrongKernel(WrongResult):
+    """A kernel is off: ``WrongKernel(kernel, graph, value, op, seen, source)``.
+
+    Attributes:
+        held: the node whose value is off, and which of its results.
+        stored: the values that it was computed from, or had been stored before.
+    """
+
+    advice = (
+        "This is a defect of fusec; please report it with the kernel, which "
+        'options={"dump_dir": "DIR"} writes.'
+    )
+    held: tuple[str, int | None] = ("", None)
+    stored: frozenset[tuple[str, int | None]] = frozenset()
+
+
+class WrongGraph(WrongResult):
+    """A graph is off, by none of its kernels: ``WrongGraph(graph, value, op, seen, source)``.
+
+    A value is a result, an input that is written, or a gradient.
+    """
+
+    advice = (
+        "Each of its kernels agrees with eager, so that a rewrite of the graph, or its cut "
+        "in forward and backward, is at fault. `fusec bisect --wrong SCRIPT` finds the least "
+        "program that shows it; please report that."
+    )
 
 
 def _suspected(passes: Sequence[str]) -> str:

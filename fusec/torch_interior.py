@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -83,6 +83,23 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def bound_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, those left out at their defaults."""
+    known = target._schema.arguments
+    given = {a.name: value for a, value in zip(known, args, strict=False)}
+    return {**{a.name: a.default_value for a in known}, **given, **kwargs}
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that a call writes, those in lists, too."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    named = bound_arguments(node.target, node.args, node.kwargs)
+    written = pytree.tree_leaves([named[a.name] for a in schema.arguments if a.is_write])
+    return [argument for argument in written if isinstance(argument, fx.Node)]
+
+
 def composite_kernel(target: OpOverload) -> Callable[..., Any] | None:
     """Return torch's implementation of an operator by other operators; None if it has none."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -106,6 +123,14 @@ def without_its_caches() -> AbstractContextManager[object]:
         bundled_autograd_cache=False, force_autograd_cache=False, strict_autograd_cache=False,
         bypass_autograd_cache_key=False, enable_autograd_cache=False,
     )  # fmt: skip
+    return patched
+
+
+def contiguous_tangents() -> AbstractContextManager[object]:
+    """Trace backwards for dense gradients of results, not for those that lie as the results do."""
+    patched: AbstractContextManager[object] = functorch_config.patch(
+        guess_tangent_strides_as_outputs=False
+    )
     return patched
 
 

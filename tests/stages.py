@@ -207,6 +207,7 @@ class Scaled(torch.nn.Module):
 FUSED = {"race": "fused"}
 EXAMPLES = {
     "norm": Example(norm, ((8, 64), (8, 64), (64,)), dtype=BF16),
+    "norm of 8 lanes": Example(norm, ((8, 64), (8, 64), (64,)), "cpu:avx2", dtype=BF16),
     "attention": Example(
         attention, ((1, 1, 128, 16),) * 3, "sm_90", BF16, train=True, options=FUSED
     ),

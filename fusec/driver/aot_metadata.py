@@ -22,12 +22,15 @@ class NoConvention(Exception):
     """The graph has to be called by AOTAutograd's own wrapper: the reason."""
 
 
-def convention_of(metadata: Any, backward: fx.GraphModule | None) -> Convention:
+def convention_of(
+    metadata: Any, backward: fx.GraphModule | None, deterministic: bool
+) -> Convention:
     """Return the calling convention of a graph.
 
     Args:
         metadata: AOTAutograd's ``ViewAndMutationMeta``.
         backward: the graph of the gradients, one for each input; None at inference.
+        deterministic: whether the kernels are, as ``Options.deterministic`` says.
     Raises:
         NoConvention: naming what a convention cannot express.
     """
@@ -35,7 +38,7 @@ def convention_of(metadata: Any, backward: fx.GraphModule | None) -> Convention:
         _refuse(metadata)
         outputs = tuple(_given(one) for one in metadata.output_info)
         written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
-        training = None if backward is None else _training(metadata, backward)
+        training = None if backward is None else _training(metadata, backward, deterministic)
         return Convention(outputs, written, training)
     except AttributeError as error:
         raise NoConvention(f"this version of torch says nothing of it: {error}") from error
@@ -84,7 +87,7 @@ def _given(output: Any) -> int | None:
     return None
 
 
-def _training(metadata: Any, backward: fx.GraphModule) -> Training:
+def _training(metadata: Any, backward: fx.GraphModule, deterministic: bool) -> Training:
     outputs = metadata.output_info
     wanted = [
         k
@@ -118,7 +121,7 @@ def _training(metadata: Any, backward: fx.GraphModule) -> Training:
         tuple(metadata.unsafe_view_out_indices),
         detached,
         any(one.requires_grad for one in inputs),
-        metadata.deterministic is not False,  # at the forward: a backward may be compiled later
+        deterministic,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from fusec.driver.trace import Trace
 from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start
 from fusec.errors import FusecError, Unsupported, what_helps
+from fusec.frontend.aliasing.overlap import returns_shared_memory
 from fusec.frontend.aliasing.results import detach_again
 from fusec.frontend.aot import recompiles
 from fusec.frontend.aot.decompositions import decompositions
@@ -58,6 +60,7 @@ from fusec.torch_interior import (
     TorchDynamoException,
     TracingContext,
     compile_phase,
+    contiguous_tangents,
     detect_fake_mode,
     is_shipping,
     replay_no_view_twice,
@@ -115,22 +118,21 @@ def compile_captured(
             raise
         explain_fallback("a graph, forward and backward,", error, chosen)
         return gm.forward
-    tell_kept(split, chosen)
+    RECENT.extend(tell_kept(split, chosen))
     if chosen.batch_invariant and split.kept:
         refuse(", ".join(kept.op for kept in split.kept))
     return call
 
 
 def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
-    """Return the options of a compile; torch's deterministic algorithms imply ours.
+    """Return the options of a compile, whose passes of the user there are.
 
     Raises:
         UsageError: for an unknown mode, option or pass.
     """
     chosen = Options.from_compile(mode, options)
     chosen_passes(chosen)
-    asked = torch.are_deterministic_algorithms_enabled()
-    return replace(chosen, deterministic=True) if asked else chosen
+    return chosen
 
 
 def splitting(compile_one: Callable[..., Any], context: CompileContext) -> SplittingCompiler:
@@ -139,26 +141,24 @@ def splitting(compile_one: Callable[..., Any], context: CompileContext) -> Split
     Args:
         compile_one: compiles a graph of AOTAutograd's; it gets (graph, inputs, name=...).
     """
-
-    def compile_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(part, given, compile_one, context)
-
-    def try_part(part: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with(part, given, lambda graph, inputs, name: graph, context)
-
-    return SplittingCompiler(compile_part, try_part)
+    return SplittingCompiler(
+        lambda part, given: compile_with(part, given, compile_one, context),
+        lambda part, given: compile_with(part, given, lambda graph, inputs, name: graph, context),
+    )
 
 
-def tell_kept(split: SplittingCompiler, options: Options) -> None:
-    """Log and record the operations that run between compiled parts."""
+def tell_kept(split: SplittingCompiler, options: Options) -> list[Trace]:
+    """Tell log and observers of the operations that run between compiled parts; return traces."""
+    traces = []
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
         reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
         said = f"Unsupported: torch does not trace it: {reason}"
-        RECENT.append(Trace(f"of {kept.op}", problem=said))
+        traces.append(Trace(f"of {kept.op}", problem=said))
         logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
         for observer in observers_of(options):
-            observer.kept(kept.part, options, RECENT[-1])
+            observer.kept(kept.part, options, traces[-1])
+    return traces
 
 
 def start(
@@ -188,7 +188,8 @@ def compile_with(
     names = [user_name(node) for node in gm.graph.find_nodes(op="placeholder")]
     compilers = _Compilers(context, compile_one, names, example_inputs)
     options = context.options
-    with tracing_as_eager(detect_fake_mode(example_inputs)):
+    tangents = contiguous_tangents() if returns_shared_memory(gm) else nullcontext()
+    with tracing_as_eager(detect_fake_mode(example_inputs)), tangents:
         call = run_autograd(
             gm,
             list(example_inputs),

@@ -70,6 +70,7 @@ def triton_source(compiled: Compiled, name: str) -> TritonSource:
         program.registers,
         program.name,
         call.number,
+        program.dependent,
     )
 
 

@@ -34,12 +34,7 @@ from fusec.driver.contests import (
 from fusec.driver.invariance import refuse
 from fusec.driver.launches import graph_id, launch_titles
 from fusec.driver.observers import USER_PASSES, CompileHooks, observers_of
-from fusec.driver.pipeline import (
-    Compiled,
-    compile_to_source,
-    kernel_rows,
-    manifest,
-)
+from fusec.driver.pipeline import Compiled, compile_to_source, kernel_rows, manifest
 from fusec.driver.race import NewContest, RaceJudge, Races
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
@@ -79,10 +74,7 @@ from fusec.runtime.kernels.processor import (
 from fusec.runtime.progress import long_compile, say
 from fusec.runtime.race.ranks import find_ranks
 from fusec.runtime.race.rehearsal import rehearse
-from fusec.torch_interior import (
-    compile_phase,
-    keep_versions,
-)
+from fusec.torch_interior import compile_phase, keep_versions
 
 logger = logging.getLogger("fusec.compile")
 
@@ -203,11 +195,7 @@ def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
 
 
 def compile_entry(
-    gm: fx.GraphModule,
-    name: str,
-    options: Options,
-    trace: Trace,
-    addition: Addition | None = None,
+    gm: fx.GraphModule, name: str, options: Options, trace: Trace, addition: Addition | None = None
 ) -> Entry:
     """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
 

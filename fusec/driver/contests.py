@@ -80,6 +80,7 @@ class GroupContests:
         if self.device.type == "cpu" and not self._is_open(choice):
             return None
         forced = f"descriptors={self.options.descriptors} roles={self.options.roles}"
+        forced += f" dependent_launches={self.options.dependent_launches}"
         forced += f" wide={self.wide} brief={self.brief}"
         names = group.sizes
 

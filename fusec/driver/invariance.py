@@ -7,7 +7,7 @@ without a traced value (``frontend/named_sizes.py``), since
    constant in its place (``UNSEEN``);
 2. nothing is timed, and no setting of the process is asked (``Options.by_rule``);
 3. a kernel's sums run in loops whose bounds have no size but those of their own terms
-   (``ir/sum_order.py``): this is checked for each program;
+   (``ir/sum_order.py``), and none is added to memory: this is checked for each program;
 4. no call of an eager kernel adds floats (``frontend/fallbacks.py``): this is checked, too.
 """
 
@@ -88,6 +88,11 @@ def check_invariance(
     if adding:
         refuse("; ".join(dict.fromkeys(f"{call.title} ({call.reason})" for call in adding)))
     for launch in all_launches(schedule):
+        if programs[launch.name].added:
+            raise InternalError(
+                f"sums of {launch.name} have no order: programs add to memory",
+                stage="batch_invariant",
+            )
         own = sizes_in_axes(axes_of_terms(launch.kernels))
         others = sizes_of_sums(programs[launch.name]) - own
         if others:

@@ -51,12 +51,7 @@ def describe_launches(
             for launch in all_launches(schedule)
         ],
         "externs": [
-            {
-                "node": extern.node,
-                "op": extern.title,
-                "reason": extern.reason,
-                "work": work[extern],
-            }
+            {"node": extern.node, "op": extern.title, "reason": extern.reason, "work": work[extern]}
             for extern in launched_externs(schedule)
         ],
     }

@@ -117,10 +117,7 @@ def partition(
         joint.graph.set_codegen(fx.graph.CodeGen())  # arguments by name, not as nested lists
     with _cut(memory_budget):
         forward, backward = min_cut_rematerialization_partition(
-            joint,
-            joined.inputs,
-            num_fwd_outputs=num_fwd_outputs + len(extra),
-            **joined.settings,
+            joint, joined.inputs, num_fwd_outputs=num_fwd_outputs + len(extra), **joined.settings
         )
     _show_attention(forward)
     _show_attention(backward)
@@ -306,7 +303,7 @@ def _reduces(user: fx.Node, source: fx.Node, nodes: NodeDefinitions, *, rows: bo
     )
 
 
-def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
+def recompute_scores(joint: fx.GraphModule, machine: Machine) -> None:
     """Tag the scores of attentions, and values of their size, for recomputation in the backward.
 
     For kernels that never store them (``passes/graph/recompute.py``). Element types that kernels
@@ -318,7 +315,6 @@ def recompute_scores(joint: fx.GraphModule, machine: Machine) -> fx.GraphModule:
     for node, large in found.items():
         if _columns(node.args[0]) <= machine.lanes and node.meta["val"].dtype not in kept:
             recompute(set(large) - backward)
-    return joint
 
 
 def recompute(nodes: Collection[fx.Node]) -> None:
@@ -396,11 +392,9 @@ def _between(
     nodes: NodeDefinitions, scalar: fx.Node, leaving: list[fx.Node], backward: set[fx.Node]
 ) -> list[fx.Node] | None:
     """Return the nodes from the scalar to ``leaving``; None if one is not linear in the scalar."""
-
-    def moving(node: fx.Node) -> list[fx.Node]:
-        return [n for n in node.all_input_nodes if n in backward and n is not scalar]
-
-    inside = sorted(reach(leaving, moving))  # in the graph's order
+    known = backward - {scalar}
+    found = reach(leaving, lambda node: known.intersection(node.all_input_nodes))
+    inside = sorted(found)  # in the graph's order
     return inside if all(_is_linear(node, nodes, backward) for node in inside) else None
 
 

@@ -94,9 +94,7 @@ class Compiled:
 
 
 def generate(
-    schedule: Schedule,
-    context: CompileContext,
-    held: NodeOfBuffer | None = None,
+    schedule: Schedule, context: CompileContext, held: NodeOfBuffer | None = None
 ) -> Compiled:
     """Return plans, programs and sources of every kernel, and the wrapper.
 
@@ -117,7 +115,7 @@ def generate(
     distinct = {name: program for name, program in programs.items() if code[name] == name}
     functions = fold(FUNCTIONS, one_each(distinct), context)
     forms = fold_each(codegen.form, functions.functions, context)
-    copied = {name: by_pointers(p) for name, p in distinct.items() if p.descriptors}
+    copied = {name: by_pointers(p) for name, p in distinct.items() if p.copies_tiles}
     pointers = fold_each(codegen.form, copied, context.quiet())
     printed = codegen.print_functions(functions, forms)
     watched = held if context.options.verify and held is not None else {}

@@ -20,7 +20,7 @@ from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
-from fusec.driver.dynamo_stages import changing
+from fusec.driver.dynamo_stages import alone, changing
 from fusec.driver.partition import partition, products_of_expansions, recompute_scores
 from fusec.driver.structures import Planned, verify
 from fusec.driver.trace import Trace
@@ -36,12 +36,7 @@ from fusec.frontend.fx_passes.packing import mark_packed
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
-from fusec.frontend.fx_passes.widening import (
-    CONVOLUTIONS,
-    PRODUCTS,
-    widen_operands,
-    widen_scaled,
-)
+from fusec.frontend.fx_passes.widening import CONVOLUTIONS, PRODUCTS, widen_operands, widen_scaled
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
 from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
@@ -49,6 +44,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.verify import verify_flat
 from fusec.options import Options
 from fusec.passes.fusion.contract import cut_with_products, without_calls
+from fusec.passes.fusion.cost import kernel_products
 from fusec.passes.fusion.fuse import EstimateMemo, fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import choose_libraries
@@ -70,7 +66,7 @@ from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
-from fusec.passes.schedule.plan import Plan
+from fusec.passes.schedule.plan import Plan, with_overlap
 from fusec.passes.stage import Observe, Stage, fold
 
 
@@ -91,6 +87,10 @@ class CompileContext:
     judge: Judge = judge_by_rule
     observe: tuple[Observe, ...] = ()
     judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.options.by_rule:  # no sum may depend on which program is the first to add its part
+            object.__setattr__(self, "target", self.target.in_order())
 
     @property
     def machine(self) -> Machine:
@@ -170,12 +170,7 @@ def _fuses_products(context: CompileContext) -> bool:
     return _fuses(context) and context.machine.multiplies and not left
 
 
-def _alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the ``run`` of a stage that needs its structure alone."""
-    return lambda structure, context: function(structure)
-
-
-_on_fx = partial(Stage, takes="FX graph", gives="FX graph")
+_on_fx = partial(changing, "FX graph")
 _on_graph = partial(Stage, takes="Graph", gives="Graph")
 _on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
 _on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
@@ -185,21 +180,19 @@ _on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel")
 # -- before capture --------------------------------------------------------------------------------
 
 
-def _formats(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
+def _formats(gm: fx.GraphModule, context: CompileContext) -> None:
     if _freezes(context) and context.target.libraries:
         mark_packed(gm)
     choose_formats(gm, context.machine, context.judge, eager_draws=context.options.fallback_random)
-    return gm
 
 
 def _freezes(context: CompileContext) -> bool:
     return context.options.freeze
 
 
-def _freeze(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
+def _freeze(gm: fx.GraphModule, context: CompileContext) -> None:
     packs = context.target.libraries and not context.options.alone
     freeze(gm, context.machine, packs=packs, panels=_fuses_products(context))
-    return gm
 
 
 def _widens(context: CompileContext) -> bool:
@@ -209,14 +202,14 @@ def _widens(context: CompileContext) -> bool:
 
 def _widen(
     gm: fx.GraphModule, context: CompileContext, targets: tuple[Any, ...], keep: Collection[fx.Node]
-) -> fx.GraphModule:
-    return widen_operands(gm, targets, context.machine, keep, packed=_freezes(context))
+) -> None:
+    widen_operands(gm, targets, context.machine, keep, packed=_freezes(context))
 
 
-def _widen_products(gm: fx.GraphModule, context: CompileContext) -> fx.GraphModule:
+def _widen_products(gm: fx.GraphModule, context: CompileContext) -> None:
     in_chunks = products_of_expansions(gm, context.machine.fusion, context.options.chunk_bytes)
     widen_scaled(gm)
-    return _widen(gm, context, PRODUCTS, in_chunks)
+    _widen(gm, context, PRODUCTS, in_chunks)
 
 
 WIDEN = _on_fx(
@@ -260,7 +253,7 @@ _IMAGES = (
     _on_fx(
         "draws",
         "replace random draws by functions of a seed and a position",
-        changing(replace_draws),
+        alone(replace_draws),
         only=lambda context: not context.options.fallback_random,
         needs=("memory_formats",),
     ),
@@ -269,7 +262,7 @@ INFERENCE = (
     _on_fx(
         "fold_channels",
         "fold scales and shifts of channels into the weights of convolutions",
-        changing(fold_channels),
+        alone(fold_channels),
         only=_freezes,
     ),
     *_IMAGES,
@@ -295,7 +288,7 @@ JOINT = (
     _on_fx(
         "summed_products",
         "multiply once for a sum of products that have few terms each (CPU)",
-        changing(join_sums),
+        alone(join_sums),
         only=lambda context: context.machine.is_cpu,
     ),
     _on_fx(
@@ -344,14 +337,14 @@ FUSE = (
     _on_graph(
         "simplify",
         "apply value-preserving rules: casts, comparisons of indices, guards, one-hot sums",
-        _alone(simplify),
+        alone(simplify),
     ),
     _on_graph(
         "dead_code",
         "drop definitions and elements without readers, so that counts of readers are right",
-        _alone(dead_code),
+        alone(dead_code),
     ),
-    _on_graph("share", "merge equal definitions", _alone(merge_equal), needs=("simplify",)),
+    _on_graph("share", "merge equal definitions", alone(merge_equal), needs=("simplify",)),
     _on_graph(
         "row_parts",
         "sum rows of a product per tile, then the partial sums",
@@ -367,7 +360,8 @@ FUSE = (
     ),
     _on_graph(
         "inline",
-        "substitute definitions that are not worth storing into their readers",
+        "substitute definitions that are not worth storing into their readers; "
+        "turn scans that are read from the end",
         lambda graph, context: inline(graph, context.machine),
         needs=("dead_code", "split_reduction"),
     ),
@@ -381,7 +375,7 @@ FUSE = (
     _on_graph(
         "unread",
         "drop definitions that have lost their readers",
-        _alone(dead_code),
+        alone(dead_code),
         needs=("inline", "recompute"),
     ),
     Stage(
@@ -404,7 +398,7 @@ FUSE = (
     _on_schedule(
         "store_parts",
         "store the parts of a `cat` that one kernel computes directly in the result",
-        _alone(store_parts),
+        alone(store_parts),
         only=_fuses,
         needs=("fuse",),
     ),
@@ -442,7 +436,7 @@ PASSES = (
     _on_graph(
         "eager_rounding",
         "mark 16-bit values as rounded",
-        _alone(round_as_eager),
+        alone(round_as_eager),
         only=lambda context: context.options.precision == "eager",
     ),
     _on_graph(
@@ -478,7 +472,7 @@ PASSES = (
     _on_schedule(
         "in_place",
         "write mutated inputs, or parts of them (a cache's next position), in place",
-        _alone(in_place),
+        alone(in_place),
         needs=("libraries",),
     ),
     _on_schedule(
@@ -515,15 +509,21 @@ def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]
     """
     offered = context.target.plans(flat)
     if context.options.descriptors != "auto":
-        wanted = context.options.descriptors == "always"
-        offered = tuple(plan for plan in offered if plan.descriptors is wanted) or offered
+        if context.options.descriptors == "always":
+            wanted = tuple(plan for plan in offered if plan.descriptors)
+        else:
+            wanted = tuple(plan for plan in offered if not plan.copies_tiles)
+        offered = wanted or offered
     if context.options.roles != "auto":
         roles = context.options.roles.replace("never", "")
         offered = tuple(plan for plan in offered if plan.roles == roles) or offered
     elif (plan := next((plan for plan in offered if plan.roles), None)) is not None:
         program = lower(flat, plan, context.machine.code)
         if fold(context.target.codegen.form, program, context.quiet()).roles is None:
-            return tuple(plan for plan in offered if not plan.roles)
+            offered = tuple(plan for plan in offered if not plan.roles)
+    if context.machine.sm.dependent:
+        raced = kernel_products(flat, context.machine) > 0
+        offered = with_overlap(offered, context.options.dependent_launches, raced=raced)
     return offered
 
 
@@ -536,12 +536,12 @@ KERNEL = (
     _on_kernel(
         "infinite_masks",
         "replace masks by `finfo.min` with minus infinity where every row has an unmasked key",
-        _alone(mask_by_infinity),
+        alone(mask_by_infinity),
     ),
     _on_kernel(
         "online_softmax",
         "move a divisor out of a sum that is then linear in an exponential",
-        _alone(online_softmax),
+        alone(online_softmax),
     ),
     _on_kernel(
         "unroll_rows",
@@ -552,7 +552,7 @@ KERNEL = (
     Stage(
         "coalesce",
         "flatten offsets; merge neighbouring axes that walk memory as one",
-        _alone(coalesce),
+        alone(coalesce),
         "Kernel",
         "FlatKernel",
         needs=("unroll_rows",),

@@ -40,14 +40,12 @@ from fusec.runtime.calls.executable import BoxedCall
 from fusec.runtime.calls.fake import called_with_memory_only, unchecked
 from fusec.runtime.calls.outside import describe, unnamed
 from fusec.runtime.calls.stored import Stored, read_parts
-from fusec.torch_interior import (
-    TracingContext,
-    compile_phase,
-    counters,
-    is_guarded,
-)
+from fusec.runtime.interior import untraced
+from fusec.torch_interior import TracingContext, compile_phase, counters, is_guarded
 
 logger = logging.getLogger("fusec.compile")
+
+_WHAT = "a compiled graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class Start:
         key: of its entry in the cache; "" for one that has none.
         parts: the compiled graphs: "forward" and "backward", or "inference".
         said: returns the convention, given the backward's graph.
-        called: the callable that Dynamo gets, of a graph with a backward.
+        now: what runs where there is a backward: AOTAutograd's wrapper until that is compiled.
     """
 
     gm: fx.GraphModule
@@ -100,7 +98,7 @@ class Start:
     options: Options
     parts: dict[str, CachedGraph] = field(default_factory=dict)
     said: Callable[[fx.GraphModule | None], Convention | None] | None = None
-    called: _Called | None = None
+    now: Callable[..., Any] | None = None
 
     @staticmethod
     def of(gm: fx.GraphModule, inputs: Sequence[Any], context: CompileContext) -> Start | None:
@@ -155,9 +153,9 @@ class Start:
             if name == "backward" and self.said is not None:
                 convention = self.said(gm)
                 self._store(convention)
-                if convention is not None and self.called is not None:
+                if convention is not None and self.now is not None:
                     made = convention.around(*self._calls())
-                    self.called.now = called_with_memory_only(made, self.gm.forward)
+                    self.now = called_with_memory_only(made, self.gm.forward)
                 self.parts.clear()  # the backward's caller keeps this function, and so the graphs
             return call
 
@@ -168,12 +166,12 @@ class Start:
         context = TracingContext.try_get()
         if context is None or context.fw_metadata is None or is_guarded():
             return compiled
-        self.said = partial(_convention, context.fw_metadata)
+        self.said = partial(_convention, context.fw_metadata, self.options.deterministic)
         if "inference" not in self.parts:
             if "forward" not in self.parts or observers_of(self.options):
                 return compiled
-            called = self.called = _Called(compiled)
-            return _disabled(lambda *args: called.now(*args))
+            self.now = compiled
+            return untraced(lambda *args: self.now(*args), _WHAT)  # type: ignore[misc]
         convention = self.said(None)
         if convention is None:
             return compiled
@@ -201,23 +199,12 @@ class Start:
 
     def _callable(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the callable for Dynamo; with fake tensors it runs the graph itself."""
-        return _disabled(called_with_memory_only(call, self.gm.forward))
+        return untraced(called_with_memory_only(call, self.gm.forward), _WHAT)
 
 
-@dataclass(slots=True)
-class _Called:
-    """The current callee of a graph with a backward: at first AOTAutograd's wrapper."""
-
-    now: Callable[..., Any]
-
-
-def _disabled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that Dynamo does not trace."""
-    called: Callable[..., Any] = torch.compiler.disable(call, reason="a compiled graph")
-    return called
-
-
-def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | None:
+def _convention(
+    metadata: Any, deterministic: bool, backward: fx.GraphModule | None
+) -> Convention | None:
     """Return a graph's calling convention; None if it needs AOTAutograd's wrapper.
 
     That tells Dynamo which extents of results are symbols, which matters to graphs that take them.
@@ -225,7 +212,7 @@ def _convention(metadata: Any, backward: fx.GraphModule | None) -> Convention | 
     if getattr(metadata, "dynamic_outputs", True):
         return None
     try:
-        return convention_of(metadata, backward)
+        return convention_of(metadata, backward, deterministic)
     except NoConvention as reason:
         logger.debug("AOTAutograd's wrapper stays: %s", reason)
         return None

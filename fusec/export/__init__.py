@@ -41,7 +41,7 @@ from fusec.options import Options
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.kernels.processor import needed_features
 from fusec.tools.report.arguments import fitting
-from fusec.tools.report.breaks import break_lines, merge_breaks, read_break
+from fusec.tools.report.breaks import break_lines, merge_breaks, read_break, unseen_lines
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.watching import watch
 from fusec.torch_interior import FakeTensorMode, TorchDynamoException, maybe_mark_dynamic, pytree
@@ -174,8 +174,9 @@ def _explain(fn: Callable[..., Any], call: Call, error: Exception, mode: FakeTen
             raise
         except Exception:  # report the breaks seen so far
             pass
-    breaks = watched.seen.breaks or merge_breaks([read_break(str(error))])
+    seen = watched.seen
+    breaks = seen.breaks or merge_breaks([read_break(str(error))])
     if not any(one.place.path for one in breaks):
         raise UsageError(f"the model is not one graph: {describe_failure(error)}") from error
-    lines = "\n".join(break_lines(breaks))
+    lines = "\n".join((*break_lines(breaks), *unseen_lines(seen.unseen, "fusec explain --run")))
     raise UsageError(f"the model is not one graph, which an archive needs.\n{lines}") from error

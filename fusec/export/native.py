@@ -53,13 +53,14 @@ known. Beside it is a text that names arguments and results, a line each::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from fusec.archive import trees
 from fusec.archive.sizes import SizeCondition, names_in
+from fusec.codegen.host.runs import RunCode, loop_numbers, run_codes
 from fusec.codegen.targets import Target
 from fusec.driver.pipeline import Compiled
 from fusec.errors import InternalError, UsageError
@@ -75,11 +76,20 @@ from fusec.export.native_code import (
     print_write,
     write_of,
 )
-from fusec.ir.argument import View, argument_views
+from fusec.ir.argument import View, argument_views, whole_view
+from fusec.ir.definition import NOWHERE
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Extern
-from fusec.ir.graph import Graph, Kernel, SizeMinimum, Step
-from fusec.ir.host import HostProgram
+from fusec.ir.graph import Graph, Kernel, RowLoop, SizeMinimum, Step
+from fusec.ir.host import (
+    Allocation,
+    FreeBuffers,
+    HostLoop,
+    HostProgram,
+    HostStatement,
+    NativeRun,
+    steps_of,
+)
 from fusec.ir.index import Index, Size, index
 from fusec.ir.names import Names
 from fusec.ir.program import Program
@@ -93,11 +103,7 @@ NAMES = "names.txt"
 
 
 def describe_native(
-    calling: Mapping[str, Any],
-    signature: str,
-    returned: int,
-    needed: str,
-    sizes: Mapping[str, str],
+    calling: Mapping[str, Any], signature: str, returned: int, needed: str, sizes: Mapping[str, str]
 ) -> str:
     """Return the names for a signature.
 
@@ -202,7 +208,8 @@ def add_native(
     Raises:
         UsageError: as ``print_native`` does.
     """
-    program = plan_host(compiled.schedule, target.codegen.overwritable)  # no runs: C needs none
+    # C needs no runs, which take memory; those of one byte have none, and loops are calls.
+    program = plan_host(compiled.schedule, target.codegen.overwritable, run_bytes=1)
     native = print_native(program, compiled.programs, compiled.code, asked)
     return replace(compiled, added=native.source), {SIGNATURE: native.signature.encode()}
 
@@ -222,6 +229,8 @@ def print_native(
         UsageError: listing the steps that need torch.
     """
     _refuse_others(program)
+    runs = run_codes(program, programs, code)
+    program = replace(program, statements=tuple(_around_loops(program)))
     views = argument_views(program.graph.outputs)
     direct = _direct(program.graph, views)
     arena = plan_arena(program, direct)
@@ -235,8 +244,20 @@ def print_native(
     ]
     sizes = _sizes(program.graph, asked)
     signature = _signature(program, inputs, views, sizes, asked)
-    function = _Function(program, inputs, views, sizes, arena, programs, code)
+    function = _Function(program, inputs, views, sizes, arena, programs, code, runs)
     return Native(signature, function.print(signature))
+
+
+def _around_loops(program: HostProgram) -> Iterator[HostStatement]:
+    """Yield the statements of a program, with what bodies of loops allocate around the loops."""
+    for statement in program.statements:
+        if not isinstance(statement, HostLoop):
+            yield statement
+            continue
+        new = [s for s in statement.body.statements if isinstance(s, Allocation)]
+        yield from new
+        yield statement
+        yield FreeBuffers(tuple(allocation.buffer for allocation in new))
 
 
 def _sizes(graph: Graph, asked: Sequence[SizeCondition]) -> tuple[str, ...]:
@@ -248,7 +269,8 @@ def _sizes(graph: Graph, asked: Sequence[SizeCondition]) -> tuple[str, ...]:
 
 def _refuse_others(program: HostProgram) -> None:
     """Raise UsageError if a step is no kernel or an input no dense tensor, listing all of them."""
-    problems = [_problem(step) for step in program.steps if _needs_torch(step)]
+    steps = [step for statement in program.statements for step in _called(statement)]
+    problems = [_problem(step) for step in steps if _needs_torch(step)]
     for item in program.graph.inputs:
         if isinstance(item, Buffer) and not _is_dense(item.shape, item.strides):
             problems.append(f"{item.name}: its elements are not one after another in memory")
@@ -267,6 +289,15 @@ def _refuse_others(program: HostProgram) -> None:
         )
 
 
+def _called(statement: HostStatement) -> tuple[Step, ...]:
+    """Return what a statement calls: of a loop, what its body calls, unless C cannot run it."""
+    match statement:
+        case HostLoop(loop, body, native):
+            return body.steps if native or body.kernels != body.steps else (loop,)
+        case _:
+            return steps_of(statement)
+
+
 def _needs_torch(step: Step) -> bool:
     match step:
         case Kernel() | SizeMinimum():
@@ -279,10 +310,16 @@ def _needs_torch(step: Step) -> bool:
 
 def _problem(step: Step) -> str:
     """Describe why a step needs torch, with the user's source line."""
-    what = getattr(step, "target", type(step).__name__)
-    reason = getattr(step, "reason", "")
-    source = getattr(step, "origin", None)
-    place = f", at {source.source[-1]}" if source is not None and source.source else ""
+    match step:
+        case RowLoop():
+            what, reason = "a loop", "C runs loops of kernels alone, within no other loop"
+            sources = (getattr(inner, "origin", NOWHERE).source for inner in step.schedule.steps)
+            source = next(filter(None, sources), ())
+        case _:
+            what = getattr(step, "target", type(step).__name__)
+            reason = getattr(step, "reason", "")
+            source = getattr(step, "origin", NOWHERE).source
+    place = f", at {source[-1]}" if source else ""
     return f"{what}: {reason}{place}" if reason else f"{what}{place}"
 
 
@@ -344,10 +381,12 @@ class _Function:
         arena: Arena,
         programs: Mapping[str, Program],
         code: Mapping[str, str],
+        runs: Mapping[HostStatement, RunCode],
     ) -> None:
         self.program, self.inputs, self.views, self.arena = program, inputs, views, arena
-        self.programs, self.code, self.sizes = programs, code, sizes
-        self.names = Names((*_RESERVED, *(p.name for p in programs.values())))
+        self.programs, self.code, self.sizes, self.runs = programs, code, sizes, runs
+        called = (*(p.name for p in programs.values()), *(run.name for run in runs.values()))
+        self.names = Names((*_RESERVED, *called))
         known = {s.name: self.names(s) for s in program.graph.given_sizes}
         self.named = {name: known.get(name) or self.names.new(name) for name in sizes}
         self.size = partial(print_size, name=self.named.__getitem__)
@@ -359,17 +398,8 @@ class _Function:
         for k, buffer in enumerate(self.inputs):
             if buffer is not None:
                 self._declare(buffer, f"arguments[{k}]")
-        for step in self.program.steps:
-            match step:
-                case Kernel():
-                    self._launch(step)
-                case Extern():
-                    self._write(step)
-                case SizeMinimum():
-                    value = self.size(index(step.size))
-                    self.lines.append(f"const long long {self.names(step.size)} = {value};")
-                case _:
-                    raise InternalError(step, stage="export.native")
+        for statement in self.program.statements:
+            self._print(statement)
         for k, view in enumerate(self.views):
             if self.arena.results.get(view.buffer) != k:
                 result = f"((m_{view.buffer.dtype} *)results[{k}])"
@@ -381,6 +411,24 @@ class _Function:
         said = f"{declared}\nconst char fusec_signature[] ={text};\n"
         head = _HEAD.format(sizes="sizes" if self.sizes else "")
         return f"{_TEAM}\n{said}\n{functions}\n{head}{body}{_TAIL}"
+
+    def _print(self, statement: HostStatement) -> None:
+        match statement:
+            case Allocation() | FreeBuffers():
+                pass
+            case NativeRun(kernels):
+                for kernel in kernels:
+                    self._launch(kernel)
+            case Kernel():
+                self._launch(statement)
+            case HostLoop(loop):
+                self._run_loop(loop, self.runs[statement])
+            case Extern():
+                self._write(statement)
+            case SizeMinimum(size):
+                self.lines.append(f"const long long {self.names(size)} = {self.size(index(size))};")
+            case _:
+                raise InternalError(statement, stage="export.native")
 
     def _find_places(self) -> tuple[str, Mapping[Buffer, str]]:
         """Return the C++ functions that compute offsets, and each buffer's offset; binds sizes."""
@@ -400,14 +448,36 @@ class _Function:
 
     def _launch(self, kernel: Kernel) -> None:
         program = self.programs[kernel.name]
+        self._return_if_failed()
+        arguments = [self._pointer(buffer) for buffer in program.buffers]
+        arguments += [self.names(size) for size in program.sizes]
+        self._call(self.programs[self.code[kernel.name]].name, arguments)
+
+    def _run_loop(self, loop: RowLoop, run: RunCode) -> None:
+        """Print the call that runs all iterations of a loop."""
+        outside = loop.outside
+        self._return_if_failed()
+        arguments: list[str] = []
+        for buffer in run.buffers:
+            view = outside.get(buffer, whole_view(buffer))
+            place = f"{self._pointer(view.buffer)} + {self.size(view.offset)}"
+            arguments.append(f"any{{(void *)({place})}}")
+        arguments += map(self.size, loop_numbers(loop, run))
+        self._call(run.name, arguments)
+        if loop.while_true:  # it returns now and then, for Python's sake
+            self.lines[-1] = f"do {self.lines[-1]} while (status == 4);"
+
+    def _pointer(self, buffer: Buffer) -> str:
+        """Return the pointer to a buffer, which is declared before its first use."""
+        if buffer.base not in self.names:
+            self._declare(buffer.base, self._place(buffer.base))
+        return self.names(buffer.base)
+
+    def _return_if_failed(self) -> None:
         self.lines += ["if (status) return status;"] * self.launched
         self.launched = True
-        for buffer in program.buffers:
-            if buffer.base not in self.names:
-                self._declare(buffer.base, self._place(buffer.base))
-        function = self.programs[self.code[kernel.name]].name
-        arguments = [self.names(buffer.base) for buffer in program.buffers]
-        arguments += [self.names(size) for size in program.sizes]
+
+    def _call(self, function: str, arguments: list[str]) -> None:
         self.lines.append(f"{function}({', '.join(arguments)}, &status);")
 
     def _place(self, buffer: Buffer) -> str:

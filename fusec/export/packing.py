@@ -92,7 +92,7 @@ def packed(start: Start) -> tuple[Convention, list[Packed]]:
     backward = start.parts.get("backward")
     graph = None if backward is None else backward.gm
     try:
-        convention = convention_of(tracing.fw_metadata, graph)
+        convention = convention_of(tracing.fw_metadata, graph, start.options.deterministic)
     except NoConvention as reason:
         raise Unsupported(f"a graph with {reason} cannot be saved") from reason
     parts = [

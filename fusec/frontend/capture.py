@@ -20,7 +20,7 @@ import pkgutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -31,16 +31,12 @@ from fusec.frontend import ops
 from fusec.frontend.aliasing.results import results_of
 from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
-from fusec.frontend.carried_loops import is_scan, lower_scan
+from fusec.frontend.carried_loops import is_loop, lower_loop
 from fusec.frontend.effects import effect_of, parts_of_inputs
-from fusec.frontend.fallbacks import computes_with, is_impure, reason_for, written_arguments
+from fusec.frontend.fallbacks import computes_with, is_impure, reason_for
 from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
-from fusec.frontend.fx_passes.fx_nodes import aten
-from fusec.frontend.fx_passes.memory_formats import DECISION
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS, aten
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
-from fusec.frontend.fx_passes.short_convolutions import LAID_OUT
-from fusec.frontend.fx_passes.widening import WIDENED
-from fusec.frontend.fx_passes.winograd import FILTERED
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.ops.complex_tensors import complex_lowering
 from fusec.frontend.ops.literals import LIFTS, literal, numbers_of
@@ -67,7 +63,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Index, Size, index
 from fusec.ir.verify import verify_expr
-from fusec.torch_interior import pytree
+from fusec.torch_interior import pytree, written_arguments
 
 for _module in pkgutil.iter_modules(ops.__path__):  # importing one registers its lowerings
     importlib.import_module(f"{ops.__name__}.{_module.name}")
@@ -113,8 +109,7 @@ class _Capture:
         lines = self._with_minima()
         if missing := sorted(self.lines.sizes.needed() - self.given):
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
-        nodes, keys = self.gm.graph.nodes, (WIDENED, DECISION, FILTERED, LAID_OUT)
-        decisions = tuple(node.meta[key] for node in nodes for key in keys if key in node.meta)
+        decisions = tuple(d for n in self.gm.graph.nodes for d in n.meta.get(DECISIONS, ()))
         return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions)
 
     def _lower_nodes(self) -> None:
@@ -141,7 +136,8 @@ class _Capture:
         body.env.update(zip(part.graph.find_nodes(op="placeholder"), given, strict=True))
         body._lower_nodes()
         (returned,) = part.graph.output_node().args
-        return tuple(map(body.operands.for_lowering, returned))  # type: ignore[arg-type]
+        made = returned if isinstance(returned, tuple | list) else (returned,)
+        return tuple(map(body.operands.for_lowering, made))
 
     # -- leaves -----------------------------------------------------------------------------------
 
@@ -219,7 +215,7 @@ class _Capture:
         lowering = find_lowering(node.target, alone=self.lines.alone)
         if self._is_complex(node, results):
             lowering = complex_lowering(node.target, lowering, results)
-        if is_scan(node):
+        if is_loop(node):
             return self._loop(node, value)
         reason = self._obstacle(node, results)
         if reason is None and lowering is not None:
@@ -247,8 +243,8 @@ class _Capture:
     def _loop(self, node: fx.Node, value: Any) -> Any:
         """Lower a loop that carries state; what cannot be lowered stays torch's operation."""
         try:
-            part: Any = self._held_by(node.args[0])  # type: ignore[arg-type]
-            made = lower_scan(node, part, self.operands, self._lower_body)
+            parts = [self._held_by(arg) for arg in node.args if _is_part(arg)]
+            made = lower_loop(node, parts, self.operands, self._lower_body)
         except Unsupported as problem:
             return self._extern(node, value, f"{reason_for(node)}: {problem.reason}")
         self._own(made, value, (node.name, None))
@@ -556,6 +552,11 @@ class NodeDefinitions(_Capture):
         if not made.reads_memory:
             self.env[node] = made
         return (*found, Def(own.buffer, made.axes, made.expr))
+
+
+def _is_part(argument: Any) -> TypeGuard[fx.Node]:
+    """Return True for a subgraph that an operation calls."""
+    return isinstance(argument, fx.Node) and argument.op == "get_attr"
 
 
 def _given(line: Line) -> set[Size]:

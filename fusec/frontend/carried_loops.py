@@ -1,10 +1,11 @@
-"""Lower ``torch.scan``, a loop that carries state, to a loop over rows whose body is a graph.
+"""Lower ``torch.scan`` and ``torch.while_loop``, which carry state, to loops around a graph.
 
 ``scan(f, init, xs)`` calls ``carry, y = f(carry, x[t])`` for each t; it returns the last carry, and
 each y as a row of a tensor. So the rows of a ``RowLoop`` are its steps: the loop takes one row of
 each x at a time, the tensors that f captures as a whole, and carries the state. A map over rows is
 a scan that carries nothing. The gradient of a scan is a scan as well, of operands that torch has
-flipped. What cannot be lowered stays torch's operation, around a compiled body.
+flipped. A ``while_loop`` has no rows: what its condition says of the state is carried, too, and
+read before each step. What cannot be lowered stays torch's operation, around a compiled body.
 
 Worked example, ``scan(lambda h, x: ((x + h).tanh(), h * 2), h0, xs)`` with xs[512, 64]::
 
@@ -21,7 +22,7 @@ Assumes, as torch requires: the body neither writes its arguments nor returns wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -39,7 +40,7 @@ from fusec.frontend.shapes import TensorType
 from fusec.frontend.stand_ins import StandIns
 from fusec.frontend.value import ZERO, Value, make_axes, whole
 from fusec.ir.definition import by_name, sizes_in
-from fusec.ir.dtype import NumberForm
+from fusec.ir.dtype import BOOL, NumberForm
 from fusec.ir.expr import Buffer, Load
 from fusec.ir.graph import (
     Argument,
@@ -56,33 +57,30 @@ from fusec.ir.graph import (
 from fusec.ir.index import index
 from fusec.ir.strides import contiguous_strides
 
+_CONDITION = TensorType((), (), BOOL, torch.device("cpu"))
 Lower: TypeAlias = Callable[[fx.GraphModule, GraphBuilder, Iterable[Any]], tuple[Any, ...]]
 """Lowers the calls of a subgraph, given its arguments; returns its results."""
 
 
-def is_scan(node: fx.Node) -> bool:
-    """Return True for the operation of ``torch.scan``, or of a map, which carries nothing."""
+def is_loop(node: fx.Node) -> bool:
+    """Return True for the operations of loops that are lowered."""
     operations = torch.ops.higher_order
-    return node.target in (operations.scan, operations.map_impl)
+    return node.target in (operations.scan, operations.map_impl, operations.while_loop)
 
 
-def lower_scan(
-    node: fx.Node, part: fx.GraphModule, operands: Operands, lower: Lower
+def lower_loop(
+    node: fx.Node, parts: Sequence[fx.GraphModule], operands: Operands, lower: Lower
 ) -> tuple[Value, ...]:
-    """Append the loop of a scan; return the last values of what it carries, then all rows.
+    """Append a loop; return the last values of what it carries, then all rows.
 
     Args:
-        part: the loop's body.
+        parts: the loop's body, behind its condition if it has one.
     Raises:
         Unsupported: naming what the loop has that cannot be lowered.
     """
-    lines, groups = operands.lines, [list(group) for group in node.args[1:]]  # type: ignore[arg-type]
-    init, xs, captured = ([], *groups)[-3:]
-    if lines.alone:
-        raise Unsupported("a loop whose body Python calls")
-    if not xs or free_unbacked_symbols(xs[0].meta["val"].shape[:1]):
-        raise Unsupported("a loop whose length depends on data")
-    count = len(init)
+    *conditions, part = parts
+    init, xs, captured = _groups(node, bool(conditions))
+    lines, count = operands.lines, len(init)
     whole_kinds = [_type_of(operands, value) for value in node.meta["val"]]
     if any(k.strides != contiguous_strides(k.shape) for k in whole_kinds[count:]):
         raise Unsupported("a loop whose rows are not stacked")
@@ -97,30 +95,66 @@ def lower_scan(
     kept = {one: taken(one) for one in dict.fromkeys(captured) if tensor_of(one) is not None}
     others = [whole(kept[n]) if n in kept else operands.for_lowering(n) for n in captured]
     results = lower(part, body, (*map(whole, carried), *map(_only_row, sliced), *others))
-    if len(results) != len(kinds):
-        raise Unsupported("a loop that returns other things than tensors")
-    made = [_stored(body, node, *each) for each in zip(results, kinds, strict=True)]
-    inputs = (*sliced, *kept.values(), *carried)
-    graph = _graph(node.name, body.nodes, inputs, (*made[count:], *made[:count]))
+    made = _all_stored(body, node, results, kinds)
     buffers = [lines.buffer(f"{node.name}_{k}", kind) for k, kind in enumerate(whole_kinds)]
-    turns = [
-        lines.buffer(f"{b.name}_other", k) for b, k in zip(buffers, kinds[:count], strict=False)
+    states = [
+        Carried(_start(operands, one, kind), final, lines.buffer(f"{final.name}_other", kind))
+        for one, kind, final in zip(init, kinds, buffers, strict=False)
     ]
-    starts = [_start(operands, *each) for each in zip(init, kinds, strict=False)]
-    loop = RowLoop(
-        lines.names.new(node.name),
-        lines.sizes.index(xs[0].meta["val"].shape[0]),
-        1,
-        index(1),
-        graph,
-        tuple(map(operands.window, xs)),
-        tuple(map(operands.window, kept)),
-        tuple(buffers[count:]),
-        added=(),
-        carried=tuple(map(Carried, starts, buffers, turns)),
+    for condition in conditions:  # before the first iteration, and at the end of each
+        given = map(operands.for_lowering, (*init, *captured))
+        first = _told(node, condition, lines, given, lower)
+        made.insert(0, _told(node, condition, body, (*map(whole, made), *others), lower))
+        pair = (
+            lines.buffer(f"{node.name}_{k}", _CONDITION) for k in ("proceeds", "proceeds_other")
+        )
+        states.insert(0, Carried(whole_view(first), *pair))
+        carried.insert(0, body.buffer("proceeds", _CONDITION))
+    inputs, count = (*sliced, *kept.values(), *carried), len(carried)
+    lines.nodes.append(
+        RowLoop(
+            lines.names.new(node.name),
+            lines.sizes.index(xs[0].meta["val"].shape[0] if xs else 1),
+            1,
+            index(1),
+            _graph(node.name, body.nodes, inputs, (*made[count:], *made[:count])),
+            tuple(map(operands.window, xs)),
+            tuple(map(operands.window, kept)),
+            tuple(buffers[len(init) :]),
+            added=(),
+            carried=tuple(states),
+            while_true=bool(conditions),
+        )
     )
-    lines.nodes.append(loop)
     return tuple(map(whole, buffers))
+
+
+def _groups(node: fx.Node, has_condition: bool) -> list[list[Any]]:
+    """Return what a loop carries, what it takes rows of, and what it takes whole."""
+    groups = [list(group) for group in node.args[1 + has_condition :]]  # type: ignore[arg-type]
+    if node.kwargs:
+        raise Unsupported("a loop that writes its arguments")
+    if has_condition:
+        return [groups[0], [], groups[1]]
+    xs = groups[-2]
+    if not xs or free_unbacked_symbols(xs[0].meta["val"].shape[:1]):
+        raise Unsupported("a loop whose length depends on data")
+    return [[], *groups][-3:]
+
+
+def _told(
+    node: fx.Node,
+    condition: fx.GraphModule,
+    lines: GraphBuilder,
+    given: Iterable[Any],
+    lower: Lower,
+) -> Buffer:
+    """Define what a loop's condition says of some values."""
+    apart = replace(lines, nodes=[])
+    results = lower(condition, apart, given)
+    (told,) = _all_stored(apart, node, results, (_CONDITION,))
+    lines.nodes += [_callable_anywhere(line, f"{node.name}.{told.name}") for line in apart.nodes]
+    return told
 
 
 def _type_of(operands: Operands, traced: Any) -> TensorType:
@@ -144,6 +178,14 @@ def _only_row(buffer: Buffer) -> Value:
     axes = make_axes(buffer.shape[1:])
     place = (ZERO, *map(index, axes))
     return Value(buffer.shape[1:], buffer.dtype, axes, Load(buffer, place, None))
+
+
+def _all_stored(
+    body: GraphBuilder, node: fx.Node, results: Sequence[Any], kinds: Sequence[TensorType]
+) -> list[Buffer]:
+    if len(results) != len(kinds):
+        raise Unsupported("a loop that returns other things than tensors")
+    return [_stored(body, node, *each) for each in zip(results, kinds, strict=True)]
 
 
 def _stored(body: GraphBuilder, node: fx.Node, value: Any, kind: TensorType) -> Buffer:

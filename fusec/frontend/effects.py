@@ -33,7 +33,7 @@ from fusec.ir.extern import (
     WindowUpdate,
 )
 from fusec.ir.index import Index, index, product
-from fusec.torch_interior import OpOverload
+from fusec.torch_interior import OpOverload, bound_arguments
 
 _FRESH = {
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
@@ -85,9 +85,11 @@ def effect_of(
     if any(form.has_bit for form in forms):
         return _of_whole_call(target)
     if target in UPDATES and args and isinstance(args[0], View):
-        return Scatter(extern_name(UPDATES[target]), _moved(target, _named(target, args, kwargs)))
+        moved = _moved(target, bound_arguments(target, args, dict(kwargs)))
+        return Scatter(extern_name(UPDATES[target]), moved)
     if target in WINDOW_UPDATES and _are_views(args[:2], 2) and len(forms) == 1:
-        return WindowUpdate(_window(_named(target, args, kwargs)), extern_name(aten.copy_.default))
+        window = _window(bound_arguments(target, args, dict(kwargs)))
+        return WindowUpdate(window, extern_name(aten.copy_.default))
     if NumberForm.COMPLEX in forms:
         return _of_whole_call(target)
     if target is aten.mm.default and _are_views(args, 2):
@@ -118,19 +120,13 @@ def _are_views(args: Args, count: int) -> bool:
     return len(args) == count and all(isinstance(arg, View) for arg in args)
 
 
-def _named(target: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Return the arguments of a call by their names in the operation's schema."""
-    names = (argument.name for argument in target._schema.arguments)
-    return {**dict(zip(names, args, strict=False)), **dict(kwargs)}
-
-
 def _window(named: dict[str, Any]) -> Window:
     """Return the window that a ``slice_scatter`` or ``select_scatter`` replaces."""
     whole, chosen = named["self"], named.get("index")
-    k = named.get("dim", 0) % whole.rank
-    first = _integer(named.get("start", 0) if chosen is None else chosen, 0)
+    k = named["dim"] % whole.rank
+    first = _integer(named["start"] if chosen is None else chosen, 0)
     first = first + whole.shape[k] if first.hint() < 0 else first
-    return Window(k, first, _integer(named.get("step", 1), 1) if chosen is None else None)
+    return Window(k, first, _integer(named["step"], 1) if chosen is None else None)
 
 
 def _integer(arg: Argument, default: int) -> Index:

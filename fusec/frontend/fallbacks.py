@@ -17,7 +17,13 @@ from fusec.frontend.ops.literals import LIFTS
 from fusec.frontend.origin import op_name
 from fusec.frontend.parts import CALLS_PARTS
 from fusec.ir.dtype import F4X2, F8, DType
-from fusec.torch_interior import HigherOrderOperator, OpOverload, pytree
+from fusec.torch_interior import (
+    HigherOrderOperator,
+    OpOverload,
+    bound_arguments,
+    tensors_in,
+    written_arguments,
+)
 
 CONTRACTION = "contraction: runs in the library"
 ATTENTION = "attention: runs in the library"
@@ -119,20 +125,8 @@ def draws_random_numbers(target: Any) -> bool:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by name, those left out at their defaults."""
-    known = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: value for a, value in zip(known, node.args, strict=False)}
-    return {**{a.name: a.default_value for a in known}, **given, **node.kwargs}
-
-
-def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that a call writes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    named = named_arguments(node)
-    written = [named[a.name] for a in schema.arguments if a.is_write]
-    return [argument for argument in written if isinstance(argument, fx.Node)]
+    """Return the arguments of a call by name, those left out at their defaults."""
+    return bound_arguments(node.target, node.args, node.kwargs)
 
 
 def is_written(node: fx.Node) -> bool:
@@ -194,8 +188,7 @@ def is_exact(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, HigherOrderOperator):
         return target.name() in CALLS_PARTS
-    values = pytree.tree_leaves(node.meta.get("val"))
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = tensors_in(node.meta.get("val"))
     if not any(t.is_floating_point() or t.is_complex() for t in tensors):
         return True
     if not isinstance(target, OpOverload):

@@ -147,10 +147,11 @@ def stored_nodes(nodes: Mapping[str, fx.Node], buffers: Iterable[str]) -> list[f
     names = list(buffers)
     named = (nodes[name] for name in names if name in nodes)
     whole = [node for node in named if not isinstance(node.meta.get("val"), tuple | list)]
-    return whole or [node for name in names if (node := _node_of_part(nodes, name)) is not None]
+    return whole or [node for name in names if (node := node_of_part(nodes, name)) is not None]
 
 
-def _node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
+def node_of_part(nodes: Mapping[str, fx.Node], name: str) -> fx.Node | None:
+    """Return the node of a buffer with a part of its results: ``sum_2`` for ``sum_2_part``."""
     while name := name.rpartition("_")[0]:
         if name in nodes:
             return nodes[name]

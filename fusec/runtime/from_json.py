@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,7 @@ _fields = functools.cache(get_type_hints)
 
 
 def read(kind: Any, found: Any, name: str) -> Any:
-    """Return the value of a type: a dataclass, a tuple of one type, ``X | None``, or a plain one.
+    """Return the value of a type: a dataclass, a plain one, ``X | None``, or several of one type.
 
     Args:
         name: what messages call the value.
@@ -39,6 +40,10 @@ def read(kind: Any, found: Any, name: str) -> Any:
         return kind(**{field: read(inner, found[field], field) for field, inner in fields.items()})
     if isinstance(kind, UnionType):
         return None if found is None else read(get_args(kind)[0], found, name)
+    if get_origin(kind) is Mapping:
+        if not isinstance(found, dict):
+            raise ValueError(f"{name}: {found!r} is no object")
+        return {key: read(get_args(kind)[1], item, key) for key, item in found.items()}
     if get_origin(kind) is tuple:
         if not isinstance(found, list):
             raise ValueError(f"{name}: {found!r} is no list")

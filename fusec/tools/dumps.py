@@ -174,10 +174,7 @@ BEFORE_CAPTURE = tuple(stage.name for stage in (*DYNAMO, *JOINT, PARTITION))
 _FILE = re.compile(r"\d\d-[\w.-]+")
 _FOLDER = re.compile(r"[\w.]+(-\d+_[\w-]+)?")
 _OF_THE_USER = "passes"
-_LEVELS = {
-    "capture": ("fx", "capture", "graph", _OF_THE_USER),
-    "memory": ("kernels", "memory"),
-}
+_LEVELS = {"capture": ("fx", "capture", "graph", _OF_THE_USER), "memory": ("kernels", "memory")}
 """Names of a stage's records, where these are not its own name alone."""
 _BEHIND = ("program", "source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass")
 

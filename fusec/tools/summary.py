@@ -31,9 +31,10 @@ from fusec.frontend.modules import calling, module_kinds, stored_nodes
 from fusec.frontend.origin import origin_of
 from fusec.frontend.shapes import from_torch_dtype
 from fusec.frontend.size_facts import UNSEEN
-from fusec.ir.names import identifier
+from fusec.ir.names import identifier, operation_words
 from fusec.ir.text import print_schedule
 from fusec.options import Options
+from fusec.runtime.from_json import read
 from fusec.torch_interior import (
     OpOverload,
     code_log,
@@ -130,6 +131,11 @@ class ExternSummary:
     multiplied: Mapping[str, int] = field(default_factory=dict)
     us: float | None = None
 
+    @property
+    def computes(self) -> str:
+        """What it computes: "mm, eager"."""
+        return f"{operation_words((self.op,))[0]}, eager"
+
 
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
@@ -161,6 +167,11 @@ class GraphSummary:
         return f"{self.name} {self.compile}".rstrip()
 
     @property
+    def launches(self) -> tuple[KernelSummary | ExternSummary, ...]:
+        """Kernels, then eager kernels."""
+        return (*self.kernels, *self.externs)
+
+    @property
     def total_seconds(self) -> float:
         """Wall seconds of the compile, without what Dynamo and AOTAutograd take."""
         return sum(self.seconds.values())
@@ -188,15 +199,8 @@ class GraphSummary:
     @classmethod
     def from_json(cls, text: str) -> GraphSummary:
         """Return the summary that an artifact holds."""
-        found = json.loads(text)
-        kinds: dict[str, Any] = {"kernels": KernelSummary, "externs": ExternSummary}
-        for rows, kind in kinds.items():
-            made = []
-            for row in found[rows]:
-                lists = {name: tuple(v) for name, v in row.items() if isinstance(v, list)}
-                made.append(kind(**row | lists))
-            found[rows] = tuple(made)
-        return cls(**found)
+        found: GraphSummary = read(cls, json.loads(text), "a graph")
+        return found
 
 
 class Announcer(Observer):

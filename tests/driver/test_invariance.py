@@ -303,13 +303,3 @@ def test_a_loop_over_another_size_is_found() -> None:
     planted = {launch.name: looped(made.programs[launch.name])}
     with pytest.raises(InternalError, match="in loops over batch"):
         check_invariance(gm, made.schedule, planted)
-
-
-def test_torch_s_deterministic_algorithms_choose_by_rule() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        chosen = chosen_options(None, {"freeze": True})
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert chosen.deterministic and chosen.freeze and not chosen.times
-    assert not chosen_options(None, None).deterministic

@@ -67,9 +67,9 @@ ELSEWHERE = {
     ("fusec/passes/fusion/store_parts.py", "redirected"): "the same",
     **{
         (f"fusec/passes/kernel/{stage}.py", name): "what the stages that unroll have in common"
-        for stage in ("unroll_pairs", "unroll_parts", "unroll_windows", "short_sums")
+        for stage in ("unroll_pairs", "unroll_parts", "unroll_windows", "unroll_terms")
         for name in ("added_up", "unrolled")
-        if (stage, name) != ("short_sums", "added_up")
+        if (stage, name) != ("unroll_terms", "added_up")
     },
     ("fusec/codegen/lowering/lower.py", "lower_transformed"): "the part of it for one schedule",
     ("fusec/passes/schedule/__init__.py", "coalesce"): "what a merged kernel would be: is it legal",

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +545,21 @@ def test_graph_breaks_are_an_error_that_lists_lines() -> None:
         build(breaks, Call((values(4),)), HERE)
 
 
+def branches(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        x = x + 1
+    print("not seen")
+    return x * 2
+
+
+def test_where_a_list_of_graph_breaks_ends_is_said() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(
+        UsageError, match=r"(?s)graph breaks: 1.*not seen: .*in branches.*fusec explain --run"
+    ):
+        build(branches, Call((values(4),)), HERE)
+
+
 def scaled(x: torch.Tensor, y: Any = None, how: Any = torch.relu, z: Any = None, by: float = 2.0,
            *, n: int = 3) -> torch.Tensor:  # fmt: skip
     return how(x) * by + z * n
@@ -695,6 +710,46 @@ def test_what_the_model_asks_of_sizes_is_said(
     assert torch.equal(model(x), x[:, 12] * 2)
     with pytest.raises(UsageError, match=f"T is 26; the model was built for {asked}"):
         model(values(3, 26))
+
+
+@pytest.fixture
+def torch_s_setting() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def recorded(content: bytes) -> bool:
+    """Return what an archive for training says of its kernels."""
+    inner = decode(loading.KEY, (decode(KEY, content) or {})["cpu"])
+    assert inner is not None
+    said: bool = json.loads(inner["convention.json"])["training"]["deterministic"]
+    return said
+
+
+@pytest.mark.parametrize("option", (False, True))
+def test_an_archive_records_what_its_options_are(option: bool) -> None:
+    x, named = arguments()
+    options = [Options(deterministic=option)]
+    assert recorded(build(net(), Call((x,), named, train=True), options)) is option
+
+
+def test_the_file_s_setting_of_torch_is_that_of_its_kernels_and_of_the_record(
+    tmp_path: Path, torch_s_setting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Options] = []
+
+    def note(fn: Any, call: Call, targets: Sequence[Options], mode: Any) -> bytes:
+        seen.extend(targets)
+        return build(fn, call, targets, mode)
+
+    monkeypatch.setattr("fusec.export.build", note)
+    path = tmp_path / "m.fusec"
+    line = ["build", "--input", "f32[4,8]", "--train", "-o", str(path), "--with-weights"]
+    for more in ("", "torch.use_deterministic_algorithms(True)"):
+        (tmp_path / f"model{len(more)}.py").write_text(MODEL + more)
+        assert main([*line, f"{tmp_path / f'model{len(more)}.py'}:Block"]) == 0
+        assert recorded(path.read_bytes()) is bool(more)
+    assert [one.deterministic for one in seen] == [False, True]
 
 
 # -- who runs it, and who wrote it -----------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""``torch.scan`` is a loop that carries state: values, gradients and strides are eager's."""
+"""Loops that carry state, ``torch.scan`` and ``torch.while_loop``: all that they do is eager's."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 import fusec
 from fusec.codegen.host.runs import print_run, run_codes
@@ -191,7 +195,21 @@ def test_a_loop_is_explained_by_its_kernels():
     (graph,) = explained.graphs
     (loop,) = graph.loops
     assert loop.rounds == 6 and loop.kernels and not loop.externs
-    assert graph.launches == 6 * len(loop.kernels) and graph.launches_eager == 6 * 5
+    assert graph.launches == (len(loop.kernels) if loop.native else 6 * len(loop.kernels))
+    assert loop.native and "6 times, in one native call" in str(graph)
+    assert graph.launches_eager == 6 * 5
+
+
+def test_a_rolled_loop_cites_its_steps():
+    def states(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h, found = x[0], []
+        for r in x:
+            h = torch.tanh(h @ w + r)
+            found.append(h)
+        return torch.stack(found)
+
+    explained = str(fusec.explain(states, values(12, 5, 8), W))
+    assert "torch.tanh(h @ w + r)" in explained
 
 
 # -- each form of a loop ---------------------------------------------------------------------------
@@ -252,6 +270,138 @@ def test_a_loop_is_printed_with_what_it_carries_and_how_its_function_moves():
     assert f"any f{number} = b{number};" in printed and "for (; rounds > 0; --rounds) {" in printed
     assert sum("rounds % 2 ?" in line for line in printed) == 1
     assert sum(".address +" in line for line in printed) == 2  # x and the rows of the result
+
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
+def halved(h: torch.Tensor, least: torch.Tensor) -> Any:
+    """Halve until the sum is small: as often as the logarithm of a sum of 32 says."""
+    step = (lambda n, h: h.sum() > least), (lambda n, h: (n + 1, h * 0.5))
+    return while_loop(*step, (torch.full((), 7), h))
+
+
+def sorted_and_halved(h: torch.Tensor, least: torch.Tensor) -> Any:
+    step = (lambda n, h: h.sum() > least), (lambda n, h: (n + 1, h.sort(-1)[0] * 0.5))
+    return while_loop(*step, (torch.full((), 7), h))
+
+
+def root(h: torch.Tensor, least: torch.Tensor) -> Any:
+    """Approximate a square root by Newton's steps; a tuple of carried states is nested."""
+
+    def body(state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
+        better = (state["x"] + h / state["x"]) / 2
+        return ({"x": better, "error": (better - state["x"]).abs().max()},)
+
+    start = {"x": h + 1, "error": h.new_ones(())}
+    return while_loop(lambda state: state["error"] > 1e-3, body, (start,))[0]["x"]
+
+
+ENDED = {f.__name__: f for f in (halved, sorted_and_halved, root)}
+ONES = torch.ones(4, 8)
+LEAST = [(ONES, torch.tensor(number)) for number in (40.0, 20.0, 10.0, 3.0, float("nan"))]
+"""No iteration, one, two, and four; none, since nothing is greater than NaN."""
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("name", ENDED)
+def test_a_loop_runs_as_long_as_its_condition_holds(name, dynamic):
+    check(ENDED[name], H.abs(), torch.tensor(1.0), more=LEAST, dynamic=dynamic)
+    sorts = name == "sorted_and_halved"
+    assert [op for op, _ in externs(ENDED[name], ONES, LEAST[0][1])] == ["sort.default"] * sorts
+
+
+def test_a_condition_is_read_by_the_native_call():
+    wrapper = wrapper_of(halved, H.abs(), torch.tensor(1.0))
+    assert wrapper.count("while_loop(") == 1 and "while " not in wrapper
+    assert "while " in wrapper_of(sorted_and_halved, H.abs(), torch.tensor(1.0))
+
+
+def counted(h: torch.Tensor, most: torch.Tensor) -> Any:
+    return while_loop(lambda n, h: h < most, lambda n, h: (n + 2, h + 1), (torch.full((), 3), h))
+
+
+@contextmanager
+def alarm(handler: Callable[..., None]) -> Iterator[None]:
+    """Call a function of signals after a fifth of a second."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_native_loop_lets_python_handle_signals_and_goes_on():
+    compiled, h = torch.compile(counted, backend="fusec"), torch.zeros((), dtype=torch.float64)
+    times, seen = 400_000_000, []  # at least four seconds
+    with alarm(lambda *_: seen.append(time.perf_counter())):
+        made = [float(x) for x in compiled(h, torch.tensor(times))]
+        assert seen[0] < time.perf_counter() - 0.5
+    assert made == [3 + 2 * times, times] and h == 0
+
+
+def test_a_native_loop_stops_at_a_signal():
+    compiled, h = torch.compile(counted, backend="fusec"), torch.zeros((), dtype=torch.float64)
+    compiled(h, torch.tensor(3))
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    with alarm(stop), pytest.raises(InterruptedError):
+        compiled(h, torch.tensor(10**15))  # days
+
+
+def test_what_a_loop_returns_is_memory_of_its_own():
+    def fn(h: torch.Tensor, least: torch.Tensor) -> Any:
+        n, made = halved(h, least)
+        return n, made.add_(1), h
+
+    check(fn, H.abs(), torch.tensor(1.0), more=LEAST)
+
+
+def test_a_loop_in_a_loop_keeps_both_conditions():
+    def fn(h: torch.Tensor, least: torch.Tensor) -> Any:
+        def body(n: torch.Tensor, h: torch.Tensor) -> Any:
+            inner, h = halved(h + 1, least)
+            return n + inner, h * 2
+
+        return while_loop(lambda n, h: n < 30, body, (torch.full((), 0) * n_of(h), h))
+
+    def n_of(h: torch.Tensor) -> torch.Tensor:
+        return (h.sum() > 0).long()
+
+    check(fn, H.abs(), torch.tensor(2.0))
+    assert externs(fn, H.abs(), torch.tensor(2.0)) == []
+
+
+def test_a_body_that_writes_what_it_captures_writes_it_as_often_as_eager():
+    def fn(h: torch.Tensor, total: torch.Tensor) -> Any:
+        def body(n: torch.Tensor, h: torch.Tensor) -> Any:
+            total.add_(h)
+            return n + 1, h * 0.5
+
+        return while_loop(lambda n, h: h.sum() > 1, body, (torch.full((), 0), h)), total * 2
+
+    check(fn, H.abs(), H.clone())
+
+
+def test_conditions_carry_state_in_the_interpreter_and_are_verified():
+    graph = graph_of(lambda h: halved(h, torch.tensor(3.0)), ONES)
+    schedule = cut_loops(separate(graph), separate)
+    host = plan_host(schedule, run_bytes=1 << 18)
+    verify_host(host)
+    for value, times in ((1.0, 4), (2.0, 5), (0.0, 0)):
+        for program in (graph, schedule, host):
+            n, h = run_graph(program, [(ONES * value).numpy()])
+            assert n == 7 + times and (h == value / 2**times).all()
+    (loop,) = schedule.loops
+    bad = replace(loop, carried=loop.carried[1:])
+    with pytest.raises(InvalidIR):
+        steps = tuple(bad if step is loop else step for step in schedule.steps)
+        verify_schedule(replace(schedule, steps=steps))
+    assert "    while while_loop_proceeds" in print_schedule(schedule)
 
 
 # -- random bodies ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 import fusec
 import fusec.native
@@ -177,6 +178,39 @@ def test_the_kernels_need_no_library_but_openmp_s_and_c_s(built: Path, tmp_path:
     assert {*needed} <= {"libgomp", "libomp", "libiomp5", "libc", "libm"}
 
 
+class Cell(nn.Module):
+    """Loops of which all states are read, the last one, and one that data ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.cell = nn.Linear(6, 6), nn.GRUCell(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h, states = torch.zeros_like(x[:, 0]), []
+        for t in range(12):
+            h = torch.tanh(self.w(h) + x[:, t])
+            states.append(h)
+        g = h * 0
+        for t in range(12):
+            g = self.cell(x[:, t], g)
+        start = torch.zeros((), dtype=torch.int64), g.abs() * 100
+        halve = (lambda n, g: g.max() > 1), (lambda n, g: (n + 1, g / 2))
+        return (torch.stack(states, 1), g, *while_loop(*halve, start))
+
+
+def test_loops_are_calls_that_run_all_iterations(program: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Cell().eval()
+    path = archive(tmp_path, model, values(3, 12, 6))
+    for factor in (1.0, 1e3, 0.0):
+        x = values(3, 12, 6, seed=4) * factor
+        with torch.no_grad():
+            wanted = model(x)
+        _, made = run(program, path, x, like=wanted)
+        for one, other in zip(wanted, made, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -329,6 +363,18 @@ def test_what_needs_torch_is_listed_with_its_line() -> None:
     torch._dynamo.reset()
     with pytest.raises(UsageError, match=r"without Python.*\n  aten\.linalg_inv_ex.*test_native"):
         build(sorts, Call((values(4, 4),)), NATIVE)
+
+
+def test_a_loop_within_a_loop_needs_torch_and_says_so() -> None:
+    def nested(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def body(h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return while_loop(lambda h: h.sum() > 2, lambda h: (h * 0.5,), (h.sin(),))
+
+        return while_loop(lambda h: h.sum() > 1, body, (x,))
+
+    torch._dynamo.reset()
+    with pytest.raises(UsageError, match=r"a loop: C runs .* within no other loop, at test_native"):
+        build(nested, Call((values(8),)), NATIVE)
 
 
 # -- sizes that a call chooses ---------------------------------------------------------------------

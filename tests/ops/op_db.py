@@ -300,6 +300,56 @@ def check_case(op: OpInfo, dtype: torch.dtype) -> Outcome:
     return outcome
 
 
+_NEUTRAL = {"float": torch.ones(()), "int": torch.zeros((), dtype=torch.int64),
+            "bool": torch.zeros((), dtype=torch.bool)}  # fmt: skip
+"""Inputs by which a producer changes no element, which no compiler knows."""
+ROUNDED = {"bfloat16": 2e-2, "half": 2e-2}
+"""Operations whose gradients are added in 16 bits, which eager rounds one by one: tolerances."""
+
+
+def check_between(op: OpInfo) -> None:
+    """Assert that an operation's values and gradients are eager's in a kernel with neighbours.
+
+    A pointwise operation makes its tensors, another one and two reductions read its results.
+    """
+    torch._dynamo.reset()
+    dtype = dtypes_of(op)[0]
+    trains = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    call = all_calls(partial(_between, op.op))
+    with warnings.catch_warnings(), unseeded():
+        warnings.simplefilter("ignore")
+        drawn = samples_of(op, dtype, requires_grad=trains)
+        samples, _ = sorted_out_of(call, [Sample(s.arguments, lambda made: made) for s in drawn])
+        if samples:
+            tolerance = ((dtype,), ROUNDED[op.name]) if op.name in ROUNDED else ((), 0.0)
+            check_run(op, call, samples, Outcome(), COARSE.get(op.full_name, tolerance))
+
+
+def _between(op: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> list[list[Any]]:
+    x, args, kwargs = pytree.tree_map_only(torch.Tensor, _produced, (x, args, kwargs))
+    return [_read(leaf) for leaf in pytree.tree_leaves(op(x, *args, **kwargs))]
+
+
+def _produced(x: torch.Tensor) -> torch.Tensor:
+    if x.layout is not torch.strided:
+        return x
+    if x.dtype is torch.bool:
+        return x ^ _NEUTRAL["bool"]
+    wide = x.is_floating_point() or x.is_complex()
+    return x * _NEUTRAL["float"] if wide else x + _NEUTRAL["int"]
+
+
+def _read(made: Any) -> list[Any]:
+    if not isinstance(made, torch.Tensor) or made.layout is not torch.strided:
+        return [made]
+    if made.dtype is torch.bool:
+        return [made, ~made, made.sum()]
+    y = made * 0.5 + 1 if made.is_floating_point() or made.is_complex() else made + 1
+    sums = [y.sum(-1)] if made.dim() else []
+    means = [y.relu().mean(0)] if made.dim() and made.is_floating_point() and y.numel() else []
+    return [made, y, *sums, *means]
+
+
 def call_unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for the table's wrapper that seeds in each call, which no compiler traces."""
     return op(*args, **kwargs)
@@ -309,10 +359,16 @@ def sorted_out(
     op: OpInfo, samples: list[Sample]
 ) -> tuple[list[Sample], list[tuple[Sample, Exception]]]:
     """Return the samples that eager accepts, and those that it does not, with its errors."""
+    return sorted_out_of(all_calls(op.op), samples)
+
+
+def sorted_out_of(
+    call: Callable[[list[Arguments]], list[Any]], samples: list[Sample]
+) -> tuple[list[Sample], list[tuple[Sample, Exception]]]:
     accepted, rejected = [], []
     for sample in samples:
         try:
-            run_all(all_calls(op.op), [sample])
+            run_all(call, [sample])
             accepted.append(sample)
         except Exception as error:
             rejected.append((sample, error))
@@ -321,11 +377,19 @@ def sorted_out(
 
 def check_values(op: OpInfo, samples: list[Sample], outcome: Outcome) -> None:
     """Compare runs; uninitialised and random results by their types alone."""
-    call = all_calls(op.op)
+    check_run(op, all_calls(op.op), samples, outcome, COARSE.get(op.full_name, ((), 0.0)))
+
+
+def check_run(
+    op: OpInfo,
+    call: Callable[[list[Arguments]], list[Any]],
+    samples: list[Sample],
+    outcome: Outcome,
+    coarse: tuple[Collection[torch.dtype], float],
+) -> None:
     eager = run_all(call, samples)
     found = run_all(compiled(call, outcome), samples)
     if op.name not in UNINITIALISED and equal_runs(eager, run_all(call, samples, seed=4)):
-        coarse = COARSE.get(op.full_name, ((), 0.0))
         compare_runs(eager, found, exact_run(call, samples, eager), coarse)
     else:
         compare_runs(*map(without_values, (eager, found, eager)))

@@ -88,3 +88,11 @@ def test_gradients_of_a_group_norm_in_one_pass_match_eager(backend, monkeypatch)
 
     vectors = [values(6, seed=n) for n in (1, 2)]
     check(group_norm, values(3, 6, 700), *vectors, train=True, backend=backend)
+
+
+def test_gradients_of_results_whose_elements_share_memory_match_eager():
+    def windows(x):
+        frames = (x * 2).unfold(0, 3, 1)
+        return frames, frames.sum(-1), (x + 1).as_strided((3, 4), (2, 1)), (x * 3).t()
+
+    check(windows, values(5, 7), train=True)

@@ -99,6 +99,27 @@ def test_a_function_without_inputs_compiles():
     check(lambda: (torch.arange(10) * 2, torch.ones(3).sum(), torch.zeros(2, 2)))
 
 
+def test_what_is_computed_of_positions_wraps_as_in_eager():
+    def hashed():
+        i, j = torch.arange(8), torch.arange(8, dtype=torch.int32)
+        h = i * 6364136223846793005 + 1442695040888963407
+        narrow = (i * 2**30).int(), (i * 2**40).int(), j * 2**30
+        return h, h < 0, h >> 33, h % 97, i * 2**62 >= 0, narrow, [n < 0 for n in narrow]
+
+    check(hashed)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_positions_of_a_dynamic_size_wrap_in_32_bits(dynamic):
+    def wrapped(x):
+        i = torch.arange(x.shape[0])
+        near = i[:, None] * 2**20 + i[:3]
+        found = (i * 2**28, i * 2**30, i * 1000003, i * 1103515245, near, (i * 2**40) // 3)
+        return [n.int() < 0 for n in found]
+
+    check(wrapped, torch.zeros(3000), dynamic=dynamic)
+
+
 def test_a_constant_output_is_private_to_each_call():
     def make(x):
         return torch.zeros(4), x + 1

@@ -419,3 +419,15 @@ def test_another_number_that_an_input_holds_is_no_start_from_the_cache(captured,
     for number in (2, 3, 1):
         call = compiled(HELD[name])
         agree(HELD[name](x, torch.tensor(number)), call(x, torch.tensor(number)))
+
+
+def test_a_mask_of_several_axes_may_choose_elements_twice():
+    """The second choice has the size of the first one, which is no symbol of its own."""
+
+    def fn(x, mask):
+        rows, columns = x[mask], x[:, mask[0]]
+        return rows * 2, x[mask].sum(0), rows + x[mask], columns.sum(), x[:, mask[0]].exp()
+
+    mask = values(4, 7, seed=1) > 0
+    check(fn, values(4, 7), mask)
+    check(fn, values(4, 7, 3), mask)

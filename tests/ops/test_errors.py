@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -295,6 +297,121 @@ def test_a_scatter_out_of_range_is_an_error_of_eager_s_class() -> None:
             with pytest.raises(type(eager.value)) as raised:
                 compiled(x, *places[:k], i, *places[k + 1 :])
             assert isinstance(raised.value, IndexOutOfRange), f"{name} runs as an eager kernel"
+
+
+GIVEN = {"floats": torch.tensor([0.5, 1.5]), "0.5": 0.5, "1j": 1j, "integers": torch.ones(2).long()}
+FORMS: dict[str, Callable[..., object]] = {
+    "of none": lambda write, y: write(),
+    "of one": lambda write, y: write(y),
+    "of two": lambda write, y: write(y, y),
+    "of one by name": lambda write, y: write(other=y),
+    "of two by name": lambda write, y: write(tensor1=y, tensor2=y),
+    "times a number": lambda write, y: write(GIVEN["integers"], GIVEN["integers"], value=y),
+}
+ELSEWHERE = {"apply_", "map_", "map2_", "rename_", "share_memory_", "swap_", "set_", "resize_"}
+IN_PLACE = sorted(n for n in dir(torch.Tensor) if n.endswith("_") and n[0] != "_")
+
+
+def refused_writes(name: str) -> list[tuple[Callable[..., object], torch.Tensor]]:
+    """Return the writes of a method, with what they write, that eager refuses for the types."""
+    found = []
+    for form, given in itertools.product(FORMS.values(), GIVEN.values()):
+        write = partial(lambda form, given, x: form(getattr(x, name), given), form, given)
+        for start in (torch.arange(2), torch.ones(2), torch.tensor([True, False])):
+            try:
+                write(start.clone())
+            except Exception as error:  # also that there is no such form
+                if "be cast to" in str(error) or "no longer supported" in str(error):
+                    found.append((write, start))
+    return found
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", [n for n in IN_PLACE if n not in ELSEWHERE])
+def test_a_write_of_another_kind_is_an_error(name: str) -> None:
+    for write, start in refused_writes(name):
+        with pytest.raises(Exception):  # noqa: B017  # of Dynamo, where its trace refuses them
+            compile_with(write)(start.clone())
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "imul": lambda x: operator.imul(x, 0.5),
+    "__imul__": lambda x: x.__imul__(0.5),
+    "mul_ by name": lambda x: x.mul_(other=GIVEN["floats"]),
+    "multiply_": lambda x: x.multiply_(0.5),
+    "addcmul_ by name": lambda x: x.addcmul_(tensor1=GIVEN["floats"], tensor2=x),
+    "addcmul_ times 1": lambda x: x.addcmul_(GIVEN["floats"], x, value=1),
+    "addcdiv_": lambda x: x.addcdiv_(x, x),
+    "floats by a scaled quotient": lambda x: (x + 0.5).addcdiv_(x, x + 1, value=2),
+    "floats by a scaled quotient of bools": lambda x: (x + 0.5).addcdiv_(x > 0, x > -1, value=0.5),
+    "logit_": lambda x: torch.logit_(input=x),
+    "an overload": lambda x: torch.ops.aten.mul_.Scalar(x, 0.5),
+    "of a list": lambda x: torch._foreach_mul_([x], 0.5),
+    "of a list by lists": lambda x: torch._foreach_addcmul_([x], [GIVEN["floats"]], [x]),
+    "floats by a complex number": lambda x: (x + 0.5).mul_(1j),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_of_another_kind_is_an_error_in_each_form(name: str) -> None:
+    same_error(WRITES[name], torch.arange(2))
+
+
+def test_writes_that_convert_are_those_of_eager() -> None:
+    floats, integers = torch.rand(3), torch.arange(3)
+    check(lambda x, y: (x.mul_(y), x.addcmul_(y, 2 * y)), floats, integers)
+    scaled = torch.compile(lambda i: i.addcmul_(i, i, value=0.5), backend="fusec")
+    assert torch.equal(scaled(integers.clone()), integers), "eager scales integers by 0"
+    check(lambda x, i: x.addcdiv_(i, x + 1, value=0.5), floats, integers)
+    check(lambda x, i: torch.sum(x + 0.75, 0, out=i.sum()), floats, integers)
+    check(lambda x, i: torch.select_scatter(i.expand(3, 3), x * 3, 0, 1), floats, integers)
+    check(lambda x, i: torch.slice_scatter(i, x[:2] * 3, 0, 1) + 1, floats, integers)
+    check(lambda x, i: torch.diagonal_scatter(i.expand(3, 3), x * 3) + 1, floats, integers)
+
+
+NUMBER, ONE_PLACE = torch.tensor(3.0), torch.tensor([1])
+REFUSED = {
+    "gather of a number": lambda x: NUMBER.gather(0, ONE_PLACE[0]) + x,
+    "gather of a number by a line": lambda x: NUMBER.gather(0, ONE_PLACE) + x[0, :1],
+    "index_select of a number": lambda x: torch.index_select(NUMBER, 0, ONE_PLACE) + x,
+    "index_select of one row": lambda x: torch.index_select(x[:1], 0, ONE_PLACE) + 1,
+    "too short a row": lambda x: torch.select_scatter(x, x[0, :3] * 2, 0, 1) + 1,
+    "too short a diagonal": lambda x: torch.diagonal_scatter(x, x[0, :3] * 2) + 1,
+    "too long a diagonal": lambda x: torch.diagonal_scatter(x, x[0] * 2, 1) + 1,
+    "too few rows": lambda x: torch.slice_scatter(x, x[:2] * 2, 0, 0, 3) + 1,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_place_of_a_number_and_a_part_of_another_shape_are_errors(name: str) -> None:
+    same_error(REFUSED[name], torch.ones(4, 4))
+
+
+WINDOWS: dict[str, Binary] = {
+    "row": lambda x, s: torch.select_scatter(x, s[0] * 2, 0, 1) + 1,
+    "diagonal": lambda x, s: torch.diagonal_scatter(x, s[0] * 2) + 1,
+    "later diagonal": lambda x, s: torch.diagonal_scatter(x, s[0] * 2, 1) + 1,
+    "first rows": lambda x, s: torch.slice_scatter(x, s * 2, 0, 0, 3) + 1,
+    "every other row": lambda x, s: torch.slice_scatter(x, s * 2, 0, 1, None, 2) + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_part_that_fits_once_is_an_error_where_it_does_not_fit(name: str, dynamic: bool) -> None:
+    fn = WINDOWS[name]
+    compiled = compile_with(fn, dynamic=dynamic)
+    fits = {"later diagonal": (4, 5, 4), "diagonal": (3, 6, 3)}.get(name, (6, 7, 7))
+    for rows, columns, given in (fits, (4, 6, 3), (4, 6, 5), (5, 6, 4), (7, 7, 4)):
+        x = torch.ones(rows, columns)
+        source = torch.ones(3 if "rows" in name else rows // 2, given)
+        try:
+            expected = fn(x, source)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x, source)
+        else:
+            assert torch.equal(compiled(x, source), expected)
 
 
 @pytest.mark.parametrize("wrong", (9, -1, -5))

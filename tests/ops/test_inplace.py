@@ -377,3 +377,33 @@ def test_cases_match_eager():
 @TRAINED
 def test_cases_match_eager_with_their_gradients(train):
     in_training.check(train=train)
+
+
+def _count(step, x):
+    step.add_(1.5)
+    step.view(1).mul_(2)
+    return x * step
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.int64))
+def test_a_number_that_is_written_in_place_keeps_what_is_written(dtype):
+    """AOTAutograd loses it in f64 on a CPU, of which it thinks as of a number of Python."""
+    count = _count if dtype.is_floating_point else lambda step, x: step.add_(2) + x
+    check(count, torch.ones((), dtype=dtype), torch.arange(3.0))
+
+
+class Stepping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.step.add_(1.0)
+        return x / self.step
+
+
+def test_a_counter_of_a_module_in_f64_counts():
+    module = Stepping()
+    compiled = compile_with(module)
+    found = [compiled(torch.ones(2))[0].item() for _ in range(3)]
+    assert found == pytest.approx([1, 1 / 2, 1 / 3]) and module.step == 3

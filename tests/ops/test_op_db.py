@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="looks at fusec's gra
 
 ROWS = recorded_rows()
 SAMPLE = tuple(ROWS)[5::150]  # for each run of the tests; a stride that meets every kind
+BETWEEN = ("unfold", "cumsum", "index_put", "std.unbiased")
 
 
 def check_operation(name: str, types: int | None = None) -> None:
@@ -38,6 +39,19 @@ def test_sample_of_operations_matches_eager_and_the_page():
 @pytest.mark.parametrize("name", ROWS)
 def test_operation_matches_eager_and_the_page(name):
     check_operation(name)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in BETWEEN else pytest.mark.slow) for n in ROWS]
+)
+def test_operation_matches_eager_between_neighbours(name):
+    pytest.importorskip("expecttest", reason="the table imports it")
+    from tests.ops.op_db import check_between, find_op
+
+    operation = find_op(name)
+    if operation is None:
+        pytest.skip("this version of torch has no such operation")
+    check_between(operation)
 
 
 @pytest.mark.slow

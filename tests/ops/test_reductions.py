@@ -17,6 +17,8 @@ from tests.support import (
     Cases,
     as_captured,
     check,
+    check_all,
+    compile_with,
     externs,
     in_both,
     values,
@@ -537,6 +539,37 @@ def test_scans_and_searches_of_special_values_match_eager():
         assert externs(scan, x) == []
 
 
+BESIDE = {
+    "amax": lambda v: v.amax(),
+    "prod": lambda v: v.prod(),
+    "rows": lambda v: v.amin(1),
+    "columns": lambda v: v.sum(0),
+    "places": lambda v: v.argmax(),
+    "scan": lambda v: v.cumsum(0),
+    "terms": lambda v: v + 1,
+    "compared": lambda v: v == v.amax(0),
+}
+
+
+@pytest.mark.parametrize("columns", (2, 4))
+def test_a_sum_of_short_rows_matches_eager_beside_what_else_is_made_of_its_terms(columns):
+    def case(other):
+        def both(x):
+            terms = x * torch.where(torch.arange(columns) < 1, 1.0, 2.0)
+            return terms.sum(), other(terms)
+
+        return both, values(50, columns)
+
+    check_all({name: case(other) for name, other in BESIDE.items()})
+
+
+@in_training
+def gradients_of_extremes_of_pairs_match_eager_beside_a_sum():
+    return (lambda x: (x.sin().amin(1), x.sin().sum((1, 2)), x.sin().amax((1, 2)))), values(
+        1, 10, 2
+    )
+
+
 def test_cases_match_eager():
     in_inference.check()
 
@@ -544,3 +577,19 @@ def test_cases_match_eager():
 @TRAINED
 def test_cases_match_eager_with_their_gradients(train):
     in_training.check(train=train)
+
+
+ROWS = [(2100, 3), (3000, 2), (1000, 5), (600, 16), (20000, 3), (300, 300), (3, 5000), (1, 4000)]
+
+
+@pytest.mark.parametrize("offset", [0.5, 1000.0])
+def test_no_sum_adds_a_long_chain_of_rows(offset: float) -> None:
+    """Few columns fill no vector: their sums are in arrays, each row is added to them."""
+
+    def sums(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [y for x in tensors for y in (x.sum(0), (x * x).sum(0), x.sin().sum(0) + x.sum(0))]
+
+    given = [values(*shape, seed=seed).sigmoid() + offset for seed, shape in enumerate(ROWS)]
+    exact = sums(*(x.double() for x in given))
+    for found, right in zip(compile_with(sums)(*given), exact, strict=True):
+        assert (found - right).abs().max() < 3e-7 * right.abs().max(), found.shape

@@ -15,7 +15,7 @@ import fusec
 from fusec.driver.build import triton_source
 from fusec.tools.assembly import assembly_of
 from fusec.tools.report.emulation import Emulator, emulate
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.static_checks import inspect_kernel
 from tests.codegen.test_contraction_static import staged
 from tests.ops.test_block_scaled_products import traces_recipes
@@ -232,7 +232,7 @@ def test_its_machine_code_multiplies_8_bits_and_spills_nothing(fn: Any) -> None:
     (name,) = one.compiled.distinct
     assembly = assembly_of(triton_source(one.compiled, name), "sm_90")
     found, ptx = inspect_kernel(assembly), assembly.text("ptx")
-    assert found.spill_bytes == 0 and judge([one]).faults == ()
+    assert found.spill_bytes == 0 and check_kernels([one]).faults == ()
     assert set(re.findall(r"mma\S*f32\.(\w+\.\w+)", ptx)) == {"e4m3.e4m3"} and "wgmma" in ptx
     assert found.threads == 384 and found.shared_bytes <= 232448  # a producer warp, by rule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -29,6 +30,11 @@ def by_rows(i: torch.Tensor) -> torch.Tensor:
     return i[:, None].expand(-1, C)
 
 
+def of_each_row(i: torch.Tensor) -> torch.Tensor:
+    """Places of 22 rows that differ."""
+    return (i + torch.arange(C)[:, None]) % N
+
+
 SCATTERS: dict[str, Callable[..., object]] = {
     "index_add": lambda x, i, s: x.index_add(0, i, s, alpha=0.5),
     "index_add of columns": lambda x, i, s: x.t().index_add(1, i, s.t()),
@@ -40,6 +46,14 @@ SCATTERS: dict[str, Callable[..., object]] = {
     ),
     "scatter_add": lambda x, i, s: x.scatter_add(0, by_rows(i), s),
     "scatter_add of fewer columns": lambda x, i, s: x.scatter_add(0, by_rows(i)[:, :5], s),
+    "scatter_add along rows": lambda x, i, s: x.t().scatter_add(1, of_each_row(i), s.t() * 2),
+    "the mean along rows": lambda x, i, s: x.t().scatter_reduce(1, of_each_row(i), s.t(), "mean"),
+    "gathered along rows": lambda x, i, s: x.t().gather(1, of_each_row(i)).sin() * s.t(),
+    "gathered by each batch": lambda x, i, s: (
+        torch.stack((x, x.sin(), x.cos())).gather(1, of_each_row(i)[:3, :, None].expand(-1, -1, C))
+        * s
+    ),
+    "fewer along rows": lambda x, i, s: x.t().scatter_add(1, of_each_row(i)[:7], s.t()[:7]).sin(),
     "the greatest": lambda x, i, s: x.scatter_reduce(0, by_rows(i), s, "amax"),
     "the least of the sources": lambda x, i, s: x.scatter_reduce(
         0, by_rows(i), s, "amin", include_self=False
@@ -88,14 +102,16 @@ def test_many_sources_are_combined(name: str) -> None:
         assert externs(SCATTERS[name], *inputs()) == []
 
 
+OF_FLOATS = ("index_add", "the mean", "sums and counts")
+OF_TYPES = [
+    *itertools.product(("scatter_add", *OF_FLOATS), (torch.bfloat16, torch.float64)),
+    *itertools.product(("scatter_add",), (torch.int32, torch.int64)),
+]
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["index_add", "scatter_add", "the mean", "sums and counts"])
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float64, torch.int32, torch.int64], ids=str
-)
+@pytest.mark.parametrize(("name", "dtype"), OF_TYPES, ids=str)
 def test_many_sources_of_a_type_are_combined(name: str, dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point and name != "scatter_add":
-        pytest.skip("a factor or a quotient of integers")
     check(SCATTERS[name], *inputs(dtype))
 
 
@@ -233,6 +249,16 @@ def test_long_scans_of_exponentials_of_a_type(dtype: torch.dtype) -> None:
     check(lambda x: (x.logcumsumexp(1), x.logcumsumexp(0)), values(ROWS, LENGTH, dtype=dtype))
 
 
+@pytest.mark.skipif(BACKEND != "fusec", reason="eager's own bits")
+@pytest.mark.parametrize("shape", [(4, 64), (64, 12), (ROWS, LENGTH)])
+def test_sums_so_far_have_eagers_bits_however_few_they_are(shape: tuple[int, int]) -> None:
+    def decays(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(1)
+
+    x = -1000 * values(*shape).abs()
+    assert torch.equal(compile_with(decays)(x), decays(x))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(0, 200), (300, 0), (1, 3000), (3000, 1), (3000,)], ids=str)
 def test_long_scans_of_exponentials_of_a_shape(shape: tuple[int, ...]) -> None:
@@ -314,6 +340,19 @@ def test_scans_of_scans_are_one_kernel(name: str) -> None:
     assert graph.launches == 1
 
 
+@pytest.mark.skipif(BACKEND != "fusec", reason="reads fusec's kernel")
+def test_expensive_terms_are_computed_before_a_scan_in_lanes() -> None:
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        return x.sigmoid().cumsum(1) * x
+
+    for length in (1030, 4099):
+        check(fused, values(3, length), train=length == 1030)
+    (kernel,) = fusec.kernels(fused, values(3, 4096))
+    loops = kernel.source.split("for (")
+    assert any("f_sigmoid" in loop for loop in loops)
+    assert not any("f_sigmoid" in loop and "f_scansum" in loop for loop in loops)
+
+
 def test_nan_and_infinity_stay_from_where_they_are() -> None:
     x = values(ROWS, LENGTH)
     x[3, 50], x[4, 60], x[5, 70] = float("nan"), float("inf"), -float("inf")
@@ -354,6 +393,61 @@ def test_the_gradient_of_a_product_so_far_is_one_kernel() -> None:
 def test_no_product_so_far_of_nothing_or_one() -> None:
     for shape in ((0, 4), (4, 0), (1, 1), (1,), ()):
         check(lambda x: (x.cumprod(-1), x.cumprod(0) * 2), values(*shape), train=True)
+
+
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    greatest, places = x.cummax(-1)
+    return greatest.sin(), places, torch.cummin(x, 0).values * 2, torch.cummin(x, dim=-1)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_extremes_so_far_have_a_gradient(dtype: torch.dtype) -> None:
+    x = values(ROWS, LENGTH, dtype=dtype)
+    x[0], x[1], x[2] = torch.arange(LENGTH), -torch.arange(LENGTH), 3
+    x[3, 8:], x[4, 7:9] = x[3, 7], 900
+    check(extremes, x, train=True)
+    check(lambda x: x.cummax(1).values, x, train=True)
+    for shape in ((0, 4), (4, 0), (1, 1), (1,), (3, 4, 300)):
+        check(extremes, values(*shape, dtype=dtype), train=True)
+    check(lambda x: (x.cummax(0), x.cummax(0).values * 2), values(dtype=dtype), train=True)
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="asks fusec alone")
+def test_gradients_of_extremes_are_infinite_only_where_eager_s_are() -> None:
+    x = values(4, LENGTH)
+    x[1, 9], x[2, 50:60], x[3, 3] = NAN, INFINITE, -INFINITE
+    weights = values(4, LENGTH, seed=1)
+    weights[:, 100], weights[1, 4], weights[0, LENGTH - 1] = INFINITE, NAN, -INFINITE
+    found = []
+    for call in (compile_with(lambda x: x.cummax(1).values), lambda x: x.cummax(1).values):
+        own = x.clone().requires_grad_()
+        call(own).backward(weights)
+        found.append(own.grad)
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's launches")
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_gradient_of_a_scan_is_one_kernel(name: str, dim: int) -> None:
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        made = getattr(x, name)(dim)
+        return made if isinstance(made, torch.Tensor) else made.values
+
+    explained = fusec.explain(scan, values(ROWS, 4 * LENGTH), train=True)
+    assert [graph.launches for graph in explained.graphs] == [1, 1]
+    assert externs(scan, values(ROWS, 4 * LENGTH), train=True) == []
+
+
+@pytest.mark.skipif(BACKEND != "fusec", reason="counts fusec's launches")
+def test_a_scan_that_is_read_from_its_end_is_one_kernel() -> None:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).cumsum(1).flip(1).sin() + x
+
+    check(turned, values(ROWS, 4 * LENGTH), train=True)
+    (graph,) = fusec.explain(turned, values(ROWS, 4 * LENGTH)).graphs
+    assert graph.launches == 1
+    check(lambda x: ((y := x.cumsum(1)).flip(1), y * 2), values(ROWS, LENGTH), train=True)
 
 
 @pytest.mark.sampled(3)

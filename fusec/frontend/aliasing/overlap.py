@@ -13,7 +13,8 @@ symbolic sizes add guards.
 
 from __future__ import annotations
 
-import operator
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -22,11 +23,11 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from fusec.torch_interior import pytree
 
-_ASSIGNMENTS = {
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.imatmul,
-    operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.iand,
-    operator.ior, operator.ixor, operator.ilshift, operator.irshift,
+ASSIGNMENTS = {
+    "setitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand",
+    "ior", "ixor", "ilshift", "irshift",
 }  # fmt: skip
+"""The functions of ``operator`` that write, which are methods of tensors, too: ``__imul__``."""
 _WINDOWS = {"as_strided", "as_strided_", "as_strided_copy"}
 _WRITE_NOTHING = {"detach_", "requires_grad_"}
 
@@ -46,14 +47,29 @@ def writes_to_shared_memory(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def written_by(node: fx.Node) -> list[Any]:
-    """Return the arguments that a call writes, by torch's names: ``add_``, ``inplace``, ``out``."""
+    """Return the arguments that a call writes, by torch's names: ``add_``, ``inplace``, ``out``.
+
+    An embedding with a ``max_norm`` writes the rows of its weight that are longer.
+    """
     if node.op not in ("call_function", "call_method"):
         return []
     by_name = is_in_place(node) and called_name(node) not in _WRITE_NOTHING
-    if by_name or node.target in _ASSIGNMENTS or node.kwargs.get("inplace") is True:
-        return list(node.args[:1])
+    if by_name or called_name(node).strip("_") in ASSIGNMENTS:
+        return list(node.args[:1]) or [node.kwargs.get("input")]
+    parameters = _parameters(node.target)
+    named = {**dict(zip(parameters, node.args, strict=False)), **node.kwargs}
+    if named.get("inplace") is True:
+        return [named[parameters[0]] if parameters else node.args[0]]
+    if named.get("max_norm") is not None and "weight" in named:
+        return [named["weight"]]
     out = node.kwargs.get("out")
     return list(out) if isinstance(out, tuple | list) else [out]
+
+
+@functools.cache
+def _parameters(target: Any) -> tuple[str, ...]:
+    """Return the names of a Python function's parameters; none for other targets."""
+    return tuple(inspect.signature(target).parameters) if inspect.isfunction(target) else ()
 
 
 def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
@@ -107,7 +123,8 @@ def is_in_place(node: fx.Node) -> bool:
 
 def called_name(node: fx.Node) -> str:
     """Return the name of the function or method that a Dynamo node calls; "" if it has none."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0]  # of an overload: "mul_.Tensor"
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
@@ -123,6 +140,29 @@ def memory_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # a tensor wrapped by a torch.func transform: it has no storage
         return id(tensor)
+
+
+def returns_shared_memory(gm: fx.GraphModule) -> bool:
+    """Return True if elements of a result may share memory, as those of ``x.unfold(0, 3, 1)`` do.
+
+    AOTAutograd copies a gradient to the strides of its result, where only a stride of zero tells
+    it that there is no room for all of its elements. Symbolic sizes have no such strides.
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    tensors = map(tensor_of, output.all_input_nodes)
+    return any(t is not None and _may_overlap(t) for t in tensors)
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Return True if the elements along an axis may reach beyond one step of a longer stride."""
+    axes = zip(tensor.stride(), tensor.shape, strict=True)
+    steps = [(stride, size) for stride, size in axes if type(size) is int and size > 1]
+    end = 1
+    for stride, size in sorted(steps) if all(type(stride) is int for stride, _ in steps) else ():
+        if stride < end:
+            return True
+        end += (size - 1) * stride
+    return False
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

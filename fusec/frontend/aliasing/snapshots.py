@@ -24,9 +24,9 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusec.frontend.fallbacks import written_arguments
 from fusec.frontend.fx_passes.fx_nodes import aten, call_like, is_view, tensor_of
 from fusec.ir.expr import reach
+from fusec.torch_interior import written_arguments
 
 _IN_BACKWARD = ("is_backward", "must_be_in_backward")
 _MARK = "fusec_snapshot"

@@ -35,8 +35,10 @@ from fusec.torch_interior import (
     EXAMPLE,
     OpOverload,
     OpOverloadPacket,
+    bound_arguments,
     dispatch_functionalize,
     pytree,
+    tensors_in,
     tracing_nothing,
 )
 
@@ -130,8 +132,7 @@ def _called(
         UsageError: for whatever it raises.
     """
     parameters = target._schema.arguments
-    given = {a.name: value for a, value in zip(parameters, args, strict=False)}
-    given = {**{a.name: a.default_value for a in parameters}, **given, **kwargs}
+    given = bound_arguments(target, args, kwargs)
     positional = [given[a.name] for a in parameters if not a.kwarg_only]
     try:
         return function(*positional, **{a.name: given[a.name] for a in parameters if a.kwarg_only})
@@ -170,8 +171,7 @@ def _laid_out(made: Any, declared: Any) -> Any:
 
 def _apart(made: Any, given: Any) -> Any:
     """Return results, each that shares memory with an argument or an earlier result copied."""
-    tensors = (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
-    seen = {t.untyped_storage()._cdata for t in tensors}
+    seen = {t.untyped_storage()._cdata for t in tensors_in(given)}
 
     def alone(result: Any) -> Any:
         if not isinstance(result, torch.Tensor):

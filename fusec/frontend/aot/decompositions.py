@@ -44,14 +44,9 @@ from fusec.torch_interior import (
 )
 
 _ALSO = (
-    "native_layer_norm",
-    "_softmax",
-    "_log_softmax",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_functional",
+    *("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "embedding"),
+    *("_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
     "_native_batch_norm_legit_no_training",
-    "native_group_norm",
-    "embedding",
     *("addmv", "dist", "elu", "ldexp", "grid_sampler_2d"),
     *("view_copy", "narrow_copy", "permute_copy", "as_strided_copy", "unbind_copy"),
 )
@@ -114,6 +109,22 @@ def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     value = value.to(x.dtype)
     places = [None] * (dim % x.ndim) + [index]
     return aten.index_put.default(x, places, value)
+
+
+def _eye(
+    n: Any,
+    m: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """Return ones on the diagonal; PyTorch's rule counts in uint16, of which eager has no range."""
+    if layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    rows, columns = (torch.arange(k, device=device) for k in (n, n if m is None else m))
+    return (rows[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
 def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> Callable[..., Any]:
@@ -209,6 +220,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
     for overload in ("int_Scalar", "int_Tensor"):
         table[getattr(aten.index_fill, overload)] = _index_fill
+    table[aten.eye.default] = table[aten.eye.m] = _eye
     cross_entropy = aten.binary_cross_entropy.default
     table[cross_entropy] = of_probabilities(table[cross_entropy])
     for target, logarithm in _SOFTMAX.items():

@@ -215,18 +215,21 @@ def _try(func: OpOverload, leaves: list[Any], spec: Any) -> Outcome:
 # -- types -----------------------------------------------------------------------------------------
 
 _SYMBOLS = {torch.SymInt: 2, torch.SymFloat: 1.0, torch.SymBool: True}
-_kernels: dict[Any, bool] = {}
+_kernels: set[Any] = set()
+"""Those that eager took once. A refusal may be of the shapes, whose trials are remembered too."""
 
 
 def has_kernel(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return False if eager's kernel for CPUs refuses a call's types."""
     key = target, *map(_kind, args), *kwargs, *map(_kind, kwargs.values())
     try:
-        found = _kernels.get(key)
+        if key in _kernels:
+            return True
     except TypeError:  # an unhashable argument
         return True
-    if found is None:
-        found = _kernels[key] = not may_be_tried(target) or _computes(target, args, kwargs)
+    found = not may_be_tried(target) or _computes(target, args, kwargs)
+    if found:
+        _kernels.add(key)
     return found
 
 

@@ -21,7 +21,8 @@ Functions that are known, of elements l and, behind it, r; c is another of their
 Other functions stay, and so does a greatest or least element whose gradient is needed: eager's
 divides it among equal ones. Combinations of floats are regrouped, as eager regroups them.
 
-A product, also that of ``cumprod``, has a gradient that is one recurrence and divides by no factor.
+A product, also that of ``cumprod``, has a gradient that is one recurrence and divides by no factor,
+and so have the extremes of ``cummax`` and ``cummin`` (``ops/recurrences.py``).
 """
 
 from __future__ import annotations
@@ -36,8 +37,16 @@ from torch import fx
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
 from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in, plain_parts
-from fusec.frontend.ops.recurrences import product_so_far
+from fusec.frontend.ops.recurrences import greatest_so_far, least_so_far, product_so_far
 
+_WITH_GRADIENT: Mapping[Any, Callable[..., Any]] = {
+    torch.cumprod: product_so_far,
+    "cumprod": product_so_far,
+    torch.cummax: greatest_so_far,
+    "cummax": greatest_so_far,
+    torch.cummin: least_so_far,
+    "cummin": least_so_far,
+}
 Term: TypeAlias = tuple[Any, ...]
 """What a function computes: ``("in", position)``, or a name and the terms of its arguments."""
 
@@ -47,51 +56,38 @@ def keep_scans_whole(gm: fx.GraphModule) -> None:
 
     Assumes: nodes carry ``meta["example_value"]``.
     """
-    instead = {torch.cumprod: product_so_far, "cumprod": product_so_far}
-    call_instead(plain_parts(gm), lambda node: instead.get(node.target))
+    call_instead(plain_parts(gm), lambda node: _WITH_GRADIENT.get(node.target))
     for part in graphs_in(gm):
         if _Scans(part.graph).replace():
             part.recompile()
 
 
 # -- the operations that scan ----------------------------------------------------------------------
-# All results are contiguous, as those that eager interleaves.
 
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().cumsum(0, dtype=x.dtype)
-
-
-def multiplied(x: torch.Tensor) -> torch.Tensor:
-    return product_so_far(x.contiguous(), 0, dtype=x.dtype)
-
-
-def greatest(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().cummax(0).values
-
-
-def least(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().cummin(0).values
-
-
-def logarithms(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().logcumsumexp(0)
-
-
-def recurring(a: torch.Tensor, b: torch.Tensor, backwards: bool = False) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.fusec.recurrence(a.expand_as(b), b, None, 0, backwards)
-    return made
-
-
-_SINGLE: Mapping[str, Callable[..., torch.Tensor]] = {
-    "add": summed,
-    "mul": multiplied,
-    "maximum": greatest,
-    "minimum": least,
-    "logaddexp": logarithms,
-}
+_SINGLE = ("add", "mul", "maximum", "minimum", "logaddexp")
 _PLAIN = (*_SINGLE, "multiply")
 """Names of the functions of two tensors that are looked through; all commute."""
+_AFFINE = "recurrence"
+
+
+def scanned(x: torch.Tensor, how: str) -> torch.Tensor:
+    """Return what a function makes of the slices so far, contiguous as what eager interleaves."""
+    x = x.contiguous()
+    match how:
+        case "add":
+            return x.cumsum(0, dtype=x.dtype)
+        case "mul":
+            return product_so_far(x, 0, dtype=x.dtype)
+        case "maximum":
+            return x.cummax(0).values
+        case "minimum":
+            return x.cummin(0).values
+    return x.logcumsumexp(0)
+
+
+def recurring(a: torch.Tensor, b: torch.Tensor, backwards: bool) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.fusec.recurrence(a.expand_as(b), b, None, 0, backwards)
+    return made
 
 
 # -- tensors as intervals --------------------------------------------------------------------------
@@ -109,18 +105,18 @@ class _Function:
     leaves: tuple[fx.Node, ...]
     terms: tuple[Term, ...]
 
-    def scan(self, field: int) -> tuple[Callable[..., torch.Tensor], tuple[fx.Node, ...]] | None:
-        """Return the operation that scans a field, and its arguments; None if it is unknown."""
+    def scan(self, field: int) -> tuple[str, tuple[fx.Node, ...]] | None:
+        """Return what scans a field, and the tensors that it takes; None if it is unknown."""
         leaf, left, right = self.leaves[field], _field(field), _field(field + len(self.leaves))
-        for name, scan in _SINGLE.items():
+        for name in _SINGLE:
             if self.terms[field] == _term(name, left, right):
-                return scan, (leaf,)
+                return name, (leaf,)
         for other in range(len(self.leaves)):
             factor = _field(other + len(self.leaves))
             product = _term("mul", _field(other), factor)
             step = _term("add", _term("mul", factor, left), right)
             if self.terms[other] == product and self.terms[field] == step:
-                return recurring, (self.leaves[other], leaf)
+                return _AFFINE, (self.leaves[other], leaf)
         return None
 
 
@@ -285,14 +281,16 @@ class _Scans:
         found = elements.function.scan(elements.field)
         if found is None or not _is_supported(node, *found):
             return False
-        scan, leaves = found
+        name, leaves = found
         ends: list[fx.Node] = [node]
-        how: dict[str, Any] = {}
-        if scan is recurring and all(map(_turns, (*leaves, *node.users))):
-            ends, how = [*node.users], {"backwards": True}
-            leaves = tuple(leaf.all_input_nodes[0] for leaf in leaves)
+        call: tuple[Any, ...] = (scanned, (*leaves, name))
+        if name == _AFFINE:
+            turned = all(map(_turns, (*leaves, *node.users)))
+            if turned:
+                ends, leaves = [*node.users], tuple(leaf.all_input_nodes[0] for leaf in leaves)
+            call = (recurring, (*leaves, turned))
         with self.graph.inserting_before(node):
-            made = self.graph.call_function(scan, leaves, how)
+            made = self.graph.call_function(*call)
         made.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
         for end in ends:
             end.replace_all_uses_with(made)
@@ -322,20 +320,18 @@ def _merged(function: _Function, field: int, left: _Elements, right: _Elements) 
     return _Elements((start, end), leaf, function, field)
 
 
-def _is_supported(
-    node: fx.Node, scan: Callable[..., torch.Tensor], leaves: tuple[fx.Node, ...]
-) -> bool:
+def _is_supported(node: fx.Node, name: str, leaves: tuple[fx.Node, ...]) -> bool:
     """Return True if an operation computes a scan with the values and gradients of eager."""
     made, *given = map(tensor_of, (node, *leaves))
     if made is None or made.device.type != "cpu" or made.dtype is torch.bool or made.is_complex():
         return False
     if any(x is None or x.dtype is not made.dtype or x.dim() != made.dim() for x in given):
         return False
-    if not made.is_floating_point() and scan in (recurring, logarithms):
+    if not made.is_floating_point() and name in (_AFFINE, "logaddexp"):
         return False
     last = given[-1]
     whole = last is not None and last.shape == made.shape
-    return whole and not (scan in (greatest, least) and made.requires_grad)
+    return whole and not (name in ("maximum", "minimum") and made.requires_grad)
 
 
 def _turns(node: fx.Node) -> bool:

@@ -33,7 +33,7 @@ from fusec.frontend.fx_passes.fx_nodes import (
 )
 
 
-def multiply_channels(gm: fx.GraphModule, most: int) -> fx.GraphModule:
+def multiply_channels(gm: fx.GraphModule, most: int) -> None:
     """Replace convolutions of one-pixel images, short ones, and gradients, by products, in place.
 
     Args:
@@ -55,7 +55,6 @@ def multiply_channels(gm: fx.GraphModule, most: int) -> fx.GraphModule:
         replace(node, results)
     if found or sounds or gradients:
         gm.recompile()
-    return gm
 
 
 def _is_short(node: fx.Node, most: int) -> bool:

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from fusec.frontend.aliasing.overlap import memory_of
-from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
+from fusec.frontend.fallbacks import draws_random_numbers
 from fusec.frontend.fx_passes.fx_nodes import aten, replace, tensor_of
-from fusec.torch_interior import pytree
+from fusec.torch_interior import pytree, written_arguments
 
 
 def share_equal_calls(graph: fx.Graph) -> None:

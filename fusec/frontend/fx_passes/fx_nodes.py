@@ -11,13 +11,21 @@ import torch
 from torch import fx
 
 from fusec.errors import InvalidIR
+from fusec.ir.decision import Decision
 from fusec.torch_interior import FakeTensor, OpOverload
 
 aten, prims = torch.ops.aten, torch.ops.prims
+DECISIONS = "decisions"
+"""Key of a node's ``meta`` with what passes have decided about it, in order."""
 _KEPT = (
     "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "source_fn_stack", "seq_nr",
     "original_aten", "from_node", "partitioner_tag", "ac_graph_id", "recompute", "custom",
 )  # fmt: skip
+
+
+def decide(node: fx.Node, decision: Decision) -> None:
+    """Record what a pass has decided about a node, for the graph that is captured."""
+    node.meta[DECISIONS] = (*node.meta.get(DECISIONS, ()), decision)
 
 
 def called_with(function: Callable[..., Any], node: fx.Node) -> Any:

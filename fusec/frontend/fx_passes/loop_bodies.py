@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of
-from fusec.frontend.fx_passes.iterated_calls import (
+from fusec.frontend.fx_passes.columns import (
     Column,
     Rolled,
     StaysError,
@@ -40,10 +40,10 @@ from fusec.frontend.fx_passes.iterated_calls import (
     is_same,
     name_of,
 )
-from fusec.torch_interior import EXAMPLE
+from fusec.torch_interior import EXAMPLE, pytree
 
 if TYPE_CHECKING:
-    from fusec.frontend.fx_passes.iterations import Iterations
+    from fusec.frontend.fx_passes.rolled_columns import RolledColumns
 
 _STEPS = {"add": "add", "mul": "mul", "multiply": "mul", "sub": "sub", "subtract": "sub"}
 
@@ -72,18 +72,18 @@ class LoopBody:
         counts: whether it takes a number for each iteration, since nothing else varies.
     """
 
-    def __init__(self, states: Column, iterations: Iterations) -> None:
+    def __init__(self, states: Column, columns: RolledColumns) -> None:
         """Find the body of a loop.
 
         Raises:
             StaysError: if states do not follow from equal calls.
         """
-        self.iterations = iterations
+        self.columns = columns
         self.graph = fx.Graph()
         self.values: dict[Column, Any] = {}
         self.carries: dict[fx.Node, StateBefore] = {}
         self.given: dict[fx.Node, Rolled] = {}
-        self.follows = iterations.followers(states)
+        self.follows = columns.followers(states)
         self._begun: dict[Any, list[Column]] = {}
         missing = [states]
         while missing:
@@ -109,13 +109,13 @@ class LoopBody:
 
     def _given(self, column: Column) -> fx.Node:
         """Return an argument that does not follow from states."""
-        rolled = self.iterations.roll(column)
+        rolled = self.columns.roll(column)
         example = rolled.node.meta.get(EXAMPLE)
         if not isinstance(example, torch.Tensor):
             if rolled.varies or not isinstance(example, torch.SymInt):
                 raise StaysError(column)
         elif rolled.varies:
-            example = self.iterations.traced(lambda x: x[0], (rolled.node,))
+            example = self.columns.traced(lambda x: x[0], (rolled.node,))
         return self.take(rolled, example)
 
     def take(self, rolled: Rolled, example: Any) -> fx.Node:
@@ -133,7 +133,7 @@ class LoopBody:
                 continue
             if not are_alike(column):
                 raise StaysError(column)
-            node = self._placeholder(self.iterations.traced(contiguous, (known[-k],)))
+            node = self._placeholder(self.columns.traced(contiguous, (known[-k],)))
             self.carries[node] = StateBefore(column[0], (*column[1:], known[-k]))
             self._begun.setdefault(column[0], []).append(column)
             return node
@@ -150,23 +150,22 @@ class LoopBody:
         source, index = found[1][:2]
         for known in self._begun.get(source[0], ()):
             if known[:-1] == source and tensor_of(source[0]) is None and is_same(index):
-                later = (*column[1:], self.iterations.item(known[-1], index[0]))
+                later = (*column[1:], self.columns.item(known[-1], index[0]))
                 return [later]
         return []
 
     def _call(self, column: Column) -> fx.Node:
         """Return the call that stands for equal calls."""
         first, found = column[0], arguments_of(column)
-        if found is None or not self.iterations.draws_nothing(column[-1]):
+        if found is None or not self.columns.draws_nothing(column[-1]):
             raise StaysError(column)
-        places, columns = found
+        form, columns = found
         self._begun.setdefault(first, []).append(column)
-        arguments: Any = [self._value(values) for values in columns]
-        args, kwargs = map_aggregate(places, arguments.__getitem__)
+        args, kwargs = pytree.tree_unflatten([self._value(values) for values in columns], form)
         node = self.graph.create_node(first.op, first.target, args, kwargs)
         node.meta.update(first.meta)
         function = functools.partial(function_of(name_of(first) or ""), **kwargs)
-        example = node.meta[EXAMPLE] = self.iterations.traced(function, args)
+        example = node.meta[EXAMPLE] = self.columns.traced(function, args)
         if not all(has_elements(example, item.meta.get(EXAMPLE)) for item in column):
             raise StaysError(column)
         return node
@@ -179,19 +178,10 @@ class LoopBody:
     # -- the operation -----------------------------------------------------------------------------
 
     def has_gradient(self) -> bool:
-        """Return False if something needs a gradient that torch's scan has not.
-
-        It has none of loops that carry integers, nor of copies of complex views, and saves no
-        symbolic sizes.
-        """
-        made = [value for value in map(tensor_of, self.graph.nodes) if value is not None]
+        """Return False if something needs a gradient that torch's scan has not."""
         starts = [tensor_of(carry.start) for carry in self.carries.values()]
         given = [tensor_of(rolled.node) for rolled in self.given.values()]
-        if not any(x is not None and x.requires_grad for x in (*starts, *given)):
-            return True
-        carried = all(x is not None and x.is_floating_point() for x in starts)
-        sizes = (n for x in made for n in (*x.shape, *x.stride()))
-        return carried and not any(x.is_complex() for x in made) and {*map(type, sizes)} <= {int}
+        return has_gradient(starts, given, [*map(tensor_of, self.graph.nodes)])
 
     def arguments(self) -> list[fx.Node]:
         """Return the carries, the arguments that vary, and the others, in this order."""
@@ -222,6 +212,27 @@ class LoopBody:
             returned[-1].meta.update(value.meta)
         graph.output(tuple(returned))
         return fx.GraphModule({}, graph)
+
+
+def has_gradient(
+    starts: Sequence[torch.Tensor | None],
+    given: Sequence[torch.Tensor | None],
+    made: Sequence[torch.Tensor | None],
+) -> bool:
+    """Return False if something needs a gradient that torch's scan has not.
+
+    It has none of loops that carry integers, nor of copies of complex views, and saves no symbolic
+    sizes.
+
+    Args:
+        starts, given, made: what the loop carries first, what else steps take, and what they make.
+    """
+    if not any(x is not None and x.requires_grad for x in (*starts, *given)):
+        return True
+    carried = all(x is not None and x.is_floating_point() for x in starts)
+    tensors = [x for x in made if x is not None]
+    sizes = (n for x in tensors for n in (*x.shape, *x.stride()))
+    return carried and not any(x.is_complex() for x in tensors) and {*map(type, sizes)} <= {int}
 
 
 def without_gradient(body: fx.GraphModule) -> list[int]:
@@ -255,7 +266,12 @@ def keep_layout(x: torch.Tensor) -> torch.Tensor:
 
 def is_contiguous(x: torch.Tensor) -> bool:
     """Return True for a tensor that is known to be contiguous."""
-    return all(type(n) is int for n in (*x.shape, *x.stride())) and x.is_contiguous()
+    dense: Any = 1
+    for extent, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if not (statically_known_true(extent == 1) or statically_known_true(stride == dense)):
+            return False
+        dense = extent * dense
+    return True
 
 
 # -- affine bodies ---------------------------------------------------------------------------------
@@ -297,7 +313,7 @@ def _line(node: fx.Node, body: LoopBody) -> tuple[Rolled, Rolled]:
             return other, term
         case "add":
             return factor, other
-    minus = body.iterations.negative
+    minus = body.columns.negative
     return (factor, minus(other)) if follows[0] else (minus(factor), other)
 
 

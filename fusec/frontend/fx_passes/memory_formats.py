@@ -33,15 +33,12 @@ from fusec.frontend.fx_passes.channels_last import (
     is_image,
     is_last,
 )
-from fusec.frontend.fx_passes.fx_nodes import aten, count_bytes, fakes_of
+from fusec.frontend.fx_passes.fx_nodes import aten, count_bytes, decide, fakes_of
 from fusec.frontend.origin import op_name
 from fusec.ir.choice import Choice, Decided, Judge
 from fusec.ir.decision import Decision
 from fusec.ir.expr import reach
 from fusec.ir.machine import Machine
-
-DECISION = "format"
-"""Key of a node's ``meta`` with what was decided about its component."""
 
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels-last"
 
@@ -152,9 +149,8 @@ def _decide(
         taken = gained_us > max(tuning.gain * cost_us, cost_us + least_us)
         costs += f", and conversions of {moved} bytes in {len(converted)} places cost {cost_us:.0f}"
     for node, gain in gains.items():
-        node.meta[DECISION] = Decision(
-            node.name, CHANNELS_LAST, taken, gain.reason + costs, _gained_us(gain), CONTIGUOUS
-        )
+        reason, saved_us = gain.reason + costs, _gained_us(gain)
+        decide(node, Decision(node.name, CHANNELS_LAST, taken, reason, saved_us, CONTIGUOUS))
     return taken
 
 

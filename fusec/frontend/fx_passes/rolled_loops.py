@@ -13,9 +13,10 @@ scan::
 
 Loops are found from what collects their values: a ``stack`` or ``cat`` of these, or writes to all
 places along an axis of a new tensor; or, where their last value alone is read, from calls of one
-function at equal distances. ``iterations.py`` finds what such values have in common. Rolled forms
-are computed where values are collected. So nothing may be written, and no mode may change, between
-the first iteration and there. What reads a state behind the loop reads a row of all states.
+function at equal distances. Such values are a *column* (``columns.py``), whose rolled form is what
+they have in common (``rolled_columns.py``). It is computed where values are collected. So nothing
+may be written, and no mode may change, between the first iteration and there. What reads a state
+behind the loop reads a row of all states.
 
 Loops stay unrolled whose values follow from no state, and those whose iterations differ.
 """
@@ -34,22 +35,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.aliasing.overlap import called_name, tensor_of
-from fusec.frontend.fx_passes.dynamo_graph import plain_parts
-from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
-from fusec.frontend.fx_passes.iterated_calls import (
+from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of
+from fusec.frontend.fx_passes.columns import (
     Column,
+    Slices,
     StaysError,
+    Subscript,
     are_alike,
     closure,
     has_shape,
     has_strides,
+    is_plain,
+    joined,
     writes,
 )
-from fusec.frontend.fx_passes.iterations import Iterations, RolledLoop
+from fusec.frontend.fx_passes.dynamo_graph import plain_parts
+from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
 from fusec.frontend.fx_passes.loop_bodies import contiguous, without_gradient
-from fusec.frontend.fx_passes.subscripts import Slices, Subscript, is_plain, joined
-from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode, keep_sources
+from fusec.frontend.fx_passes.rolled_columns import RolledColumns, RolledLoop
+from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode, keep_sources, pytree
 
 _NEW = ("zeros", "empty", "ones", "full")
 """Functions that make a tensor in memory of its own; also ``new_*`` and ``*_like``."""
@@ -74,14 +78,13 @@ class _Collected:
     writes: tuple[fx.Node, ...] = ()
 
 
-def roll_loops(gm: fx.GraphModule, least: int, *, scans: bool = True) -> None:
+def roll_loops(gm: fx.GraphModule, least: int) -> None:
     """Replace unrolled loops of a Dynamo graph by recurrences and scans, in place.
 
     Assumes: nodes carry ``meta["example_value"]``.
 
     Args:
         least: the least number of iterations that are rolled up.
-        scans: steps of any kind are rolled up, too. A model without Python has no scans.
     """
     for part in [*plain_parts(gm)]:
         traced = [tensor_of(node) for node in part.graph.nodes]
@@ -94,7 +97,7 @@ def roll_loops(gm: fx.GraphModule, least: int, *, scans: bool = True) -> None:
             graph = fx.Graph()
             graph.output(graph.graph_copy(part.graph, {}))
             keep_sources(part.graph, graph)
-            loops = _Loops(part, mode, least, scans and part is gm)
+            loops = _Loops(part, mode, least, scans=part is gm)
             refused = loops.roll([x for k, x in found.items() if k not in stays])
             if not refused:
                 break
@@ -203,21 +206,26 @@ class _Loops:
 
     Attributes:
         effects: the places of calls over which nothing may be moved.
+        owners: memory -> the node that made it; others with this memory are its views.
         rolled: results -> what is read in their place, or the call that writes them.
     """
 
     def __init__(self, part: fx.GraphModule, mode: FakeTensorMode, least: int, scans: bool) -> None:
         self.part, self.graph, self.least = part, part.graph, least
-        self.iterations = Iterations(part.graph, mode, scans)
-        self.order = dict(self.iterations.order)
+        self.columns = RolledColumns(part.graph, mode, least, scans)
+        self.order = dict(self.columns.order)
         own = {call for calls in _filled(part.graph).values() for call in calls}
         self.effects = [place for n, place in self.order.items() if writes(n) and n not in own]
+        self.owners: dict[int, fx.Node] = {}
+        for node in part.graph.nodes:
+            if (value := tensor_of(node)) is not None:
+                self.owners.setdefault(memory_of(value), node)
         self.rolled: dict[_Collected, fx.Node] = {}
 
     def roll(self, results: list[_Collected]) -> set[_Collected]:
         """Roll up loops; return results that have to stay, with which the graph is of no use."""
         for found in results:
-            if found.dim is None and found.node in self.iterations.used:  # of a loop that is known
+            if found.dim is None and found.node in self.columns.used:  # of a loop that is known
                 continue
             with contextlib.suppress(StaysError):
                 self.rolled[found] = self._write(found)
@@ -226,7 +234,7 @@ class _Loops:
             for call in found.writes:
                 self.graph.erase_node(call)
         behind = closure(self.rolled.values())
-        loops = [loop for loop in self.iterations.loops if loop.node in behind]
+        loops = [loop for loop in self.columns.loops if loop.node in behind]
         unfinished = self._read_rows(loops) or self._sort(loops)
         if unfinished:
             nodes = {loop.node for loop in unfinished}
@@ -244,11 +252,11 @@ class _Loops:
         Raises:
             StaysError: if they follow from no state, or from what changes in between.
         """
-        iterations, dim, node = self.iterations, results.dim, results.node
-        with iterations.before(node):
-            found, places = iterations.roll(results.column), results.places
+        columns, dim, node = self.columns, results.dim, results.node
+        with columns.before(node):
+            found, places = columns.roll(results.column), results.places
             behind = closure([found.node]) if found.varies else ()
-            loops = [loop for loop in iterations.loops if loop.node in behind]
+            loops = [loop for loop in columns.loops if loop.node in behind]
             if dim is None:  # nothing varies in others: one kernel may run all iterations
                 loops = [x for x in loops if node in x.places and not (x.body and x.body.counts)]
             if not loops or self._changes(results):
@@ -256,17 +264,17 @@ class _Loops:
             if dim is None:
                 return self._row(loops[0], node)
             turned = places is not None and places.turned
-            made = iterations.call(collected, found.node, dim, results.joined, turned)
+            made = columns.call(collected, found.node, dim, results.joined, turned)
             if places is None:
                 return self._laid_out(made, node)
-            part = iterations.call(operator.getitem, places.source, places.index)
+            part = columns.call(operator.getitem, places.source, places.index)
             if not has_shape(made.meta[EXAMPLE], part.meta[EXAMPLE].shape):
                 raise StaysError(results)
-            return iterations.insert(operator.setitem, places.source, places.index, made)
+            return columns.insert(operator.setitem, places.source, places.index, made)
 
     def _changes(self, results: _Collected) -> bool:
         """Return True if something changes between the first iteration and the results."""
-        used, order = self.iterations.used, self.iterations.order
+        used, order = self.columns.used, self.columns.order
         of_loop = closure(results.column, lambda n: [x for x in n.all_input_nodes if x in used])
         first, end = min(order[node] for node in of_loop), order[results.node]
         return any(first < place < end for place in self.effects)
@@ -281,7 +289,7 @@ class _Loops:
         assert wanted is not None
         strides: tuple[Any, ...] = wanted.stride()
         order = sorted(range(wanted.dim()), key=lambda axis: -hint_of(strides[axis]))
-        made = self.iterations.call(laid_out, node, order)
+        made = self.columns.call(laid_out, node, order)
         if not has_strides(made.meta[EXAMPLE], wanted):
             raise StaysError(like)
         return made
@@ -291,19 +299,24 @@ class _Loops:
     def _read_rows(self, loops: Sequence[RolledLoop]) -> list[RolledLoop]:
         """Let what is left read rows of rolled forms, and erase what these stand for.
 
+        A row has memory of its own. What is a view of another value stays one, of its row.
+
         Returns:
             a loop of which too many rows are read, or one cannot be laid out.
         """
         computed = {member: loop for loop in loops for member in loop.places}
         forms = {n: None for x in loops for n in (*x.rolled.values(), *x.outputs.values())}
-        made = [node for node in self.iterations.made if node not in forms]
-        done = {*self.iterations.made} - {*self.rolled.values()}
+        made = [node for node in self.columns.made if node not in forms]
+        done = {*self.columns.made} - {*self.rolled.values()}
         if self.rolled:
-            done |= {*self.iterations.used, *(results.node for results in self.rolled)}
-        rows, nodes = 0, [node for node in self.graph.nodes if node not in self.iterations.made]
+            done |= {*self.columns.used, *(results.node for results in self.rolled)}
+        last = (results.node for results in self.rolled if results.dim is None)
+        apart = {owner for node in last if (owner := self._owner(node)) is not node}
+        rows, nodes = 0, [node for node in self.graph.nodes if node not in self.columns.made]
         for node in (*reversed(made), *reversed(nodes), *forms):  # what still reads it is needed
-            if node.users and node in computed:
-                rows += 1
+            owner = self._owner(node)
+            if node.users and node in computed and (owner is node or owner in apart):
+                rows += self.least if owner in apart else 1
                 try:
                     node.replace_all_uses_with(self._row(computed[node], node))
                 except StaysError:
@@ -311,17 +324,22 @@ class _Loops:
                 if rows >= self.least:
                     return [computed[node]]
             dead = node.op.startswith(("call", "get_attr")) and not node.users
-            if dead and (node in done or (loops and self.iterations.draws_nothing(node))):
+            if dead and (node in done or (loops and self.columns.draws_nothing(node))):
                 self.graph.erase_node(node)
         return []
 
+    def _owner(self, node: fx.Node) -> fx.Node | None:
+        """Return the node that made the memory of a node's tensor."""
+        value = tensor_of(node)
+        return None if value is None else self.owners.get(memory_of(value))
+
     def _row(self, loop: RolledLoop, member: fx.Node) -> fx.Node:
         """Return a value of one iteration as a row of all of them, or as the last state."""
-        iterations, (column, place) = self.iterations, loop.places[member]
-        with iterations.behind(loop.node, member):
-            row = iterations.last_of(loop, member)
+        columns, (column, place) = self.columns, loop.places[member]
+        with columns.before(loop.node.next, member):
+            row = columns.last_of(loop, member)
             if row is None:
-                row = iterations.call(torch.select, iterations.states_of(loop, column), 0, place)
+                row = columns.call(torch.select, columns.states_of(loop, column), 0, place)
             return self._laid_out(row, member)
 
     def _sort(self, loops: Sequence[RolledLoop]) -> list[RolledLoop]:
@@ -330,27 +348,24 @@ class _Loops:
         nodes, missing = [*place], {node: len(node.all_input_nodes) for node in place}
         ready = [k for k, node in enumerate(nodes) if not missing[node]]
         found: list[fx.Node] = []
-        moved: list[fx.Node] = []
-        last = -1
         while ready:
-            found.append(nodes[k := heapq.heappop(ready)])
-            if k < last and found[-1] in self.order:
-                moved.append(found[-1])
-            last = max(last, k)
+            found.append(nodes[heapq.heappop(ready)])
             for user in found[-1].users:
                 missing[user] -= 1
                 if not missing[user]:
                     heapq.heappush(ready, place[user])
-        if len(moved) >= self.least or not all(map(self.iterations.draws_nothing, moved)):
-            read = closure(moved)
-            return [loop for loop in loops if loop.node in read]
+        last = itertools.accumulate(map(place.__getitem__, found), max)
+        moved = [n for n, k in zip(found, last, strict=True) if place[n] < k and n in self.order]
+        if len(moved) >= self.least or not all(map(self.columns.draws_nothing, moved)):
+            needed = closure(moved)
+            return [loop for loop in loops if loop.node in needed]
         for before, node in itertools.pairwise(found):
             before.append(node)
         return []
 
     def _write_bodies(self) -> None:
         """Give each scan its body, which returns what is read."""
-        for loop in self.iterations.loops:
+        for loop in self.columns.loops:
             if loop.body is None or not loop.node.users:
                 continue
             read = {c: node for c, node in loop.outputs.items() if node in loop.node.users}
@@ -364,17 +379,13 @@ class _Loops:
 
     def _detach(self, scan: fx.Node, positions: list[int]) -> None:
         """Detach arguments of a scan that need a gradient, at positions among its tensors."""
-        module, *groups = scan.args
-        lengths = [len(group) for group in groups]  # type: ignore[arg-type]
-        given: list[Any] = [item for group in groups for item in group]  # type: ignore[union-attr]
+        given, form = pytree.tree_flatten(scan.args)
         for place in positions:
-            value = tensor_of(given[place])
+            value = tensor_of(node := given[place + 1])
             if value is not None and value.requires_grad:
-                with self.iterations.before(scan):
-                    given[place] = self.iterations.call(torch.detach, given[place])
-        rest = iter(given)
-        parts = [[next(rest) for _ in range(length)] for length in lengths]
-        scan.args = (module, parts[0], parts[1], tuple(parts[2]))
+                with self.columns.before(scan):
+                    given[place + 1] = self.columns.call(torch.detach, node)
+        scan.args = pytree.tree_unflatten(given, form)
 
 
 # -- functions that graphs call --------------------------------------------------------------------

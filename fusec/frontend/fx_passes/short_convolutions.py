@@ -18,17 +18,15 @@ import torch
 from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
-from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, decide, tensor_of
 from fusec.frontend.ops.convolutions import MOST_CHANNELS
 from fusec.ir.decision import Decision
 from fusec.ir.machine import Machine
 
-LAID_OUT = "laid_out"
-"""Key of a node's ``meta`` with the decision that a kernel of fusec's own computes it."""
 _REASON = "by rule: a call takes longer than to sum few channels"
 
 
-def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
+def lay_out_short(gm: fx.GraphModule, machine: Machine) -> None:
     """Lay out the weights of convolutions that kernels compute faster, in place."""
     nodes = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     found = [node for node in nodes if _gains(node, machine)]
@@ -40,10 +38,9 @@ def lay_out_short(gm: fx.GraphModule, machine: Machine) -> fx.GraphModule:
                 node, aten.clone.default, turned, memory_format=torch.contiguous_format
             )
             node.update_arg(1, call_like(node, aten.permute.default, copied, [3, 0, 1, 2]))
-        node.meta[LAID_OUT] = Decision(node.name, "kernel", True, _REASON, None, "the library")
+        decide(node, Decision(node.name, "kernel", True, _REASON, None, "the library"))
     if found:
         gm.recompile()
-    return gm
 
 
 def is_laid_out(weight: torch.Tensor) -> bool:

@@ -47,7 +47,7 @@ from fusec.ir.monoid import SUM
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
+def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> None:
     """Replace row sums of softmax gradients in place; nodes carry ``meta["val"]``.
 
     Args:
@@ -66,7 +66,6 @@ def rewrite_softmax_row_sums(gm: fx.GraphModule, least: int) -> fx.GraphModule:
             changed = True
     if changed:
         gm.recompile()
-    return gm
 
 
 def _source(node: fx.Node) -> fx.Node:

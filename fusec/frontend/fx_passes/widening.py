@@ -37,6 +37,7 @@ from fusec.frontend.fx_passes.fx_nodes import (
     call_like,
     cast_like,
     count_elements,
+    decide,
     fakes_of,
     hint_of,
     tensor_of,
@@ -48,8 +49,6 @@ from fusec.ir.machine import Machine
 
 aten = torch.ops.aten
 
-WIDENED = "widened"
-"""Key of a node's ``meta`` with the decision that it multiplies in f32."""
 NARROWEST = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types of which eager scales results, where they are asked for."""
 SCALED = aten._scaled_mm.default
@@ -66,7 +65,7 @@ def widen_operands(
     keep: Collection[fx.Node],
     *,
     packed: bool,
-) -> fx.GraphModule:
+) -> None:
     """Compute some operations in f32 whose types the library is slow with, in place.
 
     Args:
@@ -86,10 +85,9 @@ def widen_operands(
         _widen(node, slow)
     if found:
         gm.recompile()
-    return gm
 
 
-def widen_scaled(gm: fx.GraphModule) -> fx.GraphModule:
+def widen_scaled(gm: fx.GraphModule) -> None:
     """Compute products of scaled floats of 8 bits in f32, in place."""
     for node in gm.graph.find_nodes(op="call_function", target=SCALED):
         named = named_arguments(node)
@@ -99,7 +97,6 @@ def widen_scaled(gm: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(_scaled_in_f32(node, named))
         node.graph.erase_node(node)
     gm.recompile()
-    return gm
 
 
 def _is_taken(named: dict[str, Any]) -> bool:
@@ -125,7 +122,7 @@ def _is_taken(named: dict[str, Any]) -> bool:
 def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
     a, b = (cast_like(node, named[name], torch.float32) for name in ("self", "mat2"))
     made = call_like(node, aten.mm.default, a, b)
-    made.meta[WIDENED] = Decision(node.name, "f32", True, _AS_EAGER, None, "f8")
+    decide(made, Decision(node.name, "f32", True, _AS_EAGER, None, "f8"))
     scale = call_like(node, aten.mul.Tensor, named["scale_a"], named["scale_b"])
     made = call_like(node, aten.mul.Tensor, made, scale)
     if (bias := named["bias"]) is not None:
@@ -181,8 +178,7 @@ def _widen(node: fx.Node, slow: Collection[torch.dtype]) -> None:
         kwargs = fx.map_arg(node.kwargs, wide)
         made = call_like(node, node.target, *args, **kwargs)
         kind = from_torch_dtype(fakes_of(node.meta["val"])[0].dtype)
-        reason = _REASON.format(kind)
-        made.meta[WIDENED] = Decision(node.name, "f32", True, reason, None, str(kind))
+        decide(made, Decision(node.name, "f32", True, _REASON.format(kind), None, str(kind)))
         if isinstance(node.meta["val"], torch.Tensor):
             node.replace_all_uses_with(cast_like(node, made, node.meta["val"].dtype))
     for user in list(node.users):  # one of several gradients

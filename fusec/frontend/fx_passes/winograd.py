@@ -17,14 +17,15 @@ from torch import fx
 
 from fusec.frontend.fx_passes.channels_last import is_last
 from fusec.frontend.fx_passes.fx_nodes import (
+    DECISIONS,
     aten,
     call_like,
     call_of_value,
     count_elements,
+    decide,
     replace,
     tensor_of,
 )
-from fusec.frontend.fx_passes.memory_formats import DECISION
 from fusec.frontend.fx_passes.weights import fixed_values
 from fusec.frontend.ops import winograd  # noqa: F401  defines the operations
 from fusec.ir.decision import Decision
@@ -32,19 +33,14 @@ from fusec.ir.machine import Machine
 
 ops = torch.ops.fusec
 
-FILTERED = "filtered"
-"""Key of a node's ``meta`` with the decision that minimal filtering computes it."""
 _REASON = "by rule: 3 x 3 kernels of stride 1 take 16 multiplications instead of 36"
 
 
-def filter_by_tiles(gm: fx.GraphModule, machine: Machine, *, freezes: bool) -> fx.GraphModule:
-    """Replace convolutions, and gradients of images, that minimal filtering computes faster.
+def filter_by_tiles(gm: fx.GraphModule, machine: Machine, *, freezes: bool) -> None:
+    """Replace convolutions, and gradients of images, by minimal filtering that is faster, in place.
 
     Args:
         freezes: what follows from weights alone is computed once.
-
-    Returns:
-        the graph, changed in place.
     """
     known = fixed_values(gm) if freezes else {}
     found = 0
@@ -59,7 +55,6 @@ def filter_by_tiles(gm: fx.GraphModule, machine: Machine, *, freezes: bool) -> f
         found += _filter_gradient(node, machine)
     if found:
         gm.recompile()
-    return gm
 
 
 def _filter_gradient(node: fx.Node, machine: Machine) -> bool:
@@ -89,9 +84,8 @@ def _filtered(node: fx.Node, x: Any, weight: Any, bias: Any, padding: Any, panel
     image = call_like(node, ops.winograd.default, x, made, bias, list(padding))
     for one in (made, image):  # what `explain` calls them
         one.meta["original_aten"] = node.target
-    if DECISION in node.meta:
-        image.meta[DECISION] = node.meta[DECISION]
-    image.meta[FILTERED] = Decision(image.name, "winograd", True, _REASON, None, "the library")
+    image.meta[DECISIONS] = node.meta.get(DECISIONS, ())
+    decide(image, Decision(image.name, "winograd", True, _REASON, None, "the library"))
     return image
 
 

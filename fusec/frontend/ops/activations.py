@@ -11,12 +11,11 @@ import math
 
 from fusec.frontend.call import AtenCall, Indices, Scalar, read, read_exact
 from fusec.frontend.ops.arithmetic import greater, select
-from fusec.frontend.ops.registry import aten, computes, lowers
+from fusec.frontend.ops.registry import aten, computes, defines, lowers
 from fusec.frontend.value import Value
 from fusec.ir.dtype import compute_type
 from fusec.ir.expr import Expr, op
 
-_SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBE = 0.044715
 
@@ -28,8 +27,7 @@ _TANH_CUBE = 0.044715
 def gelu(call: AtenCall, x: Value, *, approximate: str = "none") -> Value:
     def curve(a: Expr) -> Expr:
         by_tanh = approximate == "tanh"
-        bend = op("tanh", tanh_argument(a)) if by_tanh else op("erf", a * _SQRT_HALF)
-        return a * 0.5 * (bend + 1.0)
+        return a * 0.5 * (op("tanh", tanh_argument(a)) + 1.0) if by_tanh else a * op("ndtr", a)
 
     return call.pointwise(curve, x)
 
@@ -45,9 +43,8 @@ def gelu_backward(call: AtenCall, grad: Value, x: Value, *, approximate: str = "
 
 
 def gelu_erf_slope(x: Expr) -> Expr:
-    distribution = (op("erf", x * _SQRT_HALF) + 1.0) * 0.5
     density = op("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return distribution + x * density
+    return op("ndtr", x) + x * density
 
 
 def gelu_tanh_slope(x: Expr) -> Expr:
@@ -86,13 +83,9 @@ def hardtanh(a: Expr, low: Expr | float = -1, high: Expr | float = 1) -> Expr:
     return op("minimum", op("maximum", a, low), high)
 
 
-@lowers(aten.threshold_backward.default)
-def threshold_backward(call: AtenCall, grad: Value, x: Value, limit: Scalar) -> Value:
-    """Emit ``grad`` where ``x``, read exactly, is above the limit or NaN, and 0 elsewhere."""
+@defines(aten.threshold_backward.default)
+def threshold_backward(call: AtenCall, at: Indices, grad: Value, x: Value, limit: Scalar) -> Expr:
+    """Return ``grad`` where ``x``, read exactly, is above the limit or NaN, and 0 elsewhere."""
     kind = compute_type(call.out.dtype)
     edge = read(limit, (), kind)
-
-    def slope(at: Indices) -> Expr:
-        return select(op("le", read_exact(x, at, kind), edge), 0, read(grad, at, kind))
-
-    return call.define(slope)
+    return select(op("le", read_exact(x, at, kind), edge), 0, read(grad, at, kind))

@@ -206,24 +206,26 @@ def flash_cpu_backward(
         return op("exp", a.scores(at) - read(statistics, at[:3], F32))
 
     def change(b: Index, h: Index, m: Index, n: Index) -> Expr:
-        """Return the gradient of an unscaled score: that of the scaled score, times the scale."""
+        """Return the gradient of a scaled score; the scale multiplies sums of its products."""
         back = contraction(
             a.width, lambda e: (exact(grad, (b, h, m, e)), exact(v, (b, a.head(h), n, e)))
         )
-        return weight(b, h, m, n) * (back - delta.at((b, h, m))) * a.scale
+        return weight(b, h, m, n) * (back - delta.at((b, h, m)))
 
     def of_query(at: Indices) -> Expr:
         b, h, m, d = at
         head = a.head(h)
-        return contraction(
+        total = contraction(
             a.keys, lambda n: (_weight(change(b, h, m, n), k.dtype), exact(k, (b, head, n, d)))
         )
+        return total * a.scale
 
     def of_key(at: Indices) -> Expr:
         b, head, n, d = at
-        return a.over_queries(
+        total = a.over_queries(
             head, lambda h, m: (_weight(change(b, h, m, n), q.dtype), exact(q, (b, h, m, d)))
         )
+        return total * a.scale
 
     def of_value(at: Indices) -> Expr:
         b, head, n, e = at

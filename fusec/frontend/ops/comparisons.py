@@ -58,10 +58,8 @@ def isinf(call: AtenCall, x: Value) -> Value:
 
 @lowers(aten.signbit.default)
 def signbit(call: AtenCall, x: Value) -> Value:
-    def test(a: Expr) -> Expr:
-        return less(op("copysign", 1.0, a) if a.dtype.is_float else a, 0)
-
-    return compare(test, call, x)
+    is_float = x.dtype.is_float
+    return compare(lambda a: less(op("copysign", 1.0, a) if is_float else a, 0), call, x)
 
 
 def truth(x: Scalar, at: Indices) -> Expr:

@@ -21,7 +21,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read, read_exact
 from fusec.frontend.ops.arithmetic import equal, greater, integer_power, less, like, select
 from fusec.frontend.ops.comparisons import truth
-from fusec.frontend.ops.registry import aten, computes, lowers, prims
+from fusec.frontend.ops.registry import aten, computes, defines, lowers, prims
 from fusec.frontend.value import Value, broadcast
 from fusec.ir.dtype import F8E4M3FN, F16, F32, F64, DType, compute_type
 from fusec.ir.expr import Const, Expr, cast, op
@@ -196,17 +196,15 @@ lowers(aten.fmax.default)(partial(elementwise, partial(ignoring_nan, "maximum"))
 lowers(aten.fmin.default)(partial(elementwise, partial(ignoring_nan, "minimum")))
 
 
-@lowers(aten.clamp.default, aten.clamp.Tensor)
-def clamp(call: AtenCall, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+@defines(aten.clamp.default, aten.clamp.Tensor)
+def clamp(
+    call: AtenCall, at: Indices, x: Value, low: Scalar | None = None, high: Scalar | None = None
+) -> Expr:
     kind = common_type(call.out.dtype)
-
-    def body(at: Indices) -> Expr:
-        value = read(x, at, kind)
-        if low is not None:
-            value = op("maximum", value, read(low, at, kind))
-        return value if high is None else op("minimum", value, read(high, at, kind))
-
-    return call.define(body)
+    value = read(x, at, kind)
+    if low is not None:
+        value = op("maximum", value, read(low, at, kind))
+    return value if high is None else op("minimum", value, read(high, at, kind))
 
 
 @lowers(aten.addcmul.default)
@@ -263,14 +261,10 @@ def angle(call: AtenCall, x: Value) -> Value:
 # -- choices --------------------------------------------------------------------------------------
 
 
-@lowers(aten.where.self, prims.where.default)
-def where(call: AtenCall, condition: Value, x: Scalar, y: Scalar) -> Value:
+@defines(aten.where.self, prims.where.default)
+def where(call: AtenCall, at: Indices, condition: Value, x: Scalar, y: Scalar) -> Expr:
     kind = compute_type(call.out.dtype)
-
-    def body(at: Indices) -> Expr:
-        return select(truth(condition, at), read(x, at, kind), read(y, at, kind))
-
-    return call.define(body)
+    return select(truth(condition, at), read(x, at, kind), read(y, at, kind))
 
 
 # -- conversions and copies -----------------------------------------------------------------------

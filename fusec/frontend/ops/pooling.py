@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.domain import Domain, Extreme, Pick
-from fusec.frontend.ops.registry import aten, lowers
+from fusec.frontend.ops.registry import aten, defines, lowers
 from fusec.frontend.ops.views import linearise
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ONE, ZERO, Value, positions
@@ -171,28 +171,22 @@ def _domain(ways: Sequence[_AxisWindow], extents: Sequence[Index], at: Indices) 
 # -- means ----------------------------------------------------------------------------------------
 
 
-def mean(call: AtenCall, x: Value, windows: Sequence[Windows]) -> Value:
-    """Emit the mean over each window."""
+@defines()
+def mean(call: AtenCall, at: Indices, x: Value, windows: Sequence[Windows]) -> Expr:
+    """Return the mean over each window."""
     kind = compute_type(call.out.dtype)
-
-    def body(at: Indices) -> Expr:
-        total = over_places(windows, at).total(x, kind)
-        count = _divisor(windows, at, kind)
-        return total / count if kind.is_float else op("truncdiv", total, count)
-
-    return call.define(body)
+    total = over_places(windows, at).total(x, kind)
+    count = _divisor(windows, at, kind)
+    return total / count if kind.is_float else op("truncdiv", total, count)
 
 
-def mean_gradient(call: AtenCall, grad: Value, windows: Sequence[Windows]) -> Value:
-    """Emit each element's gradient: the sum of its shares of the gradients of its windows."""
+@defines()
+def mean_gradient(call: AtenCall, at: Indices, grad: Value, windows: Sequence[Windows]) -> Expr:
+    """Return each element's gradient: the sum of its shares of the gradients of its windows."""
     kind = compute_type(call.out.dtype)
-
-    def body(at: Indices) -> Expr:
-        around = over_windows(windows, at)
-        share = around.read(grad, kind) / _divisor(windows, around.where, kind)
-        return around.reduce(SUM, share)
-
-    return call.define(body)
+    around = over_windows(windows, at)
+    share = around.read(grad, kind) / _divisor(windows, around.where, kind)
+    return around.reduce(SUM, share)
 
 
 def _divisor(windows: Sequence[Windows], at: Indices, kind: DType) -> Expr:
@@ -254,20 +248,17 @@ def maximum(call: AtenCall, x: Value, windows: Sequence[Windows]) -> tuple[Value
     return Extreme(x, over, MAX, count, Pick.FIRST_BUT_LAST_NAN).define(call)
 
 
+@defines()
 def maximum_gradient(
-    call: AtenCall, grad: Value, places: Value, windows: Sequence[Windows]
-) -> Value:
-    """Emit each element's gradient: the sum of ``grad`` over the windows whose maximum it is."""
+    call: AtenCall, at: Indices, grad: Value, places: Value, windows: Sequence[Windows]
+) -> Expr:
+    """Return each element's gradient: the sum of ``grad`` over the windows whose maximum it is."""
     kind = compute_type(grad.dtype)
     extents = tuple(w.extent for w in windows)
-
-    def body(at: Indices) -> Expr:
-        own = IndexValue(linearise(at[len(at) - len(windows) :], extents))
-        around = over_windows(windows, at)
-        chosen = op("eq", around.read(places, I64), own)
-        return around.reduce(SUM, around.read(grad, kind), only=chosen)
-
-    return call.define(body)
+    own = IndexValue(linearise(at[len(at) - len(windows) :], extents))
+    around = over_windows(windows, at)
+    chosen = op("eq", around.read(places, I64), own)
+    return around.reduce(SUM, around.read(grad, kind), only=chosen)
 
 
 def max_windows(

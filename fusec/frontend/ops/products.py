@@ -18,7 +18,7 @@ from typing import Any
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read_exact
 from fusec.frontend.fallbacks import CONTRACTION
-from fusec.frontend.ops.registry import aten, lowers
+from fusec.frontend.ops.registry import aten, defines, lowers
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import Value, make_axes, positions
 from fusec.ir.dtype import BF16, F16, F32, F64, I32
@@ -63,18 +63,15 @@ def _library(call: AtenCall, a: TensorType, b: TensorType) -> str | None:
     return None if alone or is_small(call, b) else CONTRACTION
 
 
+@defines()
 def multiplied(
-    call: AtenCall, a: Value, b: Value, element: Callable[[Value, Indices], Expr]
-) -> Value:
-    """Emit the product of two matrices, or of pairs in a batch, given how an element is read."""
-
-    def body(at: Indices) -> Expr:
-        *batch, m, n = at
-        return contraction(
-            a.shape[-1], lambda k: (element(a, (*batch, m, k)), element(b, (*batch, k, n)))
-        )
-
-    return call.define(body)
+    call: AtenCall, at: Indices, a: Value, b: Value, element: Callable[[Value, Indices], Expr]
+) -> Expr:
+    """Return the product of two matrices, or of pairs in a batch, given how an element is read."""
+    *batch, m, n = at
+    return contraction(
+        a.shape[-1], lambda k: (element(a, (*batch, m, k)), element(b, (*batch, k, n)))
+    )
 
 
 @lowers(aten.mm.default, aten.bmm.default, library=_library)

@@ -10,7 +10,8 @@ To add an operation, write one such function in the file it belongs to and regis
     @lowers(aten.addcmul.default)
     def addcmul(call, x, a, b, *, value=1): ...
 
-A function of elements alone is registered by ``computes``.
+A function of elements alone is registered by ``computes``, one of an element's place by
+``defines``.
 
 A row may prefer the library's call, with a reason. The node then becomes an ``Extern`` whose
 ``decomposition`` is the rule's definitions; where a kernel of fusec's own is the better candidate,
@@ -29,6 +30,9 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from fusec.errors import InternalError
+from fusec.frontend.call import AtenCall
+from fusec.frontend.value import Value
+from fusec.ir.expr import Expr
 
 aten, prims = torch.ops.aten, torch.ops.prims
 LoweringFunction: TypeAlias = Callable[..., Any]
@@ -93,6 +97,21 @@ def computes(*targets: Any) -> Callable[[_Rule], _Rule]:
     def register(compute: _Rule) -> _Rule:
         lowers(*targets)(lambda call, *args: call.pointwise(compute, *args))
         return compute
+
+    return register
+
+
+def defines(*targets: Any) -> Callable[[Callable[..., Expr]], Callable[..., Value]]:
+    """Make a rule of the decorated ``element(call, at, ...)``, and register it as a lowering.
+
+    The function returns the element of the result at ``at``; the rule emits the definition of all.
+    """
+
+    def register(element: Callable[..., Expr]) -> Callable[..., Value]:
+        def rule(call: AtenCall, *args: Any, **kwargs: Any) -> Value:
+            return call.define(lambda at: element(call, at, *args, **kwargs))
+
+        return lowers(*targets)(rule)
 
     return register
 

@@ -18,8 +18,8 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, Scalar, common_type, read_exact, result_type
 from fusec.frontend.ops.arithmetic import equal, negate, select
-from fusec.frontend.ops.domain import Domain, Domains, Extreme, Pick, prefixes, reduction
-from fusec.frontend.ops.registry import aten, lowers
+from fusec.frontend.ops.domain import Domain, Extreme, Pick, prefixes, reduction
+from fusec.frontend.ops.registry import aten, defines, lowers
 from fusec.frontend.ops.views import wrap
 from fusec.frontend.value import ONE, ZERO, Value, make_axes, positions
 from fusec.ir.dtype import BOOL, F32, F64, I64, DType, compute_type
@@ -36,10 +36,13 @@ _SCAN, _SEARCH = "a scan along an axis", "a search"
 def scan(
     monoid: Monoid, call: AtenCall, x: Value, dim: int, *, dtype: torch.dtype | None = None
 ) -> Value:
-    """Emit a cumulative sum or product, in the result's accumulation type; a long one in f64."""
+    """Emit a cumulative sum or product, in the accumulation type; on CPUs and if long in f64.
+
+    What differences of such sums are read for, such as decays, is far less than the sums.
+    """
     kind = I64 if call.out.dtype is BOOL else compute_type(call.out.dtype)
     before, short = prefixes(call, x, dim, _SCAN)
-    kind = F64 if kind is F32 and not short else kind
+    kind = F64 if kind is F32 and (call.is_cpu or not short) else kind
     return call.define(reduction(before, monoid, lambda p: p.term(x, kind)))
 
 
@@ -76,30 +79,9 @@ lowers(aten.cummin.default)(partial(extreme_scan, MIN))
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(call: AtenCall, x: Value, dim: int) -> Value:
-    """Emit log(sum(exp(x))) of each prefix, relative to its maximum unless that is infinite."""
+    """Emit log(sum(exp(x))) of each prefix, relative to its maximum; a long sum in f64."""
     kind, (before, short) = compute_type(call.out.dtype), prefixes(call, x, dim, _SCAN)
-    if not short:
-        return _running_logarithm(call, x, before)
-    greatest = reduction(before, MAX, lambda points: points.read(x, kind))
-
-    def finite(at: Indices) -> Expr:
-        value = greatest(at)
-        return select(op("isinf", value), 0.0, value)
-
-    top = call.scratch("max", x.shape, kind, finite)
-
-    def body(at: Indices) -> Expr:
-        points, shift = before(at), top.at(at)
-        total = points.reduce(SUM, op("exp", points.read(x, kind) - shift))
-        return op("log", total) + shift
-
-    return call.define(body)
-
-
-def _running_logarithm(call: AtenCall, x: Value, before: Domains) -> Value:
-    """Emit the logarithm of a sum that each step refers to the maximum so far; long: in f64."""
-    kind = compute_type(call.out.dtype)
-    weight = Const(1.0, F64)
+    weight = Const(1.0, kind if short else F64)
 
     def body(at: Indices) -> Expr:
         points = before(at)
@@ -113,9 +95,10 @@ def _running_logarithm(call: AtenCall, x: Value, before: Domains) -> Value:
 # -- searches -------------------------------------------------------------------------------------
 
 
-@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+@defines(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     call: AtenCall,
+    at: Indices,
     boundaries: Value,
     x: Scalar,
     *,
@@ -123,27 +106,23 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
     **_: Any,
-) -> Value:
-    """Emit the number of boundaries below each value; if ``right``, also of those equal to it."""
+) -> Expr:
+    """Return the number of boundaries below each value; if ``right``, also of those equal to it."""
     if sorter is not None:
         raise Unsupported("a search by another order")
     right = right or side == "right"
     kind = search_type(boundaries, x)
     call.check_steps((boundaries.shape[-1],), _SEARCH)
+    value = read_exact(x, at, kind)
 
-    def body(at: Indices) -> Expr:
-        value = read_exact(x, at, kind)
+    def below(boundary: Expr) -> Expr:
+        above = op("gt" if right else "ge", boundary, value)  # false for NaN: it sorts last
+        return cast(negate(above), I64)
 
-        def below(boundary: Expr) -> Expr:
-            above = op("gt" if right else "ge", boundary, value)  # false for NaN: it sorts last
-            return cast(negate(above), I64)
-
-        lines = at[:-1] if len(boundaries.shape) > 1 else ()
-        axes = (Axis("j", boundaries.shape[-1]),)
-        line = Domain(axes, (*lines, *positions(axes)), ZERO)
-        return line.reduce(SUM, below(read_exact(boundaries, line.where, kind)))
-
-    return call.define(body)
+    lines = at[:-1] if len(boundaries.shape) > 1 else ()
+    axes = (Axis("j", boundaries.shape[-1]),)
+    line = Domain(axes, (*lines, *positions(axes)), ZERO)
+    return line.reduce(SUM, below(read_exact(boundaries, line.where, kind)))
 
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)

@@ -22,7 +22,7 @@ from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Body, Indices, Scalar, arithmetic_type, read
 from fusec.frontend.ops.arithmetic import select
 from fusec.frontend.ops.domain import Domain, identity
-from fusec.frontend.ops.indexing import checked, counted_from_front
+from fusec.frontend.ops.indexing import MASK, checked, counted_from_front
 from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import IntoSize, delinearise, linearise, replaced, wrap
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, make_axes, positions
@@ -178,13 +178,17 @@ def reduced(
     return lambda at: made.at(broadcast(at, shape))
 
 
-def hit(call: AtenCall, here: Index, place: Expr, number: Indices) -> Expr:
+def hit(call: AtenCall, here: Index, place: Expr, number: Indices, rows: Indices = ()) -> Expr:
     """Return the condition that a source, given by its number, targets a position along an axis.
 
     Where many sources are combined on a CPU, each is added where it hits.
+
+    Args:
+        rows: the indices of axes around, along which places may vary.
     """
     axes = axes_in(number)
-    steady = call.is_cpu and here.as_axis() is not None and place.axes <= axes
+    own = bool(axes) and here.as_axis() is not None and place.axes <= axes | axes_in(rows)
+    steady = call.is_cpu and own
     many = not call.takes_few_steps(tuple(a.extent for a in axes))
     return op("hits" if steady and many else "eq", IndexValue(here), place)
 
@@ -238,7 +242,7 @@ def updates_along(
             if k != axis:
                 guard = both(guard, in_range(i, 0, extent))
         named_here = checked(call, cast(indices.at(where, guard), I64), x.shape[axis])
-        return hit(call, at[axis], named_here, number), guard
+        return hit(call, at[axis], named_here, number, at[:axis]), guard
 
     def value(at: Indices, number: Indices, guard: Expr | None) -> Expr:
         if not isinstance(source, Value):
@@ -435,7 +439,7 @@ def updates_at_indices(
     """
     used = [(k, i) for k, i in enumerate(indices) if i is not None]
     if not used or any(i.dtype is BOOL for _, i in used):
-        raise Unsupported("a mask as an index: its result's size depends on data")
+        raise Unsupported(MASK)
     shape = broadcast_shape([i.shape for _, i in used])
     axes = [k for k, _ in used]
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0

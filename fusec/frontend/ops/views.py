@@ -81,11 +81,7 @@ def delinearise(linear: Index, shape: Indices) -> Indices:
 @lowers(aten.permute.default)
 def permute(call: AtenCall, x: Value, dims: Sequence[int]) -> Value:
     order = [wrap(d, len(x.shape)) for d in dims]
-
-    def where(at: Indices) -> Indices:
-        return tuple(at[order.index(k)] for k in range(len(order)))
-
-    return call.view(x, where)
+    return call.view(x, lambda at: tuple(at[order.index(k)] for k in range(len(order))))
 
 
 @lowers(aten.expand.default)

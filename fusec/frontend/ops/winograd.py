@@ -25,7 +25,7 @@ import torch
 
 from fusec.frontend.call import AtenCall, Indices, read
 from fusec.frontend.ops.literals import element_of
-from fusec.frontend.ops.registry import eager_kernel, lowers
+from fusec.frontend.ops.registry import defines, eager_kernel, lowers
 from fusec.frontend.value import Value, positions
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Expr, Reduce, both, in_range
@@ -89,17 +89,13 @@ def _transformed(table: Table, row: Index, axis: Axis, term: Expr) -> Expr:
     return Reduce(SUM, (axis,), entry * term)
 
 
-@lowers(torch.ops.fusec.winograd_weight.default)
-def transformed_weight(call: AtenCall, weight: Value, panel: int) -> Value:
-    """Emit a transformed weight, its columns in panels."""
-
-    def body(at: Indices) -> Expr:
-        a, b, group, c, place = at
-        down, across = (Axis(name, weight.shape[2]) for name in "kl")
-        value = read(weight, (group * panel + place, c, *positions((down, across))), F32)
-        return _transformed(OF_WEIGHTS, a, down, _transformed(OF_WEIGHTS, b, across, value))
-
-    return call.define(body)
+@defines(torch.ops.fusec.winograd_weight.default)
+def transformed_weight(call: AtenCall, at: Indices, weight: Value, panel: int) -> Expr:
+    """Return a transformed weight, its columns in panels."""
+    a, b, group, c, place = at
+    down, across = (Axis(name, weight.shape[2]) for name in "kl")
+    value = read(weight, (group * panel + place, c, *positions((down, across))), F32)
+    return _transformed(OF_WEIGHTS, a, down, _transformed(OF_WEIGHTS, b, across, value))
 
 
 @lowers(torch.ops.fusec.winograd.default)

@@ -95,7 +95,8 @@ class Training:
         fresh: results that are views in the graph, but to autograd are new tensors.
         detached: inputs without a gradient, which are detached before the call.
         any_gradient: whether some input requires gradients.
-        deterministic: whether ``torch.use_deterministic_algorithms`` was on.
+        deterministic: whether the kernels are, as ``Options.deterministic`` says, which
+            ``torch.use_deterministic_algorithms`` sets.
     """
 
     differentiable: tuple[bool, ...]

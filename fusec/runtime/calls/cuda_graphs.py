@@ -33,7 +33,14 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
 from fusec.runtime.calls.executable import BoxedCall
-from fusec.torch_interior import HigherOrderOperator, OpOverload, TracingContext, pytree, tensors_in
+from fusec.torch_interior import (
+    HigherOrderOperator,
+    OpOverload,
+    TracingContext,
+    pytree,
+    tensors_in,
+    written_arguments,
+)
 
 logger = logging.getLogger("fusec.compile")
 
@@ -123,7 +130,7 @@ def mutated_inputs(gm: fx.GraphModule) -> set[int]:
             owners[tensor.untyped_storage()._cdata].add(position)
     found: set[int] = set()
     for node in gm.graph.nodes:
-        for argument in _written(node):
+        for argument in written_arguments(node):
             for tensor in _tensors(gm, argument):
                 found |= owners.get(tensor.untyped_storage()._cdata, set())
     return found
@@ -332,15 +339,3 @@ def _tensors(gm: fx.GraphModule, node: fx.Node) -> list[torch.Tensor]:
     if value is None and node.op == "get_attr":
         value = operator.attrgetter(str(node.target))(gm)
     return tensors_in(value)
-
-
-def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the arguments that a call's schema says it writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None:
-        return
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else None
-            given = node.kwargs.get(argument.name, given)
-            yield from (a for a in pytree.tree_leaves(given) if isinstance(a, fx.Node))

@@ -86,10 +86,7 @@ def has_tiles() -> bool:
 
 
 def build(
-    source: str,
-    options: Options,
-    processor: tuple[str, ...] = (NATIVE,),
-    more: Sequence[str] = (),
+    source: str, options: Options, processor: tuple[str, ...] = (NATIVE,), more: Sequence[str] = ()
 ) -> bytes:
     """Compile a translation unit to a shared library and return its bytes.
 
@@ -229,9 +226,12 @@ class CppKernel:
 
     def __call__(self, *args: Any) -> None:
         status = ctypes.c_int(0)
-        self._call(*[a if type(a) is int else a.data_ptr() for a in args], ctypes.byref(status))
-        if status.value:
-            raise self.error(status.value)
+        given = [a if type(a) is int else a.data_ptr() for a in args]
+        self._call(*given, ctypes.byref(status))
+        while status.value:
+            if status.value % _CODES:
+                raise self.error(status.value)
+            self._call(*given, ctypes.byref(status))  # goes on with a loop that is unfinished
 
     def error(self, status: int) -> Exception:
         """Return the exception for a kernel's status, by the codes of ``codegen.cpp``."""

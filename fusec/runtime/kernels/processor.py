@@ -12,18 +12,8 @@ from fusec.processors import PROCESSORS
 # Extensions of the instruction set that a compiler may use for arithmetic, by the prefix of their
 # names in /proc/cpuinfo; the rest of that line is about virtual machines and power.
 _X86_PREFIXES = (
-    "sse",
-    "ssse",
-    "avx",
-    "fma",
-    "f16c",
-    "bmi",
-    "abm",
-    "popcnt",
-    "movbe",
-    "amx",
-    "gfni",
-)
+    "sse", "ssse", "avx", "fma", "f16c", "bmi", "abm", "popcnt", "movbe", "amx", "gfni",
+)  # fmt: skip
 _ARM_PREFIXES = ("asimd", "fp", "sve", "sme", "bf16", "i8mm", "fcma", "atomics")
 
 

@@ -45,7 +45,7 @@ from fusec.runtime.kernels.triton_interior import (
 from fusec.runtime.progress import say
 
 MAX_SIZE = 2**31 - 2**20
-"""The greatest size that a launch may pass: what ``ir.program.MAX_SIZE`` assumes."""
+"""The greatest size that a launch may pass: what ``ir.atoms.MAX_SIZE`` assumes."""
 
 _KEPT = 256
 """Combinations of addresses and sizes for which a kernel caches its descriptors."""
@@ -90,6 +90,7 @@ class TritonSource:
         registers: limit of a thread's registers; 0: the compiler chooses.
         function: the kernel's name in the module, and in traces; by default ``name``.
         number: the integer of a parametrized function, its last size; the code is built once.
+        dependent: launched so that it may start while the launch before it ends: it waits itself.
     """
 
     name: str
@@ -105,6 +106,7 @@ class TritonSource:
     registers: int = 0
     function: str = ""
     number: int | None = None
+    dependent: bool = False
 
     def given(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return a launch's arguments: a call's tensors and sizes, and ``number`` if set."""
@@ -157,6 +159,8 @@ def compile_kernel(kernel: TritonSource, target: str) -> Any:
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     if kernel.registers:
         options["maxnreg"] = kernel.registers
+    if kernel.dependent:
+        options["launch_pdl"] = True
     try:
         return compile_function(function, dict(kernel.signature), kernel.divisible, gpu, options)
     except Exception as error:  # of many unrelated types
@@ -497,10 +501,7 @@ def _launcher_source(kernel: TritonSource, described: tuple[str, ...]) -> str:
     lines += [f"{values[name]} = {name}.data_ptr()" for name in pointers]
     if conditions:
         lines += [f"if {' or '.join(conditions)}:", f"    return _other({parameters})"]
-    lines += [
-        "if _current_device() != _device:",
-        f"    return _elsewhere({parameters})",
-    ]
+    lines += ["if _current_device() != _device:", f"    return _elsewhere({parameters})"]
     if described:
         key = ", ".join(values[name] for name in described)
         passed.append(f"*_descriptors(({key},))")

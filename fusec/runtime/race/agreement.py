@@ -21,12 +21,7 @@ from torch import Tensor
 
 logger = logging.getLogger("fusec.race")
 
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 1e-3,
-    torch.bfloat16: 8e-3,
-}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative difference of two correct candidates; for other floats, a rounding step of the type."""
 
 TF32_TOLERANCE = 1.5e-3

@@ -175,10 +175,7 @@ class _Entrant:
         logger.debug("candidate %r:", self.candidate.name, exc_info=error)
 
     def compare(
-        self,
-        got: Sequence[Tensor],
-        wanted: Sequence[Tensor],
-        given: Sequence[Any],
+        self, got: Sequence[Tensor], wanted: Sequence[Tensor], given: Sequence[Any]
     ) -> None:
         """Leave if the outputs are not what they should be for some inputs."""
         tensors = [item for item in given if isinstance(item, Tensor)]
@@ -408,9 +405,7 @@ def _report(verdict: Verdict, *, quiet: bool) -> None:
     for lap in verdict.laps:
         if lap.dropped is not None and lap.dropped.startswith("wrong: "):
             logger.warning(
-                "the candidate %r is %s. It is not used; please report it.",
-                lap.name,
-                lap.dropped,
+                "the candidate %r is %s. It is not used; please report it.", lap.name, lap.dropped
             )
     if verdict.exhausted and not quiet:
         logger.warning(

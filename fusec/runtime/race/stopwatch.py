@@ -101,34 +101,32 @@ def _cuda_stopwatch(device: torch.device) -> Stopwatch:
         cache = torch.cuda.get_device_properties(device).L2_cache_size or DEFAULT_CACHE
         flush = torch.empty(int(FLUSH_FACTOR * cache), dtype=torch.uint8, device=device)
         flush.zero_()
-        flush_us = max(_device_us(flush.zero_, 4) / 4, 1.0)
+        flush_us = max(_device_us(lambda: [flush.zero_() for _ in range(4)]) / 4, 1.0)
     host_us: dict[BoxedCall, float] = {}
 
     def sample(call: BoxedCall, sets: Sequence[list[Any]]) -> float:
         boxes = [list(inputs) for inputs in sets]
         flushes = min(MAX_FLUSHES, 2 + math.ceil(host_us.get(call, 0.0) / flush_us))
-        with torch.cuda.device(device):
-            for _ in range(flushes):
-                flush.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+
+        def calls() -> None:
             began = time.perf_counter_ns()
             for box in boxes:
                 call(box)
             host_us[call] = (time.perf_counter_ns() - began) / 1e3
-            end.record()
-            end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / len(boxes)
+
+        with torch.cuda.device(device):
+            for _ in range(flushes):
+                flush.zero_()
+            return _device_us(calls) / len(boxes)
 
     return sample
 
 
-def _device_us(work: Callable[[], object], times: int) -> float:
-    """Return the microseconds that the device takes for this many calls."""
+def _device_us(work: Callable[[], object]) -> float:
+    """Return the microseconds that the device takes for some work."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for _ in range(times):
-        work()
+    work()
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e3

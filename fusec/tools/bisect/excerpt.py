@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -233,11 +234,11 @@ def alive(excerpt: Excerpt) -> Excerpt:
 def static(excerpt: Excerpt) -> Excerpt:
     """Return an excerpt with its symbolic sizes replaced by their hints, not yet ``alive``."""
     numbers = {name: kind for name, kind in excerpt.types.items() if isinstance(kind, int)}
-
-    def change(value: Any) -> Any:
-        return numbers.get(value.name, value) if isinstance(value, Ref) else value
-
-    lines = tuple(rewritten(line, change) for line in excerpt.lines if line.name not in numbers)
+    lines = tuple(
+        rewritten(line, lambda v: numbers.get(v.name, v) if isinstance(v, Ref) else v)
+        for line in excerpt.lines
+        if line.name not in numbers
+    )
     return replace(excerpt, lines=lines, dynamic=False)
 
 
@@ -293,10 +294,7 @@ def _fake(kind: TensorType | int) -> Any:
 
 
 def _evaluate(line: Line, values: Mapping[str, Any]) -> Any:
-    def change(value: Any) -> Any:
-        return values[value.name] if isinstance(value, Ref) else value
-
-    filled = rewritten(line, change)
+    filled = rewritten(line, lambda v: values[v.name] if isinstance(v, Ref) else v)
     args: Sequence[Any] = filled.args
     if line.target.startswith("."):
         return getattr(args[0], line.target[1:])(*args[1:], **filled.kwargs)
@@ -333,33 +331,17 @@ def node_of(gm: fx.GraphModule, held: tuple[str, int | None]) -> str:
     return name
 
 
-def kernel_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, Excerpt]]:
-    """Yield the name and excerpt of each distinct kernel that plain torch can express."""
-    kernels, externs = described_launches(manifest)
-    stored = {name for row in kernels for name in row["nodes"]} | {row["node"] for row in externs}
-    for row in kernels:
-        if row["code"] == row["name"]:
-            try:
-                yield row["name"], slice_of(gm, row["nodes"], stored)
-            except NotPlain:
-                continue
+def launch_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, str, Excerpt]]:
+    """Yield each launch that plain torch can express: name, library's call or "", and excerpt.
 
-
-def library_slices(gm: fx.GraphModule, manifest: bytes) -> Iterator[tuple[str, str, Excerpt]]:
-    """Yield the node of each library call of a graph, the operation called, and the excerpt.
-
-    Only calls with a tensor result that plain torch can express, and no convolutions: their time
+    Of kernels these are the distinct ones. Of the library's calls it is no convolution: its time
     follows from the memory format of images, which is chosen for the whole graph.
     """
-    _, externs = described_launches(manifest)
+    kernels, externs = described_launches(manifest)
     names = {node.name for node in gm.graph.nodes}
-    for row in externs:
-        before = names - {row["node"]}
-        if "conv" in row["op"]:
-            continue
-        try:
-            found = slice_of(gm, [row["node"]], before)
-        except NotPlain:
-            continue
-        if found.results and row["node"] in names:
-            yield row["node"], row["op"], found
+    stored = {name for row in kernels for name in row["nodes"]} | {row["node"] for row in externs}
+    found = [(r["name"], "", r["nodes"], stored) for r in kernels if r["code"] == r["name"]]
+    found += [(r["node"], r["op"], [r["node"]], names) for r in externs if "conv" not in r["op"]]
+    for launch, library, wanted, before in found:
+        with suppress(NotPlain):
+            yield launch, library, slice_of(gm, wanted, before)

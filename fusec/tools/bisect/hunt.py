@@ -23,7 +23,7 @@ import torch
 from fusec.errors import FusecError, ModelError
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, TensorType
-from fusec.tools.bisect.questions import WITHOUT_PASSES, Finding
+from fusec.tools.bisect.questions import WITHOUT_PASSES
 from fusec.tools.bisect.recorder import (
     Begun,
     Called,
@@ -39,7 +39,7 @@ from fusec.tools.bisect.recorder import (
 )
 from fusec.tools.bisect.recorder import record as record_program
 from fusec.tools.bisect.smaller import shrink, simpler
-from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
+from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, Finding, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, Apart, Died, Outcome, run_apart, try_file
 from fusec.tools.terminal import format_us
 
@@ -149,6 +149,8 @@ _SAMPLE_US = 2000.0
 _ENDED = "exit 0"
 """The status of a process that calls ``os._exit`` after its work is done."""
 
+_AS_GIVEN, _FORMATS = "channels_last=False", "memory_formats"
+"""An option that helps, and the stage that it leaves out."""
 _ASKED = {True: ("fusion", "race"), False: ("channels_last", "autotune", "fusion")}
 """Options that may help: for a kernel (True), for a graph (False)."""
 
@@ -230,9 +232,11 @@ class Hunt:
             if isinstance(event, Begun) and event.name == "Dynamo" and event.excerpt is not None:
                 excerpt = drawn_below(event.excerpt, most)
                 options = {"fallback_random": True, **event.options}
-                outcome = self.attempt(as_file(excerpt, Fault(WRONG, options=options)))
+                fault = Fault(WRONG, options=options)
+                outcome = self.attempt(as_file(excerpt, fault))
                 if outcome.kind == WRONG:
-                    return Culprit("Dynamo", outcome, (excerpt,), options, said=outcome.said)
+                    known = Finding(WRONG, "Dynamo", said=outcome.said)
+                    return Culprit(known, outcome, (excerpt,), fault)
         return None
 
     def _slowest(self, timings: Iterable[Timing]) -> Culprit | None:
@@ -246,21 +250,11 @@ class Hunt:
             what = f"{row.library or 'kernel'} {row.kernel}" if row.kernel else "the graph"
             said = f"{what} takes {format_us(row.fusec_us)}, eager {format_us(row.eager_us)}"
             self.say(f"{said}: timing it by itself")
-            calls, lost, ratio = _calls(row), row.lost_us, row.fusec_us / max(row.eager_us, 1e-3)
+            outcome, ratio = Outcome(SLOWER), row.fusec_us / max(row.eager_us, 1e-3)
+            calls, lost = max(1, int(_SAMPLE_US / max(row.fusec_us, 1.0))), row.lost_us
             fault = Fault(SLOWER, options=row.options, calls=calls, lost_us=lost, ratio=ratio)
-            outcome = Outcome(SLOWER)
-            culprit = Culprit(
-                row.graph,
-                outcome,
-                row.excerpts,
-                row.options,
-                row.kernel,
-                said=said,
-                calls=calls,
-                lost_us=lost,
-                ratio=ratio,
-                library=row.library,
-            )
+            known = Finding(SLOWER, row.graph, row.kernel, said=said, library=row.library)
+            culprit = Culprit(known, outcome, row.excerpts, fault)
             for excerpt in row.excerpts:
                 text = as_file(excerpt, fault)  # twice, against noise
                 if all(self.attempt(text).shows(outcome) for _ in range(2)):
@@ -273,12 +267,11 @@ class Hunt:
     # -- from a culprit to a finding ---------------------------------------------------------------
 
     def _explain(self, culprit: Culprit, paces: Paces | None) -> Finding:
-        where = f" (stage {culprit.stage!r})" if culprit.stage else ""
-        what = f"kernel {culprit.kernel} of " if culprit.kernel else ""
-        self.say(f"{what}graph {culprit.graph!r}{where}: {culprit.said}")
-        known = Finding.of(self.kind, culprit)
-        times = culprit.calls, culprit.lost_us, culprit.ratio
-        fault = Fault(self.kind, known.title, culprit.options, *times)
+        known = culprit.finding
+        where = f" (stage {known.stage!r})" if known.stage else ""
+        what = f"kernel {known.kernel} of " if known.kernel else ""
+        self.say(f"{what}graph {known.graph!r}{where}: {known.said}")
+        fault = replace(culprit.fault, title=known.title)
         if paces is not None:
             known = self._helped(known, culprit, paces)
         found = self._shown(replace(culprit, values={}), fault, known)
@@ -304,12 +297,12 @@ class Hunt:
         excerpt = next(iter(culprit.asked or culprit.excerpts), None)
         if excerpt is None:
             return known
-        wanted = ("race", "autotune") if culprit.library else _ASKED[bool(culprit.kernel)]
-        options = questions.candidates(excerpt, culprit.options)
+        wanted = ("race", "autotune") if known.library else _ASKED[bool(known.kernel)]
+        options = questions.candidates(excerpt, culprit.fault.options)
         asked = [(name, options[name]) for name in wanted if name in options]
-        found = (f"{n}={v!r}" for n, v in asked if paces.helps({n: v}, culprit.lost_us))
+        found = (f"{n}={v!r}" for n, v in asked if paces.helps({n: v}, culprit.fault.lost_us))
         helps = tuple(itertools.islice(found, 1))  # one will do: each trial runs the program
-        known = replace(known, helps=helps, stage=questions.stage_of_options(helps))
+        known = replace(known, helps=helps, stage=_FORMATS * (helps == (_AS_GIVEN,)))
         if not culprit.excerpts:
             return known
         ours, theirs = paces.both()
@@ -334,11 +327,7 @@ class Hunt:
         return replace(found, values=read)
 
     def _shrunk(
-        self,
-        excerpt: Excerpt,
-        fault: Fault,
-        wanted: Outcome,
-        values: Mapping[str, torch.Tensor],
+        self, excerpt: Excerpt, fault: Fault, wanted: Outcome, values: Mapping[str, torch.Tensor]
     ) -> Excerpt:
         half = self.kind == SLOWER  # the program itself runs several times, too
         end = time.monotonic() + self.seconds / (1 + half)
@@ -368,9 +357,9 @@ def _whole_program(events: list[Event], paces: Paces) -> Culprit:
     graphs = tuple(e.excerpt for e in events if isinstance(e, Begun) and e.name == "Dynamo")
     said = f"a step takes {format_us(ours)}, eagerly {format_us(theirs)}"
     asked = tuple(graph for graph in graphs if graph is not None)
-    return Culprit(
-        "the program", Outcome(SLOWER), (), said=said, lost_us=ours - theirs, asked=asked
-    )
+    fault = Fault(SLOWER, lost_us=ours - theirs)
+    known = Finding(SLOWER, "the program", said=said)
+    return Culprit(known, Outcome(SLOWER), (), fault, asked=asked)
 
 
 def _is_of(excerpt: Excerpt, values: Mapping[str, torch.Tensor]) -> bool:
@@ -438,9 +427,9 @@ def died(events: list[Event], death: str, most: int) -> Culprit | None:
     said = f"the process ended by {death} {when} {'it ran' if called else 'it was compiled'}"
     outcome = Outcome(HANGS if death == HANGS else CRASH, death)
     values = last.values if isinstance(last, Called) else {}
-    return Culprit(
-        graph.name, outcome, excerpts, graph.options, stage=stage, said=said, values=values
-    )
+    fault = Fault(CRASH, options=graph.options)
+    known = Finding(CRASH, graph.name, stage=stage, said=said)
+    return Culprit(known, outcome, excerpts, fault, values)
 
 
 def _counted(excerpt: Excerpt) -> str:
@@ -452,7 +441,3 @@ def _counted(excerpt: Excerpt) -> str:
 
 def _elements(kind: TensorType | int) -> int:
     return math.prod(kind.shape) if isinstance(kind, TensorType) else 1
-
-
-def _calls(row: Timing) -> int:
-    return max(1, int(_SAMPLE_US / max(row.fusec_us, 1.0)))

@@ -114,9 +114,7 @@ def record_steps(
 
     torch.compiler.reset()
     compiled = torch.compile(
-        fn,
-        backend=lambda gm, inputs: compile_with(gm, inputs, compile_one, joint),
-        dynamic=dynamic,
+        fn, backend=lambda gm, inputs: compile_with(gm, inputs, compile_one, joint), dynamic=dynamic
     )
     with torch.set_grad_enabled(train):
         result = compiled(*inputs)

@@ -1,30 +1,20 @@
-"""``Finding``: the result of a bisection, and what makes the difference for a reduced excerpt.
+"""What makes the difference for a reduced excerpt: which options, which merge, which stage.
 
 Options come first: each is one run of the file. If the fault is gone without fusion, a bisection
 over ``merge_limit`` finds the merge that introduces it. If results are wrong, the interpreters find
 the first stage whose output differs in value from its input.
-
-The JSON form of a finding, schema 1, is stable: fields are added, never renamed or removed::
-
-    {"schema": 1, "found": true, "kind": "wrong", "crash" or "slower",
-     "graph", "kernel", "stage", "op", "line", "said", "merge", "helps": [option],
-     "source": the file's text, "unshown", "values": [name], "library", "sentence"}
-
-Where nothing is found it is ``{"schema": 1, "found": false}``.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from fusec import __version__
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import context_for, target_for
 from fusec.driver.pipeline import compile_to_source
@@ -35,122 +25,15 @@ from fusec.frontend.capture import main_device
 from fusec.options import Options
 from fusec.tools.bisect.excerpt import Excerpt, TensorType, alive, static
 from fusec.tools.bisect.interpret import differs, record_steps
-from fusec.tools.bisect.recorder import Culprit
-from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file, functions, plain_name
+from fusec.tools.bisect.source import WRONG, Fault, Finding, as_file, functions, plain_name
 from fusec.tools.bisect.trial import AGREES, Died
-from fusec.tools.terminal import Report
 
 if TYPE_CHECKING:
     from fusec.tools.bisect.hunt import Hunt
 
 
-# -- the finding -----------------------------------------------------------------------------------
-
-
-_VERB = {
-    WRONG: "computes something else than eager",
-    CRASH: "fails",
-    SLOWER: "is slower than eager",
-}
-
-
 WITHOUT_PASSES = "passes=''"
 """The option that helps where the user's passes are at fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding(Report):
-    """The fault that a bisection has found.
-
-    Attributes:
-        graph, kernel: their names in the user's program.
-        stage: the rewrite that is wrong or fails, as ``fusec dump --stage`` has it, or "launch".
-        op, line: the operation and the user's source line.
-        said: the difference, the exception, the times.
-        merge: the fusion decision that introduces the fault, or "".
-        helps: options under which the fault is gone.
-        source: the file's text.
-        unshown: no file shows the fault by itself.
-        library: the call in the place of an eager kernel, where it is slower than that, or "".
-        values: the tensors that are saved beside the file for it to load; most files draw theirs.
-    """
-
-    kind: str
-    graph: str
-    kernel: str
-    stage: str
-    op: str
-    line: str
-    said: str
-    merge: str = ""
-    helps: tuple[str, ...] = ()
-    source: str = ""
-    unshown: bool = False
-    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    library: str = ""
-
-    @classmethod
-    def of(cls, kind: str, culprit: Culprit) -> Finding:
-        """Return the finding as it is known before the program is reduced."""
-        return cls(
-            kind,
-            culprit.graph,
-            culprit.kernel,
-            culprit.stage,
-            culprit.op,
-            culprit.line,
-            culprit.said,
-            library=culprit.library,
-        )
-
-    @property
-    def title(self) -> str:
-        """One sentence, for the top of the file."""
-        return f"fusec {_VERB[self.kind]}: {_first_line(self.said)}"
-
-    @property
-    def sentence(self) -> str:
-        """What to put into a bug report."""
-        parts = [
-            f"fusec {__version__} (torch {torch.__version__}, {_device()}) {_VERB[self.kind]}",
-            *([f"at {self.op}"] if self.op else []),
-            *([f"in {self.library}"] if self.library else []),
-            *([f"in stage {self.stage!r}"] if self.stage else []),
-            *([f"with the merge of {self.merge}"] if self.merge else []),
-        ]
-        return f"{' '.join(parts)}: {_first_line(self.said)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = asdict(replace(self, values={})) | {"values": sorted(self.values)}
-        return {"found": True, **fields, "sentence": self.sentence}
-
-    def text(self, *, whole: bool = False) -> str:
-        rows = {
-            "graph": self.graph,
-            "eager kernel" if self.library else "kernel": self.kernel,
-            "library": self.library,
-            "stage": self.stage,
-            "merge": self.merge,
-            "operation": self.op,
-            "line": self.line,
-            "seen": self.said,
-            "gone with": ", ".join(self.helps),
-        }
-        width = max(map(len, rows))
-        table = [f"  {name:<{width}}  {_indented(t, width)}" for name, t in rows.items() if t]
-        return "\n".join([f"fusec {_VERB[self.kind]}", *table])
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else ""
-
-
-def _indented(text: str, width: int) -> str:
-    return text.strip().replace("\n", "\n" + " " * (width + 4))
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
 # -- which options, merge and stage ----------------------------------------------------------------
@@ -215,14 +98,6 @@ def candidates(excerpt: Excerpt, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if given.get(name) != value}
 
 
-def stage_of_options(helps: tuple[str, ...]) -> str:
-    """Return the stage that an option which helps leaves out, or ""."""
-    return next((_STAGE[name] for name in helps if name in _STAGE), "")
-
-
-_STAGE = {"channels_last=False": "memory_formats"}
-
-
 # -- which merge -----------------------------------------------------------------------------------
 
 
@@ -254,12 +129,7 @@ def last_merge(excerpt: Excerpt, options: Mapping[str, Any]) -> str:
         context = context_for(gm, target_for(main_device(gm), chosen), chosen, Trace(name))
         decisions = compile_to_source(gm, context).decisions
         taken.extend(f"{d.a} with {d.b}" for d in decisions if d.taken and d.is_merge)
-
-        def call(args: list[Any]) -> Any:
-            return gm(*args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return gm
 
     made = functions(excerpt)
     args = made["inputs"]()

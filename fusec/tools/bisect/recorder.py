@@ -3,7 +3,7 @@
 It compiles as ``fusec`` does, strictly. Events go to a file one by one, so that the last one tells
 where the process was when it died. A fault of the wanted kind ends the program (``Enough``).
 
-    WRONG   compare each kernel with eager (``tools/verify``), each graph with its eager run
+    WRONG   compare each kernel, and each graph, with eager (``tools/verify``)
     CRASH   catch an exception of a compile or a launch; the file's reader detects a signal
     SLOWER  time each graph and eager in turn, and each kernel; of the whole program, optimizer
             included, time the steps from one call of a graph to the next
@@ -27,34 +27,30 @@ from torch import fx
 
 from fusec.driver.backend import compile_one_graph, context_of, splitting
 from fusec.driver.blame import blame
-from fusec.driver.compiler import RECENT, run_eagerly
+from fusec.driver.compiler import RECENT
 from fusec.driver.launches import graph_id
-from fusec.driver.observers import AROUND, USER_PASSES
-from fusec.errors import EnvironmentProblem, Unsupported, WrongKernel
+from fusec.errors import EnvironmentProblem, Unsupported, WrongGraph, WrongKernel
 from fusec.frontend.aliasing.overlap import writes_to_shared_memory
 from fusec.frontend.aot.only_eager import only_for_eager
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.options import Options
-from fusec.runtime.race.agreement import disagreement
 from fusec.tools.bisect.excerpt import (
     Excerpt,
     Input,
     NotPlain,
     TensorType,
     from_graph,
-    kernel_slices,
-    library_slices,
+    launch_slices,
     node_of,
     slice_of,
 )
-from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, functions
+from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, Finding, functions
 from fusec.tools.bisect.trial import Outcome, outcome_of, silent
 from fusec.tools.clock import Clock, clock_running, differentiated, time_in_turn
-from fusec.tools.verify.kernels import Exact, copy_of, with_either_choice
+from fusec.tools.verify.kernels import copy_of
 from fusec.torch_interior import (
     FakeTensor,
     TorchDynamoException,
-    tensors_in,
     unset_fake_temporarily,
 )
 
@@ -115,29 +111,20 @@ class Culprit:
     """The graph at fault and, if known, its kernel.
 
     Attributes:
+        finding: what is known of it.
         outcome: of a file that shows the fault.
         excerpts: that may show it, the smallest first.
-        calls, lost_us, ratio: of a kernel or graph that is slower, as in ``Fault``.
-        library: the call in the place of an eager kernel.
+        fault: as a file shows it, under the user's options.
         asked: graphs from which the options to try follow, where ``excerpts`` is empty.
         values: the tensors that the graph was called with, by name; empty if they are too large.
         passes: the user's passes that rewrote the graph, or failed; excerpts are without them.
     """
 
-    graph: str
+    finding: Finding
     outcome: Outcome
     excerpts: tuple[Excerpt, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    kernel: str = ""
-    stage: str = ""
-    op: str = ""
-    line: str = ""
-    said: str = ""
-    calls: int = 1
-    lost_us: float = 0.0
+    fault: Fault
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    ratio: float = 1.0
-    library: str = ""
     asked: tuple[Excerpt, ...] = ()
     passes: tuple[str, ...] = ()
 
@@ -268,6 +255,8 @@ class Recorder:
         options = {**(options or {}), **self._more}
         given = dict(options) | ({"cudagraphs": True} if mode == "reduce-overhead" else {})
         chosen = replace(Options.from_compile(mode, options), **self._settings())
+        if chosen.deterministic:
+            given["deterministic"] = True  # torch's setting is none of an excerpt's
         if chosen.passes:
             given["passes"] = ""  # what shows without them is no fault of theirs
         dynamo = Begun(next(self._numbers), "Dynamo", _excerpt(gm, trains=_trains(gm)), given)
@@ -309,7 +298,6 @@ class Recorder:
         dynamo: Begun,
         values: Mapping[str, torch.Tensor],
     ) -> Callable[..., Any]:
-        gm.meta.pop(AROUND, None)  # graphs are compared here, once kernels agree
         graph = Begun(next(self._numbers), name, _excerpt(gm), dynamo.options)
         self.tell(graph)
         try:
@@ -328,9 +316,8 @@ class Recorder:
             given = [copy_of(arg) for arg in args] if self._kind == WRONG else []
             kept = self._keep(gm, args) if self._kind == CRASH else {}
             try:
-                wrong = self._kind == WRONG
-                made = self._beside(gm, call, args, graph, given) if wrong else call(args)
-            except WrongKernel as error:
+                made = call(args)
+            except (WrongKernel, WrongGraph) as error:
                 self._wrong(error, gm, graph, dynamo, given)
             except Exception as error:
                 self._failed(error, graph, dynamo, kept)
@@ -365,79 +352,33 @@ class Recorder:
         excerpts = _all(graph.excerpt, None if dynamo is None else dynamo.excerpt)
         with unset_fake_temporarily():  # fake mode is on while a graph is compiled
             copies = {name: copy_of(value) for name, value in values.items()}
-        self.tell(
-            Culprit(
-                graph.name, outcome, excerpts, graph.options, "", outcome.stage, found.op,
-                found.line, f"{outcome.cause}: {outcome.said}", values=copies,
-                passes=tuple(RECENT[-1].passes) if RECENT else (),
-            )
-        )  # fmt: skip
+        said = f"{outcome.cause}: {outcome.said}"
+        known = Finding(CRASH, graph.name, "", outcome.stage, found.op, found.line, said)
+        fault, passes = Fault(CRASH, options=graph.options), RECENT[-1].passes if RECENT else ()
+        self.tell(Culprit(known, outcome, excerpts, fault, copies, passes=tuple(passes)))
         raise Enough from error
 
     def _wrong(
         self,
-        wrong: WrongKernel,
+        wrong: WrongKernel | WrongGraph,
         gm: fx.GraphModule,
         graph: Begun,
         dynamo: Begun,
         given: Sequence[Any],
     ) -> NoReturn:
-        kernel, _, _, op, seen, source = wrong.args
-        own: Excerpt | None
-        try:
-            stored = [node_of(gm, held) for held in wrong.stored]
-            own = slice_of(gm, [node_of(gm, wrong.held)], stored)
-        except NotPlain:
-            own = None
-        line = next(iter(source), "")
-        excerpts = _all(own, graph.excerpt, dynamo.excerpt)
-        outcome = Outcome(WRONG)
-        self.tell(
-            Culprit(
-                graph.name, outcome, excerpts, graph.options, kernel, "", op, line, f"{op}: {seen}",
-                values=_values(gm, given), passes=wrong.passes,
-            )
-        )  # fmt: skip
+        *_, op, seen, source = wrong.args
+        kernel = ""
+        own: Excerpt | None = None
+        if isinstance(wrong, WrongKernel):
+            kernel = wrong.args[0]
+            with suppress(NotPlain):
+                stored = [node_of(gm, held) for held in wrong.stored]
+                own = slice_of(gm, [node_of(gm, wrong.held)], stored)
+        line, fault = next(iter(source), ""), Fault(WRONG, options=graph.options)
+        known = Finding(WRONG, graph.name, kernel, "", op, line, f"{op}: {seen}")
+        excerpts, values = _all(own, graph.excerpt, dynamo.excerpt), _values(gm, given)
+        self.tell(Culprit(known, Outcome(WRONG), excerpts, fault, values, passes=wrong.passes))
         raise Enough from wrong
-
-    def _beside(
-        self,
-        gm: fx.GraphModule,
-        call: Callable[..., Any],
-        args: list[Any],
-        graph: Begun,
-        given: Sequence[Any],
-    ) -> Any:
-        """Run a graph, and compare what it returns with what its nodes compute eagerly.
-
-        Args:
-            given: a copy of ``args``, which the call changes.
-        """
-        state = torch.get_rng_state()
-        made = call(args)
-        after = torch.get_rng_state()
-
-        def exact() -> Sequence[torch.Tensor]:
-            torch.set_rng_state(state)
-            return tensors_in(Exact(gm).run(*map(copy_of, given)))
-
-        def compared() -> str | None:
-            torch.set_rng_state(state)
-            expected = run_eagerly(gm)([copy_of(arg) for arg in given])
-            with torch.no_grad():
-                return disagreement(tensors_in(made), tensors_in(expected), exact)
-
-        problem = with_either_choice(compared, lambda said: said is not None)
-        torch.set_rng_state(after)
-        if problem is not None:
-            self.tell(
-                Culprit(
-                    graph.name, Outcome(WRONG), _all(graph.excerpt), graph.options, said=problem,
-                    values=_values(gm, given), passes=gm.meta.get(USER_PASSES, ()),
-                )
-            )  # fmt: skip
-            raise Enough
-        return made
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -488,9 +429,7 @@ class Recorder:
         for graph, gm, manifest, name in self._graphs:
             totals = self._clock.totals(name)
             spent = {launch: s / calls * 1e6 for launch, (calls, s) in totals.items()}
-            found = [(kernel, "", excerpt) for kernel, excerpt in kernel_slices(gm, manifest)]
-            found += library_slices(gm, manifest)
-            found.sort(key=lambda row: -spent.get(row[0], 0.0))
+            found = sorted(launch_slices(gm, manifest), key=lambda row: -spent.get(row[0], 0.0))
             for launch, library, excerpt in found[:_MOST_KERNELS]:
                 made = functions(excerpt)
                 args = made["inputs"]()
@@ -544,13 +483,13 @@ def _most(args: Sequence[Any]) -> int:
 
 def drawn_below(excerpt: Excerpt, most: int) -> Excerpt:
     """Return an excerpt whose int64 inputs are drawn below ``most``."""
-    return replace(excerpt, inputs=tuple(_below(one, most) for one in excerpt.inputs))
+
+    def below(given: Input) -> Input:
+        whole = isinstance(given.type, TensorType) and given.type.dtype is torch.int64
+        return replace(given, most=max(most, 1)) if whole else given
+
+    return replace(excerpt, inputs=tuple(map(below, excerpt.inputs)))
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-def _below(given: Input, most: int) -> Input:
-    whole = isinstance(given.type, TensorType) and given.type.dtype is torch.int64
-    return replace(given, most=max(most, 1)) if whole else given

@@ -130,10 +130,8 @@ def _bypasses(excerpt: Excerpt) -> Iterator[Excerpt]:
 
 
 def _without(excerpt: Excerpt, gone: Line, operand: str) -> Excerpt:
-    def change(value: Any) -> Any:
-        return Ref(operand) if value == Ref(gone.name) else value
-
-    lines = tuple(rewritten(line, change) for line in excerpt.lines if line is not gone)
+    left = [line for line in excerpt.lines if line is not gone]
+    lines = tuple(rewritten(x, lambda v: Ref(operand) if v == Ref(gone.name) else v) for x in left)
     kept = {line.name for line in lines}
     renamed = (operand if name == gone.name else name for name in excerpt.results)
     results = tuple(name for name in dict.fromkeys(renamed) if name in kept)

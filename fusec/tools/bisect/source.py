@@ -2,21 +2,33 @@
 
 Its exit code is 1, or a signal, while the fault is there, and 0 once it is mended. It ends in one
 of three checks: results differ, the compile or a launch fails, fusec is slower than eager.
+
+The JSON form of a ``Finding``, the result of a bisection, schema 1, is stable: fields are added,
+never renamed or removed::
+
+    {"schema": 1, "found": true, "kind": "wrong", "crash" or "slower",
+     "graph", "kernel", "stage", "op", "line", "said", "merge", "helps": [option],
+     "source": the file's text, "unshown", "values": [name], "library", "sentence"}
+
+Where nothing is found it is ``{"schema": 1, "found": false}``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import platform
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
+from fusec import __version__
 from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, rewritten
 from fusec.tools.bisect.smaller import dense
+from fusec.tools.terminal import Report
 
 WRONG, CRASH, SLOWER = "wrong", "crash", "slower"
 _TITLE_LINES = 3
@@ -46,6 +58,99 @@ class Fault:
     lost_us: float = 0.0
     ratio: float = 1.0
     saved: bool = False
+
+
+# -- the finding -----------------------------------------------------------------------------------
+
+_VERB = {
+    WRONG: "computes something else than eager",
+    CRASH: "fails",
+    SLOWER: "is slower than eager",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Report):
+    """The fault that a bisection has found.
+
+    Attributes:
+        graph, kernel: their names in the user's program.
+        stage: the rewrite that is wrong or fails, as ``fusec dump --stage`` has it, or "launch".
+        op, line: the operation and the user's source line.
+        said: the difference, the exception, the times.
+        merge: the fusion decision that introduces the fault, or "".
+        helps: options under which the fault is gone.
+        source: the file's text.
+        unshown: no file shows the fault by itself.
+        library: the call in the place of an eager kernel, where it is slower than that, or "".
+        values: the tensors that are saved beside the file for it to load; most files draw theirs.
+    """
+
+    kind: str
+    graph: str
+    kernel: str = ""
+    stage: str = ""
+    op: str = ""
+    line: str = ""
+    said: str = ""
+    merge: str = ""
+    helps: tuple[str, ...] = ()
+    source: str = ""
+    unshown: bool = False
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    library: str = ""
+
+    @property
+    def title(self) -> str:
+        """One sentence, for the top of the file."""
+        return f"fusec {_VERB[self.kind]}: {_first_line(self.said)}"
+
+    @property
+    def sentence(self) -> str:
+        """What to put into a bug report."""
+        parts = [
+            f"fusec {__version__} (torch {torch.__version__}, {_device()}) {_VERB[self.kind]}",
+            *([f"at {self.op}"] if self.op else []),
+            *([f"in {self.library}"] if self.library else []),
+            *([f"in stage {self.stage!r}"] if self.stage else []),
+            *([f"with the merge of {self.merge}"] if self.merge else []),
+        ]
+        return f"{' '.join(parts)}: {_first_line(self.said)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = asdict(replace(self, values={})) | {"values": sorted(self.values)}
+        return {"found": True, **fields, "sentence": self.sentence}
+
+    def text(self, *, whole: bool = False) -> str:
+        rows = {
+            "graph": self.graph,
+            "eager kernel" if self.library else "kernel": self.kernel,
+            "library": self.library,
+            "stage": self.stage,
+            "merge": self.merge,
+            "operation": self.op,
+            "line": self.line,
+            "seen": self.said,
+            "gone with": ", ".join(self.helps),
+        }
+        width = max(map(len, rows))
+        table = [f"  {name:<{width}}  {_indented(t, width)}" for name, t in rows.items() if t]
+        return "\n".join([f"fusec {_VERB[self.kind]}", *table])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _indented(text: str, width: int) -> str:
+    return text.strip().replace("\n", "\n" + " " * (width + 4))
+
+
+def _device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+
+
+# -- the file --------------------------------------------------------------------------------------
 
 
 def as_file(excerpt: Excerpt, fault: Fault) -> str:
@@ -244,7 +349,7 @@ def _ending(excerpt: Excerpt, fault: Fault) -> list[str]:
     dynamic = ", dynamic=True" if excerpt.dynamic else ""
     settings = f", options={_options(options)}" if options else ""
     compiled = f'torch.compile(f, backend="fusec"{dynamic}{settings})'
-    run = _training() if excerpt.trains else []
+    run = _TRAINING.splitlines() if excerpt.trains else []
     ours, theirs = (
         ("run(compiled)", "run(f)") if excerpt.trains else ("compiled(*inputs())", "f(*inputs())")
     )
@@ -275,50 +380,46 @@ def _options(options: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f'"{name}": {_shown(value)}' for name, value in options.items()) + "}"
 
 
-def _training() -> list[str]:
-    return [
-        "def run(call):",
-        "    args = inputs()",
-        "    results = call(*args)",
-        "    roots = [r for r in results if r.requires_grad]",
-        "    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]",
-        "    ways = [torch.randn_like(r) for r in roots]",
-        "    return *results, *torch.autograd.grad(roots, leaves, ways, allow_unused=True)",
-        "",
-        "",
-    ]
+_TRAINING = """\
+def run(call):
+    args = inputs()
+    results = call(*args)
+    roots = [r for r in results if r.requires_grad]
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    ways = [torch.randn_like(r) for r in roots]
+    return *results, *torch.autograd.grad(roots, leaves, ways, allow_unused=True)
+
+
+"""
+_TIMING = """\
+eager = torch.compile(f, backend="eager")  # so that Dynamo costs both the same
+{args}ways = {{"eager": lambda: {eager}, "fusec": lambda: {fusec}}}
+times = {{name: [] for name in ways}}
+for _ in range(25):  # in turn, so that what disturbs one disturbs the other
+    for name, call in ways.items():
+        {wait}start = time.perf_counter()
+        {work}
+        {wait}times[name].append((time.perf_counter() - start) * {scale:g})
+theirs, ours = (statistics.median(spent[5:]) for spent in times.values())
+print(f"eager {{theirs:.1f}} us, fusec {{ours:.1f}} us")
+lost = ours > {ratio:.3g} * theirs
+sys.exit(lost and ours - theirs > {least_us:.1f})
+"""
 
 
 def _timing(excerpt: Excerpt, fault: Fault) -> list[str]:
     on_gpu = any(isinstance(i.type, TensorType) and "cuda" in i.type.device for i in excerpt.inputs)
-    wait = ["        torch.cuda.synchronize()"] if on_gpu else []
-    if excerpt.trains:
-        calls = ("lambda: run(eager)", "lambda: run(compiled)")
-        before: list[str] = []
-    else:
-        calls = ("lambda: eager(*args)", "lambda: compiled(*args)")
-        before = ["args = inputs()"]
-    return [
-        'eager = torch.compile(f, backend="eager")  # so that Dynamo costs both the same',
-        *before,
-        f'ways = {{"eager": {calls[0]}, "fusec": {calls[1]}}}',
-        "times = {name: [] for name in ways}",
-        "for _ in range(25):  # in turn, so that what disturbs one disturbs the other",
-        "    for name, call in ways.items():",
-        *wait,
-        "        start = time.perf_counter()",
-        *(
-            ["        call()"]
-            if fault.calls == 1
-            else [f"        for _ in range({fault.calls}):", "            call()"]
-        ),
-        *wait,
-        f"        times[name].append((time.perf_counter() - start) * {1e6 / fault.calls:g})",
-        "theirs, ours = (statistics.median(spent[5:]) for spent in times.values())",
-        'print(f"eager {theirs:.1f} us, fusec {ours:.1f} us")',
-        f"lost = ours > {min((1 + fault.ratio) / 2, _LEAST_RATIO):.3g} * theirs",
-        f"sys.exit(lost and ours - theirs > {min(fault.lost_us / 2, _LEAST_LOSS_US):.1f})",
-    ]
+    trains, calls = excerpt.trains, fault.calls
+    return _TIMING.format(
+        args="" if trains else "args = inputs()\n",
+        eager="run(eager)" if trains else "eager(*args)",
+        fusec="run(compiled)" if trains else "compiled(*args)",
+        wait="torch.cuda.synchronize()\n        " if on_gpu else "",
+        work="call()" if calls == 1 else f"for _ in range({calls}):\n            call()",
+        scale=1e6 / calls,
+        ratio=min((1 + fault.ratio) / 2, _LEAST_RATIO),
+        least_us=min(fault.lost_us / 2, _LEAST_LOSS_US),
+    ).splitlines()
 
 
 def _tolerance(excerpt: Excerpt) -> float:

@@ -23,18 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UsageError
 from fusec.tools.cli.inputs import parse_inputs
-from fusec.tools.cli.line import (
-    FORM,
-    add_program,
-    check_file,
-    hint_behind,
-    is_target,
-    take_program,
-)
+from fusec.tools.cli.line import FORM, add_program, check_file, hint_behind, is_target, take_program
 from fusec.tools.cli.output import check_writable, progress, quiet_torch, show, writing
 
 if TYPE_CHECKING:
-    from fusec.tools.bisect.questions import Finding
+    from fusec.tools.bisect.source import Finding
 
 HELP = "find the graph, kernel, stage or merge at fault, and the least file that shows it"
 FOUND = 1

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusec.errors import UsageError
+from fusec.options import Options
 from fusec.passes.stage import ASSEMBLY, LEVELS
 from fusec.tools.cli.inputs import EXAMPLES, add_inputs, parse_inputs
 from fusec.tools.cli.line import (
+    FORCED,
     TARGET_NAMES,
     check_directory,
     check_model_line,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 HELP = "print any stage of a model's compile, from the FX graph down to machine code"
 DEFAULT_STAGE = "source"
-_PYTHON = ("fx", "wrapper")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,22 +55,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", help=f"one of {', '.join(TARGET_NAMES)}; default: this machine's"
     )
-    parser.add_argument(
-        "--race",
-        metavar="auto|fused|library",
-        help="force one way where a group can run in several; default: auto, the faster one",
-    )
-    parser.add_argument(
-        "--descriptors",
-        metavar="auto|always|never",
-        help="copy tiles of products by tensor descriptors (TMA); default: auto, if a race prefers "
-        "it",
-    )
-    parser.add_argument(
-        "--roles",
-        metavar="auto|cooperative|never",
-        help="one warp loads what others multiply; default: auto, if a rule or a race prefers it",
-    )
+    for option in fields(Options):
+        if option.name in FORCED:
+            about = option.metadata["about"]
+            values = "|".join(about.choices)
+            parser.add_argument(f"--{option.name}", metavar=values, help=about.help)
     parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
@@ -128,12 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
     staged = stage_model(arguments, texts=early)
     if not staged:
         raise UsageError("the call has no tensor operations, so there is nothing to dump.")
-    if arguments.directory is None:
-        for one in staged:
-            for stage in _wanted(one, arguments) or [arguments.stage or DEFAULT_STAGE]:
-                _print_stage(one, stage)
+    if arguments.directory is not None:
+        _write(staged, arguments)
         return 0
-    _write(staged, arguments)
+    for one in staged:
+        for stage in _wanted(one, arguments) or [arguments.stage or DEFAULT_STAGE]:
+            _print_stage(one, stage)
     return 0
 
 
@@ -176,7 +167,6 @@ def stage_model(
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
-    from fusec.options import Options
     from fusec.tools.cli.model import load_callable, load_with_inputs, observe_call
     from fusec.tools.report.observe import new_fake_mode, observe
     from fusec.tools.report.stages import choose_target, take_each, take_through
@@ -185,18 +175,20 @@ def stage_model(
     choose = choose or choose_target
     with user_code(arguments):
         choose(arguments.target)  # fails for a wrong name before the model is loaded
-        options = Options.from_compile(None, forced_options(arguments))
         progress(f"tracing {arguments.model}")
-        how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
+        mode = new_fake_mode()
         if arguments.run:
             cpu = torch.device("cpu")
             fn, calls = load_with_inputs(arguments.model, given, arguments.train, cpu)
-            target = choose(arguments.target)  # after the settings of torch in the model's file
+        else:
+            fn = load_callable(arguments.model, len(given), mode)
+        # After the settings of torch in the model's file.
+        target = choose(arguments.target)
+        options = Options.from_compile(None, forced_options(arguments))
+        how = {"dynamic": arguments.dynamic, "options": options, "texts": texts, "adapt": adapt}
+        if arguments.run:
             seen = observe(fn, calls[0], train=arguments.train, target=target, run=True, **how)
         else:
-            mode = new_fake_mode()
-            fn = load_callable(arguments.model, len(given), mode)
-            target = choose(arguments.target)  # as above
             seen = observe_call(fn, given, mode, arguments.train, target=target, **how)
 
         def take(one: Observed) -> Staged:
@@ -213,40 +205,36 @@ def _has(staged: Staged, stage: str) -> bool:
     )
 
 
-def _texts(staged: Staged, stage: str) -> list[tuple[str, str, str]]:
-    """Return (name of the text, its language, the text) for one stage of one graph."""
-    # Local: it imports torch, which `fusec --help` shall not wait for.
-    from fusec.tools.dumps import BEFORE_CAPTURE
-    from fusec.tools.report.stages import assemble
+def _texts(staged: Staged, stage: str) -> list[tuple[str, str]]:
+    """Return (name of the text, the text) for one stage of one graph."""
+    from fusec.tools.report.stages import assemble  # local, as above
 
-    compiled = staged.compiled
     if stage not in (*ASSEMBLY, "source"):
-        language = "python" if stage in (*_PYTHON, *BEFORE_CAPTURE) else "text"
-        return [(stage, language, staged.text(stage))]
-    if compiled is None:
+        return [(stage, staged.text(stage))]
+    if staged.compiled is None:
         staged.check()
         return []
+    sources = staged.compiled.sources
     if stage == "source":
-        language = _LANGUAGES[staged.target.language]
-        return [(name, language, source) for name, source in compiled.sources.items()]
+        return list(sources.items())
     texts = []
-    for number, name in enumerate(compiled.sources, 1):
-        progress(f"{staged.name}: {name} to {stage} ({number} of {len(compiled.sources)})")
-        text = assemble(staged, name).text(staged.target.assembly[stage])
-        texts.append((name, "text", text))
+    for number, name in enumerate(sources, 1):
+        progress(f"{staged.name}: {name} to {stage} ({number} of {len(sources)})")
+        texts.append((name, assemble(staged, name).text(staged.target.assembly[stage])))
     return texts
 
 
-_LANGUAGES = {"cpp": "cpp", "triton": "python"}
-"""A printer's language -> its name in syntax highlighters."""
+_LANGUAGES = {"cpp": "cpp", "py": "python"}
+"""The suffix of a file -> the name of its language in syntax highlighters; others are text."""
 
 
 def _print_stage(staged: Staged, stage: str) -> None:
     texts = _texts(staged, stage)
     if not texts:
         progress(f"graph {staged.name} has no kernels: all of it runs as eager kernels")
-    for name, language, text in texts:
-        mark = "//" if language == "cpp" or stage in staged.target.assembly else "#"
+    language = _LANGUAGES.get(_suffix(staged, stage), "text")
+    mark = "//" if language == "cpp" or stage in staged.target.assembly else "#"
+    for name, text in texts:
         what = stage if name == stage else f"{name}, {stage}"
         show(f"{mark} -- graph {staged.name}: {what}, {staged.target.name} --", language)
         show(text, language)
@@ -268,7 +256,7 @@ def _write(graphs: Sequence[Staged], arguments: argparse.Namespace) -> None:
         files = [
             File(stage, "" if name == stage else name, _suffix(one, stage), text)
             for stage in _wanted(one, arguments)
-            for name, _, text in _texts(one, stage)
+            for name, text in _texts(one, stage)
         ]
         with writing(f"to {arguments.directory}"):
             paths = dump.write(one.name, one.observed.compile, one.target.name, files)

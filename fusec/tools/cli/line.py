@@ -38,6 +38,8 @@ _REWRITES = """
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
 STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
+FORCED = ("race", "descriptors", "roles")
+"""Options of a compile that commands have as options of their own, too."""
 _HERE = ("cuda", "gpu", "native", "host")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Without any of these files there is no GPU; with one, only torch can tell which."""
@@ -111,7 +113,7 @@ def forced_options(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UsageError: for an unknown option.
     """
-    own = {name: getattr(arguments, name) for name in ("race", "descriptors", "roles")}
+    own = {name: getattr(arguments, name) for name in FORCED}
     given = {name: value for name, value in own.items() if value is not None}
     return {**Options.from_texts(arguments.option), **given}
 

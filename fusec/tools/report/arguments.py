@@ -51,6 +51,14 @@ class Arguments:
         yield from self.named.items()
 
 
+def leaf_of(value: Any, *, train: bool, dtype: torch.dtype | None = None) -> Any:
+    """Return a copy of a tensor, floats of another type if given, that gradients may end at."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    own = plain(value).detach().clone()
+    return own.to(dtype or own.dtype).requires_grad_(train) if own.is_floating_point() else own
+
+
 Given: TypeAlias = "Sequence[Any] | Arguments"
 
 

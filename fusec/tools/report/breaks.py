@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.frontend.origin import NO_TEXT, printable, unresumed
-from fusec.tools.terminal import wrapped
+from fusec.tools.terminal import alike, wrapped
 
 _FRAME = re.compile(r'^ *File "([^\n"]*)", line (\d+), in ([^\n]*)$', re.MULTILINE)
 _PLACE = re.compile(r"Graph break in user code at (.+):(\d+)$", re.MULTILINE)
@@ -132,16 +132,11 @@ def is_planned(text: str) -> bool:
 
 def merge_breaks(breaks: Iterable[Break]) -> tuple[Break, ...]:
     """Merge breaks of the same line and reason, with their count; skipped functions first."""
-    found: dict[object, Break] = {}
-    for one in breaks:
-        key = (one.place, one.reason)
-        known = found.get(key)
-        found[key] = replace(
-            one,
-            count=one.count + (known.count if known else 0),
-            skipped=one.skipped or (known is not None and known.skipped),
-        )
-    return tuple(sorted(found.values(), key=lambda b: not b.skipped))
+    merged = (
+        replace(some[-1], count=sum(b.count for b in some), skipped=any(b.skipped for b in some))
+        for some in alike(breaks, lambda b: (b.place, b.reason))
+    )
+    return tuple(sorted(merged, key=lambda b: not b.skipped))
 
 
 def _message(text: str) -> tuple[str, str, list[str]]:
@@ -179,57 +174,39 @@ def with_code(place: Place) -> Place:
     return replace(place, function=function, code=code)
 
 
-_REMEDIES = (
-    (
-        r"builtin (?:operator )?`?print",
-        Remedy(
-            "print outside of what is compiled",
-            "torch._dynamo.config.reorderable_logging_functions.add(print)",
-        ),
+_REMEDIES = {
+    r"builtin (?:operator )?`?print": Remedy(
+        "print outside of what is compiled",
+        "torch._dynamo.config.reorderable_logging_functions.add(print)",
     ),
-    (
-        r"logging\.Logger method",
-        Remedy(
-            "log outside of what is compiled, or let Dynamo leave the call out: add the method to "
-            "torch._dynamo.config.ignore_logging_functions"
-        ),
+    r"logging\.Logger method": Remedy(
+        "log outside of what is compiled, or let Dynamo leave the call out: add the method to "
+        "torch._dynamo.config.ignore_logging_functions"
     ),
-    (
-        r"Tensor\.item\(\)|_local_scalar_dense",
-        Remedy(
-            "keep the number a tensor, without .item()",
-            "torch._dynamo.config.capture_scalar_outputs = True",
-        ),
+    r"Tensor\.item\(\)|_local_scalar_dense": Remedy(
+        "keep the number a tensor, without .item()",
+        "torch._dynamo.config.capture_scalar_outputs = True",
     ),
-    (
-        r"Data-dependent branching|data-dependent control flow",
-        Remedy(
-            "compute both and choose: torch.where(condition, a, b); torch.cond where both are too "
-            "much"
-        ),
+    r"Data-dependent branching|data-dependent control flow": Remedy(
+        "compute both and choose: torch.where(condition, a, b); torch.cond where both are too much"
     ),
-    (
-        r"Dynamic (?:shape|slicing) operator|output shape depends on input Tensor data",
-        Remedy(
-            "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
-            "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
-        ),
+    r"Dynamic (?:shape|slicing) operator|output shape depends on input Tensor data": Remedy(
+        "keep the shape: torch.where(mask, x, 0) in place of x[mask]",
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
     ),
-    (
-        r"function `<function (\S+) at .*torch\.compiler\.disable`",
-        Remedy(r"remove torch.compiler.disable from \1, or call \1 outside"),
+    r"function `<function (\S+) at .*torch\.compiler\.disable`": Remedy(
+        r"remove torch.compiler.disable from \1, or call \1 outside"
     ),
-    (
-        r"torch\.compiler\.disable`",
-        Remedy("remove torch.compiler.disable, or call what it wraps outside"),
+    r"torch\.compiler\.disable`": Remedy(
+        "remove torch.compiler.disable, or call what it wraps outside"
     ),
-)
+}
 """Patterns of a break's title and reason -> its remedy, which may name groups of a match."""
 
 
-def _remedy(rows: Iterable[tuple[str, Remedy]], text: str) -> Remedy | None:
+def _remedy(rows: Mapping[str, Remedy], text: str) -> Remedy | None:
     """Return the first remedy whose pattern is found in a text."""
-    for pattern, remedy in rows:
+    for pattern, remedy in rows.items():
         if (match := re.search(pattern, text)) is not None:
             return replace(remedy, change=match.expand(remedy.change))
     return None
@@ -260,14 +237,11 @@ def merge_recompiles(recompiles: Iterable[Recompile]) -> tuple[Recompile, ...]:
 
     The code after a graph break counts as its function: it is recompiled for the same reasons.
     """
-    found: dict[object, Recompile] = {}
-    for one in recompiles:
-        key = (one.place.path, one.place.function, one.kind)
-        known = found.get(key, replace(one, seconds=0.0, count=0))
-        found[key] = replace(
-            known, seconds=known.seconds + one.seconds, count=known.count + one.count
-        )
-    return tuple(sorted(found.values(), key=lambda r: -r.seconds))
+    merged = (
+        replace(some[0], seconds=sum(r.seconds for r in some), count=sum(r.count for r in some))
+        for some in alike(recompiles, lambda r: (r.place.path, r.place.function, r.kind))
+    )
+    return tuple(sorted(merged, key=lambda r: -r.seconds))
 
 
 def place_of_compile(metrics: Mapping[str, Any]) -> Place:
@@ -277,62 +251,67 @@ def place_of_compile(metrics: Mapping[str, Any]) -> Place:
     return Place(path, behind or first, name)
 
 
-_RECOMPILE_REMEDIES = (
-    (
-        r"___stack\d+",
-        Remedy("it is compiled for what a graph break hands over: mend the break first"),
+_RECOMPILE_REMEDIES = {
+    r"___stack\d+": Remedy(
+        "it is compiled for what a graph break hands over: mend the break first"
     ),
-    (
-        r"len\(.*_modules\)|___check_obj_id|___check_type_id",
-        Remedy("none: another object runs the same code, and is compiled for itself", meant=True),
+    r"len\(.*_modules\)|___check_obj_id|___check_type_id": Remedy(
+        "none: another object runs the same code, and is compiled for itself", meant=True
     ),
-    (
-        r"^len\((.+)\) == \d",
-        Remedy(r"let \1 keep its length, or change it outside of what is compiled"),
+    r"^len\((.+)\) == \d": Remedy(
+        r"let \1 keep its length, or change it outside of what is compiled"
     ),
-    (
-        r"tensor '(.+)' size mismatch at index (\d+)",
-        Remedy(r"torch._dynamo.mark_dynamic(\1, \2), or torch.compile(..., dynamic=True)"),
+    r"tensor '(.+)' size mismatch at index (\d+)": Remedy(
+        r"torch._dynamo.mark_dynamic(\1, \2), or torch.compile(..., dynamic=True)"
     ),
-    (
-        r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch",
-        Remedy(r"call it with the same \2 of \1 each time"),
+    r"tensor '(.+)' (stride|rank|dtype|requires_grad) mismatch": Remedy(
+        r"call it with the same \2 of \1 each time"
     ),
-    (
-        r"^Unexpected recompilation",
-        Remedy("none: threads compiled it at the same time, or a guard depends on more"),
+    r"^Unexpected recompilation": Remedy(
+        "none: threads compiled it at the same time, or a guard depends on more"
     ),
-    (r"training", Remedy("none: training and evaluation are two graphs", meant=True)),
-    (r"grad_mode", Remedy("none: with and without gradients are two graphs", meant=True)),
-    (r"^(.+?) == [-\d.]", Remedy(r"pass \1 as a tensor where it changes with each call")),
-)
+    r"training": Remedy("none: training and evaluation are two graphs", meant=True),
+    r"grad_mode": Remedy("none: with and without gradients are two graphs", meant=True),
+    r"^(.+?) == [-\d.]": Remedy(r"pass \1 as a tensor where it changes with each call"),
+}
 """Patterns of a guard that failed -> the remedy."""
 
 # -- text ----------------------------------------------------------------------------------------
 
 
-def paragraph(mark: str, text: str) -> list[str]:
-    """Return a text as indented lines after a mark; the setting of a remedy stays in one line."""
-    remedy = text.startswith("-> ")
-    _, either, setting = text.rpartition("; or ")
-    whole = setting if remedy and either else ""
-    return wrapped(text, f"  {mark:<3} ", " " * (9 if remedy else 6), whole=whole)
+def item_lines(mark: str, place: str, said: str, remedy: Remedy) -> list[str]:
+    """Return what happens at a place, and its remedy, whose setting stays in one line."""
+    margin = " " * 6
+    return [
+        *wrapped(place, f"  {mark:<3} ", margin),
+        *wrapped(said, margin, margin),
+        *wrapped(f"-> {remedy}", margin, f"{margin}   ", whole=remedy.setting),
+    ]
 
 
 def break_lines(breaks: Sequence[Break]) -> list[str]:
     """Return each break with its line, reason and remedy; nothing if there are none."""
     lines = [f"graph breaks: {len(breaks)}"] if breaks else []
     for one in breaks:
-        lines += _lines(one, f" ({one.count} times)" if one.count > 1 else "")
+        times = f" ({one.count} times)" if one.count > 1 else ""
+        lines += item_lines("", f"{one.place}{times}", one.said, one.remedy)
     return lines
+
+
+def unseen_lines(unseen: str, run: str = "--run") -> list[str]:
+    """Return where an observation on fake tensors ended; nothing if it saw all.
+
+    Args:
+        run: what runs the model.
+    """
+    why = f"asks for the value of a tensor, which has none here; {run} runs the model"
+    first = f"from here on not seen: {unseen}"
+    return [*wrapped(first, following="  "), *wrapped(why, "  ", "  ")] if unseen else []
 
 
 def recompile_lines(recompiles: Sequence[Recompile]) -> list[str]:
     """Return each function that was compiled again; nothing if there are none."""
     lines = [f"recompiles: {sum(one.count for one in recompiles)}"] if recompiles else []
-    return lines + [line for one in recompiles for line in _lines(one)]
-
-
-def _lines(one: Break | Recompile, times: str = "") -> list[str]:
-    texts = (f"{one.place}{times}", one.said, f"-> {one.remedy}")
-    return [line for text in texts for line in paragraph("", text)]
+    for one in recompiles:
+        lines += item_lines("", str(one.place), one.said, one.remedy)
+    return lines

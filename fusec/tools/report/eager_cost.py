@@ -36,21 +36,10 @@ from fusec.torch_interior import (
 )
 
 _FREE = {
-    "_unsafe_view",
-    "_reshape_alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "detach",
-    "set_",
-    "resize_",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "empty_permuted",
-    "new_empty",
-    "new_empty_strided",
-    "_local_scalar_dense",
-}
+    "_unsafe_view", "_reshape_alias", "lift_fresh", "lift_fresh_copy", "detach", "set_",
+    "resize_", "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
+    "new_empty_strided", "_local_scalar_dense",
+}  # fmt: skip
 _OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_"}
 """Operations that write their first argument without reading it."""
 _ONE_TYPE = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
@@ -115,12 +104,15 @@ class _Counter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in (torch.ops.higher_order.scan, torch.ops.higher_order.map_impl):
             self.count_steps(*args)
+        if func is torch.ops.higher_order.while_loop:
+            self.count_iteration(*args)
         if isinstance(func, HigherOrderOperator):
             return result
         _check_types(func, args)
-        if _computes(func) and (traffic := _traffic(func, args, kwargs or {}, result)):
+        if _computes(func, result):
             function = gradient_function()
             kept = {} if function is None else function.metadata
+            traffic = _traffic(func, args, kwargs or {}, result)
             self.calls.append(EagerCall(op_name(func), traffic, *kept.get(_PLACE, self.place)))
         return result
 
@@ -132,6 +124,18 @@ class _Counter(TorchDispatchMode):
                 *(one for init in states for one in init), *(x.select(0, 0) for x in xs), *captured
             )
         self.calls += self.calls[known:] * (_seen(xs[0].shape[0]) - 1)
+
+    def count_iteration(
+        self,
+        condition: Callable[..., Any],
+        body: Callable[..., Any],
+        carried: Sequence[Any],
+        captured: Sequence[Any],
+    ) -> None:
+        """Count the operations of one iteration of a loop, which nothing says how often it runs."""
+        with self:
+            condition(*carried, *captured)
+            body(*carried, *captured)
 
     @property
     def cost(self) -> EagerCost:
@@ -178,15 +182,17 @@ def _check_types(func: Any, args: tuple[Any, ...]) -> None:
         raise ModelError(f"RuntimeError: {func} of {' and '.join(dtypes)}: give it one type")
 
 
-def _computes(func: Any) -> bool:
+def _computes(func: Any, result: Any) -> bool:
+    """Return True for a call that computes a tensor, be it an empty one."""
     if not isinstance(func, OpOverload) or func.namespace == "prim":
         return False
     name = func._schema.name.partition("::")[2]
-    return not (func.is_view or name in _FREE or torch.Tag.inplace_view in func.tags)
+    free = func.is_view or name in _FREE or torch.Tag.inplace_view in func.tags
+    return bool(tensors_in(result)) and not free
 
 
 def _traffic(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Return the bytes that one call reads and writes; 0 if no tensor comes out."""
+    """Return the bytes that one call reads and writes; 0 if all that comes out is empty."""
     name = func._schema.name.partition("::")[2]
     written = sum(map(tensor_bytes, tensors_in(result)))
     inputs = tensors_in((args, kwargs))
@@ -312,8 +318,8 @@ def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:
     """Return the nodes of an ATen graph that compute, with the bytes that each moves."""
     found = []
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _computes(node.target):
+        result = node.meta.get("val")
+        if node.op == "call_function" and _computes(node.target, result):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-            if traffic := _traffic(node.target, args, kwargs, node.meta.get("val")):
-                found.append((node, traffic))
+            found.append((node, _traffic(node.target, args, kwargs, result)))
     return found

@@ -35,7 +35,8 @@ from torch import fx
 
 from fusec.driver.stages import CompileContext
 from fusec.errors import UsageError
-from fusec.frontend.fx_passes.memory_formats import CHANNELS_LAST, CONTIGUOUS, DECISION
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS
+from fusec.frontend.fx_passes.memory_formats import CHANNELS_LAST, CONTIGUOUS
 from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.passes.fusion.contract import FUSED, LIBRARY
 from fusec.runtime.from_json import read
@@ -64,7 +65,9 @@ class Record:
         """The candidates that were taken, by choice."""
         decided = dict(self._found)
         for choice, nodes in self._convolutions.items():
-            formats = [_format(node) for node in nodes if DECISION in node.meta]
+            decisions = (d for node in nodes for d in node.meta.get(DECISIONS, ()))
+            taken = [d.taken for d in decisions if d.b == CHANNELS_LAST]
+            formats = [CHANNELS_LAST if last else CONTIGUOUS for last in taken]
             for number, name in enumerate(formats):  # another component may decide otherwise
                 if number == 0 or name != formats[0]:
                     decided[_numbered(choice, number)] = name
@@ -101,10 +104,6 @@ class Pinned(Record):
 def _numbered(choice: str, number: int) -> str:
     """Return the key of a convolution that differs from the first of the same arguments."""
     return f"{choice} #{number}" if number else choice
-
-
-def _format(convolution: fx.Node) -> str:
-    return CHANNELS_LAST if convolution.meta[DECISION].taken else CONTIGUOUS
 
 
 def _recorded(choice: Choice, name: str) -> str:

@@ -47,12 +47,11 @@ from torch.optim.optimizer import (
 from torch.profiler import profile as torch_profile
 
 from fusec.errors import UsageError
-from fusec.ir.names import operation_words
 from fusec.tools.clock import COLLECTION, Clock, Lap, Spent
-from fusec.tools.report.arguments import Arguments, Given
+from fusec.tools.report.arguments import Arguments, Given, leaf_of
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.watching import watch
-from fusec.tools.summary import ExternSummary, GraphSummary, KernelSummary
+from fusec.tools.summary import ExternSummary, GraphSummary
 from fusec.tools.terminal import Report, alike, fitted_table, format_bytes, format_seconds
 from fusec.torch_interior import tensors_in
 
@@ -391,8 +390,7 @@ def _launches(
 ) -> Iterator[Launched]:
     """Yield the launches of a graph in a step."""
     again = " backward" * graph.name.startswith("backward")
-    launches: tuple[KernelSummary | ExternSummary, ...] = (*graph.kernels, *graph.externs)
-    for one in launches:
+    for one in graph.launches:
         calls, seconds = _mean((graph.id, one.name), laps)
         if not calls:
             continue
@@ -402,7 +400,7 @@ def _launches(
             one.name,
             f"{one.module}{again}".strip(),
             f"{layers.folded(one.module)}{again}".strip(),
-            _computes(one),
+            one.computes,
             isinstance(one, ExternSummary),
             one.source,
             calls,
@@ -412,12 +410,6 @@ def _launches(
             floor * calls,
             None if one.us is None else one.us * calls / 1e6,
         )
-
-
-def _computes(one: KernelSummary | ExternSummary) -> str:
-    if isinstance(one, KernelSummary):
-        return one.computes
-    return f"{operation_words((one.op,))[0]}, eager"
 
 
 def _middle(laps: Sequence[Lap]) -> list[Lap]:
@@ -475,7 +467,7 @@ def profile_model(
         UsageError: if nothing is compiled.
     """
     compiled = torch.compile(fn, backend="fusec", dynamic=dynamic, options=dict(options))
-    args = Arguments.of(inputs).mapped(partial(_input, train=train))
+    args = Arguments.of(inputs).mapped(partial(leaf_of, train=train))
     held = tensors_in(list(args))
     held += fn.parameters() if isinstance(fn, torch.nn.Module) else []
     device = held[0].device if held else torch.device("cpu")
@@ -495,12 +487,6 @@ def profile_model(
         ended.close()
     graphs = [graph.summary for graph in watched.seen.graphs]
     return profile_of(what, device, graphs, ended)
-
-
-def _input(value: Any, train: bool) -> Any:
-    if train and isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.detach().clone().requires_grad_()
-    return value
 
 
 def _backward(output: Any) -> None:

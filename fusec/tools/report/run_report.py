@@ -28,11 +28,11 @@ Seconds are of the wall clock. ``seconds`` of a launch are null where they were 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from fusec.tools.report.breaks import Break, Place, Recompile, paragraph
+from fusec.tools.report.breaks import Break, Place, Recompile, Remedy, item_lines
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.run_script import Compared
 from fusec.tools.summary import GraphSummary
@@ -124,38 +124,27 @@ class Seen(Report):
 
     def unmended(self) -> list[str]:
         """Return what costs time, too, with no remedy that is known."""
-        return [str(one) for one in advice_on(self) if not (one.helps or one.meant)]
+        return [str(one) for one in advice_on(self) if not (one.helps or one.remedy.meant)]
 
     def notes(self) -> list[str]:
         """Return what was compiled again because the program does two things, each in a line."""
-        found = [one for one in advice_on(self) if one.meant]
-        return [f"{n.place}: {n.seconds:.1f} s more: {n.remedy.partition(': ')[2]}" for n in found]
+        found = [one for one in advice_on(self) if one.remedy.meant]
+        whys = (one.remedy.change.partition(": ")[2] for one in found)
+        return [f"{n.place}: {n.seconds:.1f} s more: {w}" for n, w in zip(found, whys, strict=True)]
 
     def by_module(self) -> list[tuple[str, float, int]]:
         """Return (module, seconds, calls) of what graphs launched, the slowest first."""
-        rows = [
-            (some[0].module, sum(one.seconds for one in some), sum(one.calls for one in some))
-            for some in alike(self.launches, lambda one: one.module)
-        ]
-        return sorted(rows, key=lambda row: -row[1])
+        rows = summed(self.launches, lambda one: one.module)
+        return [(row.module, row.seconds, row.calls) for row in rows]
 
     def slowest(self, *, eager: bool) -> list[Launch]:
         """Return a graph's kernels of one code, or all its eager kernels of one name, as one.
 
         They are those of one module; the slowest come first.
         """
-        own = [one for one in self.launches if one.eager == eager]
-        if eager:
-            own = [replace(one, graph="") for one in own]
-        rows = [
-            replace(
-                some[0],
-                calls=sum(one.calls for one in some),
-                seconds=sum(one.seconds for one in some),
-            )
-            for some in alike(own, lambda one: (one.graph, one.name, one.module))
-        ]
-        return sorted(rows, key=lambda row: -row.seconds)
+        own = (one for one in self.launches if one.eager == eager)
+        own = (replace(one, graph="") for one in own) if eager else own
+        return summed(own, lambda one: (one.graph, one.name, one.module))
 
     def to_dict(self) -> dict[str, Any]:
         document = {**asdict(self), "advice": self.advice()}
@@ -168,6 +157,15 @@ class Seen(Report):
         return page(self)
 
 
+def summed(launches: Iterable[Launch], kind: Callable[[Launch], object]) -> list[Launch]:
+    """Return the sums of launches of each kind, the slowest first."""
+    rows = (
+        replace(some[0], calls=sum(o.calls for o in some), seconds=sum(o.seconds for o in some))
+        for some in alike(launches, kind)
+    )
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
 # -- advice ----------------------------------------------------------------------------------------
 
 
@@ -175,8 +173,8 @@ _SLOW_SHARE = 0.1
 """The share of a program's time in graphs above which an eager kernel is worth a line of advice."""
 _LOST_SHARE = 0.02
 """The share of a program's time above which a graph's loss to eager is worth a line."""
-_LAUNCH_SECONDS = 1e-5
-"""Seconds that a launch may take, the host's part included."""
+_LAUNCH_US = 10.0
+"""Microseconds that a launch may take, the host's part included."""
 _MANY_CALLS = 100
 _MORE_PLACES = 4
 """Lines that are named beside the first one."""
@@ -202,20 +200,18 @@ class Advice:
     Attributes:
         place: the user's line, or the graph.
         said: what happens there.
-        remedy: what to do about it, or "none" and why.
+        remedy: what to do about it; its text begins with "none" where there is nothing to do.
         share: of the time without compiles.
         bound: the share is an upper bound.
         seconds: of compiling, once.
-        meant: nothing is to be changed.
     """
 
     place: str
     said: str
-    remedy: str
+    remedy: Remedy
     share: float = 0.0
     bound: bool = False
     seconds: float = 0.0
-    meant: bool = False
 
     @property
     def cost(self) -> str:
@@ -227,7 +223,7 @@ class Advice:
     @property
     def helps(self) -> bool:
         """Whether there is something to do."""
-        return not self.remedy.startswith(NONE)
+        return not self.remedy.change.startswith(NONE)
 
     def __str__(self) -> str:
         return f"{self.place}\n{self.cost}: {self.said}\n-> {self.remedy}"
@@ -257,7 +253,7 @@ def _fallbacks(seen: Seen) -> Iterator[Advice]:
         more = f" and {len(others)} more run" if others else " runs"
         said = f"graph {graph.summary.id}{more} as eager kernels: {graph.summary.problem}"
         share = sum(one.run_seconds for one in some) / _running(seen)
-        place, remedy = _places([_place(one) for one in some]), _bisected(seen, graph)
+        place, remedy = _places(map(_place, some)), Remedy(_bisected(seen, graph))
         yield Advice(place, said, remedy, share or _elsewhere(seen), bound=not share)
 
 
@@ -279,7 +275,7 @@ def _breaks(seen: Seen) -> Iterator[Advice]:
     ranked = sorted(seen.breaks, key=lambda b: (not b.skipped, -b.count))
     for some in alike(ranked, lambda b: (b.reason, str(b.remedy), b.skipped)):
         one, place = some[0], _places(str(b.place) for b in some)
-        yield Advice(place, one.said, str(one.remedy), _elsewhere(seen), bound=True)
+        yield Advice(place, one.said, one.remedy, _elsewhere(seen), bound=True)
 
 
 def _recompiles(seen: Seen) -> Iterator[Advice]:
@@ -287,14 +283,14 @@ def _recompiles(seen: Seen) -> Iterator[Advice]:
         seconds, count = sum(r.seconds for r in some), sum(r.count for r in some)
         one = replace(some[0], seconds=seconds, count=count)
         place = _places(str(r.place) for r in some)
-        yield Advice(place, one.said, str(one.remedy), seconds=seconds, meant=one.remedy.meant)
+        yield Advice(place, one.said, one.remedy, seconds=seconds)
 
 
 def _collections(seen: Seen) -> Iterator[Advice]:
     share = seen.collection_seconds / _running(seen)
     if share > _SLOW_SHARE:
         said = f"Python collects garbage {seen.collections} times"
-        yield Advice("no line of yours", said, _COLLECT_LESS, share)
+        yield Advice("no line of yours", said, Remedy(_COLLECT_LESS), share)
 
 
 def _externs(seen: Seen) -> Iterator[Advice]:
@@ -303,7 +299,7 @@ def _externs(seen: Seen) -> Iterator[Advice]:
         if remedy is not None and launch.seconds > _SLOW_SHARE * seen.run_seconds:
             where = f"{launch.name}{f' of {launch.module}' if launch.module else ''}"
             share = launch.seconds / _running(seen)
-            yield Advice(where, f"an eager kernel: {launch.reason}", remedy, share)
+            yield Advice(where, f"an eager kernel: {launch.reason}", Remedy(remedy), share)
 
 
 def _losing(seen: Seen) -> Iterator[Advice]:
@@ -315,30 +311,29 @@ def _losing(seen: Seen) -> Iterator[Advice]:
             ours, theirs = format_us(one.fusec_us), format_us(one.eager_us)
             said = f"{what} takes {ours} a call, eagerly {theirs}"
             share = graph.calls * lost_us / 1e6 / _running(seen)
+            remedy = (
+                "leave this one eager: call the model itself, without torch.compile, or put "
+                f"@torch.compiler.disable on {graph.place.function or 'its function'}"
+            )
             if share > _LOST_SHARE:
-                yield Advice(_place(graph), said, _leave_eager(graph), share)
-
-
-def _leave_eager(graph: SeenGraph) -> str:
-    function = graph.place.function or "its function"
-    return (
-        "leave this one eager: call the model itself, without torch.compile, or put "
-        f"@torch.compiler.disable on {function}"
-    )
+                yield Advice(_place(graph), said, Remedy(remedy), share)
 
 
 def _launch_bound(seen: Seen) -> Iterator[Advice]:
     for graph in seen.graphs:
         share = graph.run_seconds / _running(seen)
         launches = len(graph.summary.kernels) + len(graph.summary.externs)
-        if not graph.summary.problem and _is_launch_bound(graph, launches, seen.seconds):
-            each = graph.run_seconds / graph.calls * 1e6
+        if graph.summary.problem or graph.calls < _MANY_CALLS or not launches:
+            continue
+        each = graph.run_seconds / graph.calls * 1e6
+        short = each / launches < _LAUNCH_US
+        if short and graph.run_seconds > _SLOW_SHARE * seen.seconds:
             said = (
                 f"graph {graph.summary.id} is launch-bound: {launches} "
                 f"launch{'es' * (launches != 1)} in {each:.3g} us a call"
             )
             remedy = 'larger batches, or fewer calls; on a GPU, mode="reduce-overhead"'
-            yield Advice(_place(graph), said, remedy, share)
+            yield Advice(_place(graph), said, Remedy(remedy), share)
 
 
 def _bisected(seen: Seen, graph: SeenGraph) -> str:
@@ -347,14 +342,6 @@ def _bisected(seen: Seen, graph: SeenGraph) -> str:
         return f"{NONE} is known"
     program = seen.what if seen.what.endswith(".py") else "SCRIPT"
     return f"fusec bisect --crash {program}, which ends with a file for a bug report"
-
-
-def _is_launch_bound(graph: SeenGraph, launches: int, seconds: float) -> bool:
-    """Return True for a graph with many calls in which a kernel takes less time than a launch."""
-    if graph.calls < _MANY_CALLS or not launches:
-        return False
-    short = graph.run_seconds / graph.calls / launches < _LAUNCH_SECONDS
-    return short and graph.run_seconds > _SLOW_SHARE * seconds
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -380,9 +367,11 @@ def page(seen: Seen) -> str:
 
 def _page(seen: Seen, rows: int) -> list[str]:
     """Return a page's lines, with some rows of each table at most."""
+    advice = advice_on(seen)
+    left = [one for one in advice if not (one.helps or one.remedy.meant)]
     sections = [
-        _paragraphs(f"do this first: {_counted(seen)}", seen.advice(), rows),
-        _paragraphs("without a remedy", seen.unmended(), rows // 2),
+        _paragraphs(f"do this first: {_counted(seen)}", [one for one in advice if one.helps], rows),
+        _paragraphs("without a remedy", left, rows // 2),
         _notes(seen.notes(), rows // 2),
         _graphs(seen.graphs, rows),
         _modules(seen, rows),
@@ -410,14 +399,11 @@ def _head(seen: Seen) -> str:
     return f"{tail(seen.what, columns() - len(said))}{said}"
 
 
-def _paragraphs(title: str, advice: Sequence[str], rows: int) -> list[str]:
-    """Return the texts of some advice as numbered paragraphs."""
+def _paragraphs(title: str, advice: Sequence[Advice], rows: int) -> list[str]:
+    """Return some advice as numbered paragraphs."""
     lines = [title] if advice else []
-    for number, text in enumerate(advice[:rows], 1):
-        first, *rest = text.splitlines()
-        lines += paragraph(f"{number}.", first)
-        for line in rest:
-            lines += paragraph("", line)
+    for number, one in enumerate(advice[:rows], 1):
+        lines += item_lines(f"{number}.", one.place, f"{one.cost}: {one.said}", one.remedy)
     return [*lines, *_more(len(advice), rows)]
 
 

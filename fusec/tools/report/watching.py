@@ -40,7 +40,7 @@ from fusec.tools.report.layers import Layers
 from fusec.tools.report.observe import UNSEEN
 from fusec.tools.report.run_report import Launch, Seen, SeenGraph
 from fusec.tools.report.run_script import Beside
-from fusec.tools.summary import ARTIFACT, GraphSummary
+from fusec.tools.summary import ARTIFACT, ExternSummary, GraphSummary, KernelSummary
 from fusec.torch_interior import interned, trace_log
 
 _STAGES = ("key", "cache", "capture", "passes", "codegen", "build", "bind")
@@ -168,14 +168,15 @@ def _launches(
     graph: GraphSummary, totals: Mapping[str, tuple[int, float]], layers: Layers
 ) -> Iterator[Launch]:
     """Yield the launches of a graph."""
-    for kernel in graph.kernels:
-        name, module = f"{kernel.code}: {kernel.computes}", layers.folded(kernel.module)
-        spent = totals.get(kernel.name, (0, 0.0))
-        yield Launch(graph.id, name, module, False, "", *spent)
-    for extern in graph.externs:
-        spent = totals.get(extern.name, (0, 0.0))
-        module = layers.folded(extern.module)
-        yield Launch(graph.id, extern.op, module, True, extern.reason, *spent)
+    for one in graph.launches:
+        match one:
+            case KernelSummary():
+                name, reason = f"{one.code}: {one.computes}", ""
+            case ExternSummary():
+                name, reason = one.op, one.reason
+        spent = totals.get(one.name, (0, 0.0))
+        eager, module = isinstance(one, ExternSummary), layers.folded(one.module)
+        yield Launch(graph.id, name, module, eager, reason, *spent)
 
 
 def _phases(

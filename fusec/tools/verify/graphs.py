@@ -100,12 +100,7 @@ class Reference:
     """
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        outputs: int | None,
-        names: Mapping[str, str],
-        *,
-        strict: bool,
+        self, gm: fx.GraphModule, outputs: int | None, names: Mapping[str, str], *, strict: bool
     ) -> None:
         self.outputs, self.strict = outputs, strict
         self.reason = _why_left_out(gm.graph)

@@ -34,7 +34,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import operator
 import sys
 import threading
 import warnings
@@ -48,12 +47,12 @@ from torch import fx
 
 from fusec.driver.observers import USER_PASSES
 from fusec.errors import WrongKernel
-from fusec.frontend.fallbacks import draws_random_numbers, written_arguments
+from fusec.frontend.fallbacks import draws_random_numbers
 from fusec.frontend.ops.registry import find_lowering
 from fusec.frontend.origin import op_name, origin_of
 from fusec.runtime.calls.executable import BoxedCall, CallHooks
 from fusec.runtime.race.agreement import disagreement
-from fusec.torch_interior import TorchDispatchMode, pytree, trace_artifact
+from fusec.torch_interior import TorchDispatchMode, pytree, trace_artifact, written_arguments
 
 # -- results that torch leaves open ----------------------------------------------------------------
 
@@ -241,13 +240,23 @@ class Verification:
         Raises:
             WrongKernel: if a value is off, where the options are strict.
         """
-        run: _VerifiedCall = self.local.run
         if kernel is not None:
-            with torch.no_grad():
-                for value, tensor in zip(held, tensors, strict=True):
-                    self._compare(run, kernel, value, tensor)
+            self.compare(kernel, held, tensors)
         # After the comparison, so that what one kernel stores is not compared with itself.
+        run: _VerifiedCall = self.local.run
         run.stored.update((v, copy_of(t)) for v, t in zip(held, tensors, strict=True))
+
+    @torch.no_grad()
+    def compare(
+        self, kernel: str, held: Sequence[NodeResult], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Compare values that a launch may have stored, before ``stored`` keeps them.
+
+        Raises:
+            WrongKernel: as ``stored`` does.
+        """
+        for value, tensor in zip(held, tensors, strict=True):
+            self._compare(self.local.run, kernel, value, tensor)
 
     def _compare(
         self, run: _VerifiedCall, kernel: str, held: NodeResult, tensor: torch.Tensor
@@ -296,18 +305,18 @@ class Verification:
         Args:
             exact: in fp64, without any rounding in between.
         """
-        known: dict[fx.Node, Any] = {}
-        waiting = [self.nodes[held[0]]]
-        while waiting:  # iterative, for chains are deep
-            node = waiting[-1]
-            missing = [n for n in self._sources(run, node) if n not in known]
-            if missing:
-                waiting.extend(missing)
-                continue
-            waiting.pop()
-            if node not in known:
-                known[node] = self._value(run, node, known, exact)
-        value = known[self.nodes[held[0]]]
+        wanted = self.nodes[held[0]]
+        known = (Exact if exact else fx.Interpreter)(self.gm, garbage_collect_values=False)
+        needed = {wanted}
+        for node in reversed(self.gm.graph.nodes):
+            needed.update(self._sources(run, node) if node in needed else ())
+        for node in filter(needed.__contains__, self.gm.graph.nodes):
+            stored = self._stored(run, node)
+            if stored is None:
+                known.env[node] = self._computed(node, known)
+            else:
+                known.env[node] = _double(stored) if exact else stored
+        value = known.env[wanted]
         return value if held[1] is None else value[held[1]]  # type: ignore[no-any-return]
 
     def _sources(self, run: _VerifiedCall, node: fx.Node) -> list[fx.Node]:
@@ -317,32 +326,21 @@ class Verification:
             return [n for n in node.args[:2] if isinstance(n, fx.Node)]
         return list(node.all_input_nodes)
 
-    def _stored(self, run: _VerifiedCall, node: fx.Node) -> torch.Tensor | None:
-        return run.stored.get(_identity(node))
-
-    def _value(
-        self, run: _VerifiedCall, node: fx.Node, known: dict[fx.Node, Any], exact: bool
-    ) -> Any:
+    def _stored(self, run: _VerifiedCall, node: fx.Node) -> Any:
+        """Return a node's value as the program has it, or None."""
         if node in self.unsteady:
             raise LeftOut(f"{node.name} is written by an eager kernel")
-        stored = self._stored(run, node)
-        if stored is not None or node.op == "placeholder":
-            value = run.inputs[node.name] if stored is None else stored
-            return _double(value) if exact else value
-        if node.op == "get_attr":
-            value = operator.attrgetter(str(node.target))(self.gm)
-            return _double(value) if exact else value
-        made: Any = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-        args, kwargs = made
-        if exact:
-            args, kwargs = pytree.tree_map_only(torch.dtype, _widened, (args, kwargs))
+        return run.stored.get(_identity(node), run.inputs.get(node.name))
+
+    def _computed(self, node: fx.Node, known: fx.Interpreter) -> Any:
         if node.target is _COPY:
-            return torch.empty_like(args[0]).copy_(args[1])
+            (into, values, *_), _ = known.fetch_args_kwargs_from_env(node)
+            return torch.empty_like(into).copy_(values)
         if draws_random_numbers(node.target):
             raise LeftOut(f"{node.name} draws random numbers")
         if written_arguments(node):
             raise LeftOut(f"{node.name} writes its arguments")
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return known.run_node(node)
 
 
 class Exact(fx.Interpreter):

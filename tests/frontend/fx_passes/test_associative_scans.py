@@ -37,7 +37,9 @@ def calls(fn: Callable[..., Any], *inputs: Tensor, train: bool = False) -> list[
         keep_scans_whole(gm)
         gm.graph.lint()
         nodes = [node for node in gm.graph.nodes if node.op.startswith("call")]
-        found.extend(getattr(node.target, "__name__", str(node.target)) for node in nodes)
+        named = (getattr(node.target, "__name__", str(node.target)) for node in nodes)
+        pairs = zip(named, nodes, strict=True)
+        found.extend(f"scan_{node.args[1]}" if name == "scanned" else name for name, node in pairs)
         return gm.forward
 
     torch._dynamo.reset()
@@ -51,11 +53,11 @@ def calls(fn: Callable[..., Any], *inputs: Tensor, train: bool = False) -> list[
 
 A, B = values(13, 4, low=-1, high=1), values(13, 4, seed=1)
 SINGLE: dict[str, tuple[Callable[..., Any], str]] = {
-    "sum": (lambda a, b: a + b, "summed"),
-    "product": (lambda a, b: torch.mul(b, a), "multiplied"),
-    "greatest": (torch.maximum, "greatest"),
-    "least": (lambda a, b: torch.minimum(b, a), "least"),
-    "logarithms": (torch.logaddexp, "logarithms"),
+    "sum": (lambda a, b: a + b, "scan_add"),
+    "product": (lambda a, b: torch.mul(b, a), "scan_mul"),
+    "greatest": (torch.maximum, "scan_maximum"),
+    "least": (lambda a, b: torch.minimum(b, a), "scan_minimum"),
+    "logarithms": (torch.logaddexp, "scan_logaddexp"),
 }
 
 
@@ -69,16 +71,14 @@ def test_a_scan_by_a_known_function_is_one_call(name: str) -> None:
 def test_a_recurrence_of_any_length_is_one_call(length: int) -> None:
     a, b = values(3, length, low=-1, high=1), values(3, length, seed=1)
     found = calls(lambda a, b: scanned(recur, dim=1)(a, b)[1], a, b)
-    assert [name for name in found if name != "multiplied"] == ["recurring"]  # that is not read
+    assert [name for name in found if name != "scan_mul"] == ["recurring"]  # that is not read
 
 
 def test_a_recurrence_from_the_end_is_not_turned_around() -> None:
     def last(a: Tensor, b: Tensor) -> Tensor:
         return scanned(recur, reverse=True)(a, b)[1]
 
-    assert [name for name in calls(last, A, B) if name not in ("multiplied", "flip")] == [
-        "recurring"
-    ]
+    assert [name for name in calls(last, A, B) if name not in ("scan_mul", "flip")] == ["recurring"]
 
 
 def test_of_several_fields_each_is_a_scan_of_its_own() -> None:
@@ -88,7 +88,7 @@ def test_of_several_fields_each_is_a_scan_of_its_own() -> None:
         return a * c, torch.maximum(x, y), d + b * c
 
     found = calls(scanned(function), A, A.exp(), B)
-    assert found == ["multiplied", "greatest", "recurring"]
+    assert found == ["scan_mul", "scan_maximum", "recurring"]
 
 
 def test_factors_may_be_fewer_than_terms() -> None:
@@ -111,13 +111,13 @@ def test_a_scan_by_another_function_stays(name: str) -> None:
 
 
 def test_greatest_elements_with_a_gradient_stay() -> None:
-    assert "greatest" not in calls(scanned(torch.maximum), A, train=True)
+    assert "scan_maximum" not in calls(scanned(torch.maximum), A, train=True)
 
 
 def test_other_types_stay() -> None:
-    assert calls(scanned(torch.add), A.int()) == ["summed"]
+    assert calls(scanned(torch.add), A.int()) == ["scan_add"]
     assert "recurring" not in calls(scanned(recur), A.int(), B.int())
-    assert "summed" not in calls(scanned(torch.add), torch.complex(A, B))
+    assert "scan_add" not in calls(scanned(torch.add), torch.complex(A, B))
 
 
 def test_functions_under_another_vmap_stay_as_they_are() -> None:
@@ -126,7 +126,7 @@ def test_functions_under_another_vmap_stay_as_they_are() -> None:
         return other, scanned(torch.add)(a)
 
     found = calls(fn, A, B)
-    assert found.count("summed") == 1
+    assert found.count("scan_add") == 1
     assert found.count("_vmap_increment_nesting") == found.count("_vmap_decrement_nesting") == 1
 
 
@@ -144,4 +144,4 @@ def test_slices_that_are_no_scan_stay() -> None:
         evens = torch.ops.aten.slice(x, 0, 0, None, 2)
         return torch.flatten(torch.stack((evens[:6], pairs), dim=1), start_dim=0, end_dim=1)
 
-    assert "summed" not in calls(fn, A)
+    assert "scan_add" not in calls(fn, A)

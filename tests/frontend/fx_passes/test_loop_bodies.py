@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.compiler import RECENT
-from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled
 from tests.support import check, values
 
@@ -275,19 +274,6 @@ def test_a_loop_of_symbolic_sizes_stays_in_training() -> None:
     assert scans(gru, A, *GATES, symbolic_axis=0) == 0
 
 
-def test_a_model_without_python_has_no_scans() -> None:
-    found: list[Any] = []
-
-    def note(gm: torch.fx.GraphModule, _: Any) -> Any:
-        roll_loops(gm, 8, scans=False)
-        found.extend(node.target for node in gm.graph.nodes)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(stepping(STEPS["tanh of a sum"]), backend=note, fullgraph=True)(A, B, W)
-    assert torch.tanh in found and torch.ops.higher_order.scan not in found
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0])
 @pytest.mark.parametrize("name", ["a reset", "the state twice", "a maximum", "a quotient"])
 def test_numbers_of_any_kind_go_as_far_as_in_eager(name: str, value: float) -> None:
@@ -392,8 +378,24 @@ def of_delay(a: Tensor, b: Tensor, w: Tensor) -> Any:
     return states[-1] * 2
 
 
+def taking_turns(a: Tensor, b: Tensor, w: Tensor, steps: int = 24) -> Any:
+    a = torch.cat([a, b], 1)
+    h, states = a[:, 0], []
+    for t in range(steps):
+        h = torch.tanh(h @ w + a[:, t]) if t % 2 else torch.sin(h * 2 - a[:, t])
+        states.append(h)
+    return torch.stack(states, 1), states[-1] * 2
+
+
+def an_odd_number(a: Tensor, b: Tensor, w: Tensor) -> Any:
+    return taking_turns(a, b, w, 23)[0]
+
+
 @pytest.mark.parametrize(
-    "fn", (two_back, two_back_alone, last_of_two_back, swapping, truncated, of_delay),
+    "fn", (
+        *(two_back, two_back_alone, taking_turns, an_odd_number),
+        *(last_of_two_back, swapping, truncated, of_delay),
+    ),
     ids=lambda fn: fn.__name__,
 )  # fmt: skip
 def test_a_loop_that_reads_states_further_back_is_a_scan(fn: Loop) -> None:
@@ -488,6 +490,25 @@ def test_a_mode_that_changes_in_the_loop_stays() -> None:
         return torch.tanh(gate + a[:, t])
 
     assert scans(differing(frozen), A, B, W) == 0
+
+
+@fusec_alone
+@pytest.mark.parametrize("written", ["a view", "what a view is of"])
+def test_a_view_of_a_state_shares_its_memory_behind_the_loop(written: str) -> None:
+    """A state that is a view, and the value it is a view of, are both read behind the loop."""
+
+    def fn(a: Tensor, w: Tensor) -> Any:
+        h, states = a.new_zeros(3, 1, 5), []
+        for t in range(9):
+            y = torch.tanh(h.squeeze(1) @ w + a[:, t])
+            h = y.unsqueeze(1)
+            states.append(h)
+        stacked = torch.cat(states, 1)
+        (h if written == "a view" else y).mul_(2)
+        return stacked, h, y
+
+    check(fn, A, W)
+    assert scans(fn, A, W, train=False) == 1
 
 
 # -- gradients that a scan has not -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from fusec.codegen.targets import find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.channels_last import images_of, is_last
-from fusec.frontend.fx_passes.memory_formats import DECISION
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS
 from fusec.ir.choice import Choice, Decided, Judge, judge_by_rule
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
@@ -332,7 +332,7 @@ def test_graphs_stay_as_they_are_where_nothing_is_gained() -> None:
 def test_a_judge_decides_what_a_convolution_gains(us: float) -> None:
     (gm,) = rewritten(depthwise, *GIVEN, judge=lambda choice: gain(us))
     assert bool(of(gm, aten.clone.default)) == (us > 0)
-    decisions = [n.meta[DECISION] for n in of(gm, aten.convolution.default)]
+    decisions = [n.meta[DECISIONS][0] for n in of(gm, aten.convolution.default)]
     assert [d.taken for d in decisions] == [us > 0] * 2
     assert all("as told" in d.reason for d in decisions)
 
@@ -360,7 +360,7 @@ def test_each_conversion_counts_what_it_costs_within_a_component_too() -> None:
     for fn, taken in ((depthwise, True), (grouped, False)):
         (gm,) = rewritten(fn, *GIVEN)
         convolutions = of(gm, aten.convolution.default)
-        assert [n.meta[DECISION].taken for n in convolutions] == [taken] * 2
+        assert [n.meta[DECISIONS][0].taken for n in convolutions] == [taken] * 2
         assert bool(of(gm, aten.clone.default)) == taken
 
 
@@ -378,11 +378,11 @@ def test_what_is_timed_is_what_is_most_expected_of(us: float) -> None:
 
     (gm,) = rewritten(net, *GIVEN, judge=judge)
     assert len(judged) == 2  # those of large images
-    gains = [n.meta[DECISION].saved_us for n in of(gm, aten.convolution.default)]
+    gains = [n.meta[DECISIONS][0].saved_us for n in of(gm, aten.convolution.default)]
     assert gains[:2] == [us, us] and gains[2] == pytest.approx(us / 16)
 
 
 def test_gains_that_are_a_small_part_of_the_time_change_nothing() -> None:
     for of_us, taken in ((1e5, False), (1e3, True)):
         (gm,) = rewritten(depthwise, *GIVEN, judge=lambda choice, of_us=of_us: gain(2e3, of_us))
-        assert all(n.meta[DECISION].taken == taken for n in of(gm, aten.convolution.default))
+        assert all(n.meta[DECISIONS][0].taken == taken for n in of(gm, aten.convolution.default))

@@ -33,12 +33,13 @@ from fusec.ir.graph import Extern
 from fusec.ir.machine import RaceTuning
 from fusec.passes.fusion.contract import LIBRARY
 from fusec.passes.fusion.libraries import ATEN, library_choice
+from fusec.processors import PROCESSORS
 from fusec.runtime.cache.store import Cache
 from fusec.runtime.calls.frozen import _frozen as frozen_graphs
 from fusec.runtime.race.verdicts import Verdict
 from fusec.tools.report import explain
 from tests.calls import calls_of
-from tests.support import seeded, tune
+from tests.support import on_processor, seeded, tune
 from tests.verdicts import decide_products
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch is built without oneDNN")
@@ -399,7 +400,17 @@ def test_the_last_panel_may_be_padded(outputs: int, rows: int, terms: int) -> No
         made, eager = fused(module)(x), module(x)
         torch.testing.assert_close(made, eager, equal_nan=True, rtol=1e-4, atol=1e-5)
         (kernel,) = kernels_of(module, x)
-    assert "f_multiply<true>(" in kernel and "a_frozen" not in kernel
+    assert "f_multiply<DENSE>(" in kernel and "a_frozen" not in kernel
+
+
+def test_rows_of_16_bits_are_widened_once_beside_panels_in_f32() -> None:
+    """And not for each panel: the product would be no tile."""
+    module = nn.Sequential(nn.Linear(2048, 2048, bias=False), nn.GELU()).bfloat16()
+    x = torch.empty(32, 2048, dtype=torch.bfloat16)
+    with torch.no_grad(), on_processor(PROCESSORS["cpu:avx2"].features):
+        rows, product = fusec.kernels(module, x, options={"freeze": True})
+    assert "ld_bf16(" in rows.source
+    assert "f_multiply<DENSE>(" in product.source and "ndtr" in product.source
 
 
 def test_weights_that_lie_along_their_outputs_have_panels() -> None:

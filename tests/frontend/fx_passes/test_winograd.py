@@ -12,8 +12,7 @@ from torch import Tensor, fx, nn
 from fusec.codegen.targets import find_target
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
-from fusec.frontend.fx_passes.memory_formats import DECISION
-from fusec.frontend.fx_passes.winograd import FILTERED
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS
 from fusec.options import Options
 from tests.frontend.tracing import captured_graphs
 from tests.support import values
@@ -107,8 +106,9 @@ def test_it_is_still_called_a_convolution_and_knows_why_its_format_was_chosen() 
     node, *others = graph.graph.find_nodes(op="call_function", target=ops.winograd.default)
     assert len(others) == 5
     assert node.meta["original_aten"] is aten.convolution.default
-    assert node.meta[DECISION].b == "channels-last" and node.meta[DECISION].taken
-    assert (node.meta[FILTERED].a, node.meta[FILTERED].b) == (node.name, "winograd")
+    form, filtered = node.meta[DECISIONS]
+    assert form.b == "channels-last" and form.taken
+    assert (filtered.a, filtered.b) == (node.name, "winograd")
 
 
 def test_a_gradient_of_weights_alone_stays() -> None:

@@ -95,6 +95,15 @@ def test_recurrences_of_a_shape(shape: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_recurrences_of_two_points_beside_each_other(backwards: bool) -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        return recurrence(a, b.sin(), None, 1, backwards).cos()
+
+    check(fn, *operands(300, 2), train=True)
+    check(lambda x: x.cummax(1).values.sin(), values(33000, 2), train=True)
+
+
 def test_recurrences_of_views() -> None:
     def fn(a: Tensor, b: Tensor) -> Tensor:
         return recurrence(a.t().expand(3, -1, -1), b[:, ::2].flip(1), None, 1, False)

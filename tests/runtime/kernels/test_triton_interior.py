@@ -30,7 +30,7 @@ KERNEL = TritonSource(
 @pytest.mark.parametrize("target", PROCESSORS)
 def test_the_ptxas_that_triton_runs_takes_its_code(target: str) -> None:
     report = inspect_kernel(assembly_of(KERNEL, target))
-    assert report.registers > 0 and report.load_widths == {16: 1}
+    assert report.registers > 0 and report.widths("load") == {16: 1}
 
 
 @pytest.mark.sampled(3)

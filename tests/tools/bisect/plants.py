@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from fusec.ir.choice import Decided
 from fusec.ir.expr import Expr, Op
 from fusec.ir.graph import Def, Graph, Line
 from fusec.ir.rewrite import rewrite
-from fusec.passes.stage import Stage
 from fusec.runtime.calls import executable
 from tests.planted import adds_a_hundredth
 
@@ -172,7 +172,7 @@ def crashing_pass() -> None:
                 raise ValueError("a planted crash")
         return graph
 
-    stages.FUSE = _with_before(stages.FUSE, "share", share)
+    _run_before(stages, "FUSE", "share", share)
 
 
 def wrong_pass() -> None:
@@ -188,19 +188,18 @@ def wrong_pass() -> None:
 
         return replace(graph, nodes=tuple(map(changed, graph.nodes)))
 
-    stages.FUSE = _with_before(stages.FUSE, "simplify", simplify)
+    _run_before(stages, "FUSE", "simplify", simplify)
 
 
-def _with_before(
-    listed: tuple[Stage, ...], name: str, function: Callable[[Any], Any]
-) -> tuple[Stage, ...]:
-    """Return a list of stages, in which a function runs before the one of a name."""
-    return tuple(
+def _run_before(module: ModuleType, listed: str, name: str, function: Callable[[Any], Any]) -> None:
+    """Let a function run before the stage of a name, in a module's list of stages."""
+    with_function = (
         replace(stage, run=lambda made, context, run=stage.run: run(function(made), context))
         if stage.name == name
         else stage
-        for stage in listed
+        for stage in getattr(module, listed)
     )
+    setattr(module, listed, tuple(with_function))
 
 
 def wrong_rewrite() -> None:
@@ -212,4 +211,15 @@ def wrong_rewrite() -> None:
         gm.recompile()
         return gm
 
-    backend.DYNAMO = _with_before(backend.DYNAMO, "masked_writes", sine)
+    _run_before(backend, "DYNAMO", "masked_writes", sine)
+
+
+def wrong_joint_graph() -> None:
+    """The stage `draws`, on the graph of a training step, takes products for sums."""
+
+    def sums(gm: fx.GraphModule) -> fx.GraphModule:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            node.target = torch.ops.aten.add.Tensor
+        return gm
+
+    _run_before(backend, "JOINT", "draws", sums)

@@ -24,7 +24,16 @@ from fusec.frontend.fx_passes.packing import has_onednn
 from fusec.tools.bisect import questions
 from fusec.tools.bisect.excerpt import Excerpt, Input, Line, Ref, TensorType, from_graph
 from fusec.tools.bisect.hunt import Hunt, Paces, died, waiting
-from fusec.tools.bisect.recorder import Begun, Called, Ended, Stepped, Timing, pace, read_events
+from fusec.tools.bisect.recorder import (
+    Begun,
+    Called,
+    Ended,
+    Recorder,
+    Stepped,
+    Timing,
+    pace,
+    read_events,
+)
 from fusec.tools.bisect.source import CRASH, SLOWER, WRONG, Fault, as_file
 from fusec.tools.bisect.trial import AGREES, HANGS, INVALID, LAUNCH, Died, run_apart, run_here
 from fusec.tools.cli import main, new_parser
@@ -106,6 +115,14 @@ def test_a_pass_that_crashes_is_found_with_its_operation(planted) -> None:
     assert "fusec" not in "".join(line for line in found.source.splitlines() if "import" in line)
     outcome = here(run_here, found.source)
     assert (outcome.kind, outcome.cause, outcome.stage) == (CRASH, "ValueError", "share")
+
+
+def test_a_rewrite_of_the_joint_graph_is_found_though_its_kernels_agree(planted) -> None:
+    plants.wrong_joint_graph()
+    found = Hunt(WRONG, print, here).run(step)
+    assert found is not None
+    assert (found.graph, found.kernel, found.op) == ("forward", "", "mul")
+    assert "mul = a * b" in found.source
 
 
 def test_a_crash_is_no_answer_to_what_is_wrong(planted) -> None:
@@ -232,9 +249,9 @@ def test_the_graph_that_hangs_is_the_one_that_began_and_did_not_end() -> None:
     called = [*compiled, Called(1, 2)]
     assert waiting(called) is own and waiting([*called, Ended(1)]) is None
     said = died(called, HANGS, 2)
-    assert said is not None and said.said == "the process ended by hangs when it ran"
+    assert said is not None and said.finding.said == "the process ended by hangs when it ran"
     after = died([*called, Ended(1)], "SIGSEGV", 2)
-    assert after is not None and after.said == "the process ended by SIGSEGV after it ran"
+    assert after is not None and after.finding.said == "the process ended by SIGSEGV after it ran"
 
 
 def test_a_file_reads_the_program_s_own_values(tmp_path: Path) -> None:
@@ -556,3 +573,15 @@ def test_torch_s_own_minifier_shrinks_a_crash_where_failures_are_errors(tmp_path
     assert "torch.tanh(" in least and "gelu" not in least
     again = python(tmp_path, "crashing_pass", "repro.py", **strict)
     assert again.returncode == 1 and "a planted crash" in again.stderr
+
+
+def test_what_torch_s_setting_asks_is_an_option_of_what_is_found(tmp_path: Path) -> None:
+    recorder = Recorder(CRASH, tmp_path / "events")
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.compile(lambda x: x.sin() * 2, backend=recorder.backend)(torch.ones(4))  # type: ignore
+    finally:
+        torch.use_deterministic_algorithms(False)
+    begun = [one for one in read_events(tmp_path / "events") if isinstance(one, Begun)]
+    assert begun
+    assert all(one.options["deterministic"] for one in begun)

@@ -9,6 +9,7 @@ common, from the results of a loop up to what it reads::
     h[t] = a[t] * h[t-1] + b[t]             fusec::recurrence of the columns a and b
     h[t] = f(h[t-1], x[t])                  torch's scan, whose body is f (``loop_bodies.py``)
     h[t-1], where the column h is known     h[:-1] behind the first state
+    states of two steps that take turns     those of each, interleaved
     f(x[t], y[t])                           f under vmap, of the columns x and y
     others, if they follow from no state    a stack of them
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,23 +30,23 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of
-from fusec.frontend.fx_passes.iterated_calls import (
+from fusec.frontend.fx_passes.columns import (
     Column,
     Rolled,
     StaysError,
     are_alike,
     arguments_of,
-    axes_of,
     closure,
     each,
     function_of,
     has_elements,
     is_same,
+    joined,
     may_be_called,
     name_of,
+    subscript_of,
 )
 from fusec.frontend.fx_passes.loop_bodies import (
     LoopBody,
@@ -56,9 +56,8 @@ from fusec.frontend.fx_passes.loop_bodies import (
     keep_layout,
     recurring,
 )
-from fusec.frontend.fx_passes.subscripts import joined, subscript_of
 from fusec.frontend.ops import recurrences as _registers_the_operation  # noqa: F401
-from fusec.torch_interior import EXAMPLE, FakeTensorMode
+from fusec.torch_interior import EXAMPLE, FakeTensorMode, pytree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,20 +81,21 @@ class RolledLoop:
     outputs: dict[Column, fx.Node] = field(default_factory=dict)
 
 
-class Iterations:
+class RolledColumns:
     """The rolled forms of a graph's columns.
 
     Attributes:
         mode: of the fake tensors that Dynamo traced.
+        least: the least number of iterations that are rolled up.
         scans: loops may become scans. AOTAutograd traces none in a body, as that of a checkpoint.
-        order: node -> its place in the graph.
+        order: node -> its place in the graph, of those that it had.
         used: the nodes that rolled forms stand for.
         following: the nodes that follow from states that are rolled up, and these.
     """
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, scans: bool) -> None:
-        self.graph, self.mode, self.scans = graph, mode, scans
-        self.order: dict[fx.Node, float] = {node: k for k, node in enumerate(graph.nodes)}
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, least: int, scans: bool) -> None:
+        self.graph, self.mode, self.least, self.scans = graph, mode, least, scans
+        self.order = {node: k for k, node in enumerate(graph.nodes)}
         self.known: dict[Column, Rolled] = {}
         self.loops: list[RolledLoop] = []
         self.used: dict[fx.Node, None] = {}
@@ -103,21 +103,14 @@ class Iterations:
         self.made: dict[fx.Node, None] = {}
         self._tried: set[Column] = set()
         self._like: fx.Node | None = None
-        self._place = 0.0
+        self._end = 0
 
     @contextlib.contextmanager
-    def before(self, node: fx.Node) -> Iterator[None]:
-        """Insert calls before a node."""
-        self._like, self._place = node, self.order[node] - 1
+    def before(self, node: fx.Node, like: fx.Node | None = None) -> Iterator[None]:
+        """Insert calls before a node, with the source line of this or another one."""
+        self._like, self._end = like or node, self.order.get(node, self._end)
         self._tried.clear()
         with self.graph.inserting_before(node):
-            yield
-
-    @contextlib.contextmanager
-    def behind(self, made: fx.Node, like: fx.Node) -> Iterator[None]:
-        """Insert calls behind a rolled form, as if in the place of another node."""
-        self._like, self._place = like, self.order[made]
-        with self.graph.inserting_before(made.next):
             yield
 
     def roll(self, column: Column) -> Rolled:
@@ -143,8 +136,7 @@ class Iterations:
         if self.order[column[0]] > self.order[column[-1]]:
             return self._varying(column, self.call(torch.flip, self.roll(column[::-1]).node, [0]))
         if not self._behind(column[-1], self.order[column[0]]).isdisjoint(column[:-1]):
-            self.find_loop(column)
-            return self._of_known_states(column) or self._stays(column)
+            return self._states(column)
         try:
             return self._calls(column) or self._behind_first(column)
         except StaysError:
@@ -167,7 +159,7 @@ class Iterations:
             return None
         if not may_be_called(column[0]):
             raise StaysError(column)
-        places, columns = found
+        form, columns = found
         arguments = [self.roll(values) for values in columns]
         if called_name(column[0]) == "getitem" and tensor_of(column[0].args[0]) is None:
             made = self.call(operator.getitem, *(x.node for x in arguments))
@@ -177,10 +169,8 @@ class Iterations:
                 raise StaysError(column)
             return Rolled(column[0], varies=False)
         _check_promotion(columns, arguments)
-        varying = {x.node for x in arguments if x.varies}
-        nodes: Any = [x.node for x in arguments]
-        given: Any = map_aggregate(places, nodes.__getitem__)
-        axes = axes_of(given, varying.__contains__)
+        given = pytree.tree_unflatten([x.node for x in arguments], form)
+        axes = pytree.tree_unflatten([0 if x.varies else None for x in arguments], form)
         return self._varying(column, self.call(each, name_of(column[0]), axes, *given))
 
     def _behind_first(self, column: Column) -> Rolled:
@@ -197,9 +187,6 @@ class Iterations:
         if not self.following.isdisjoint(column) or not are_alike(column):
             raise StaysError(column)
         return self._varying(column, self.call(torch.stack, list(column)))
-
-    def _stays(self, column: Column) -> Rolled:
-        raise StaysError(column)
 
     def _between(self, column: Column, before: Column, middle: fx.Node, behind: Column) -> Rolled:
         """Return values around those of a rolled form."""
@@ -237,8 +224,26 @@ class Iterations:
             return self._between(column, column[:low], part, column[high:])
         return None
 
-    def find_loop(self, states: Column) -> RolledLoop:
-        """Return the loop of states each of which follows from those before.
+    def _states(self, column: Column) -> Rolled:
+        """Return values each of which follows from those before, of steps that may take turns.
+
+        Raises:
+            StaysError: if steps are not equal calls.
+        """
+        try:
+            self._find_loop(column)
+        except StaysError:
+            if len(column) < 2 * self.least:
+                raise
+            some, others = (self.roll(column[k::2]).node for k in range(2))
+            return self._varying(column, self.call(interleaved, some, others, len(column)))
+        found = self._of_known_states(column)
+        if found is None:
+            raise StaysError(column)
+        return found
+
+    def _find_loop(self, states: Column) -> None:
+        """Add the loop of states each of which follows from those before.
 
         Raises:
             StaysError: if steps are not equal calls.
@@ -246,15 +251,16 @@ class Iterations:
         made = tensor_of(states[0])
         if made is None or made.device.type != "cpu" or not are_alike(states):
             raise StaysError(states)
+        like, self._like = self._like, states[-1]  # a loop cites its steps, not what collects them
         given, body = self._body(states)
         try:
             loop = self._recurrence(states, given, body)
         except StaysError:
             loop = self._scan(states[given:], body)
+        self._like = like
         self.used.update(dict.fromkeys(item for column in body.calls for item in column))
         self.loops.append(loop)
         self.following |= loop.follows
-        return loop
 
     def _body(self, states: Column) -> tuple[int, LoopBody]:
         """Return how many of the first states are no steps from those before, and the body."""
@@ -319,14 +325,10 @@ class Iterations:
 
     def states_of(self, loop: RolledLoop, column: Column) -> fx.Node:
         """Return all values of a column of a loop."""
-        body = loop.body
         if column not in loop.rolled:
+            body = loop.body
             assert body is not None
-
-            def stacked(x: torch.Tensor) -> torch.Tensor:
-                return contiguous(x.expand(len(column), *x.shape))
-
-            example = self.traced(stacked, (body.values[column],))
+            example = self.traced(stacked, (body.values[column], len(column)))
             made = self._output(loop, len(body.carries) + len(loop.outputs), example)
             loop.rolled[column] = made
             loop.outputs[column] = made if made.args[0] is loop.node else made.all_input_nodes[0]
@@ -349,7 +351,6 @@ class Iterations:
             needed = example.requires_grad or not any(x.requires_grad for x in given)
             if not needed and example.is_floating_point():
                 made = self.call(torch.detach, made)
-        self.order[made] = self.order[loop.node]
         return made
 
     def negative(self, value: Rolled) -> Rolled:
@@ -373,8 +374,6 @@ class Iterations:
         """Insert a call without its value."""
         node = self.graph.call_function(target, args, kwargs)
         self.made[node] = None
-        self._place += 2.0**-20
-        self.order[node] = self._place
         if self._like is not None:
             node.meta.update({k: v for k, v in self._like.meta.items() if k != EXAMPLE})
         return node
@@ -422,14 +421,17 @@ class Iterations:
             return False
         return True
 
-    def _behind(self, node: fx.Node, first: float) -> set[fx.Node]:
+    def _behind(self, node: fx.Node, first: int) -> set[fx.Node]:
         """Return a node, and what it follows from of what stands behind a place."""
         return closure([node], lambda n: [x for x in n.all_input_nodes if self.order[x] >= first])
 
     def followers(self, states: Column) -> set[fx.Node]:
         """Return the nodes that follow from states, and these, up to the insertion point."""
-        end = math.ceil(self._place)
-        return closure(states, lambda n: [user for user in n.users if self.order[user] < end])
+
+        def users(node: fx.Node) -> list[fx.Node]:
+            return [user for user in node.users if self.order.get(user, self._end) < self._end]
+
+        return closure(states, users)
 
 
 def _check_promotion(columns: Sequence[Column], arguments: Sequence[Rolled]) -> None:
@@ -453,6 +455,18 @@ def sliced(x: torch.Tensor, index: Any, axis: int, width: int | None, turned: bo
     x = x[index] if width is None else x[index].unflatten(axis, (-1, width))
     x = x.movedim(axis, 0)
     return x.flip(0) if turned else x
+
+
+def stacked(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return equal rows."""
+    return contiguous(x.expand(rows, *x.shape))
+
+
+def interleaved(some: torch.Tensor, others: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return rows that are those of two tensors in turn; the second may have one less."""
+    half = rows // 2
+    pairs = torch.stack((some[:half], others), 1).flatten(0, 1)
+    return pairs if rows == 2 * half else torch.cat([pairs, some[half:]])
 
 
 def between(
