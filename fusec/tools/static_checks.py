@@ -3,7 +3,7 @@
 The stages are text that compilers print, so they are parsed by regular expressions over a foreign
 format; all of these are here. ``tools/report/static_rules.py`` decides which facts are faults.
 
-Worked example: ``inspect_kernel(assembly_of(...)).load_widths == {16: 8}`` means that a thread
+Worked example: ``inspect_kernel(assembly_of(...)).widths("load") == {16: 8}`` means that a thread
 loads eight times, 16 bytes at once.
 """
 
@@ -140,6 +140,9 @@ class StaticReport:
             copies for them.
         serialised: messages of ptxas about wgmma that it could not overlap (C75xx).
         sections: the code outside all loops, then each loop, outer before inner.
+        dependent: the kernel may start while the launch before it ends.
+        unordered: lines of its PTX that a wait for that launch does not precede, as it should, if
+            these were looked for.
     """
 
     target: str
@@ -163,6 +166,8 @@ class StaticReport:
     idle_dot_loops: int = 0
     serialised: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
+    dependent: bool = False
+    unordered: tuple[str, ...] = ()
 
     @property
     def convert_layouts(self) -> int:
@@ -170,19 +175,9 @@ class StaticReport:
         return len(self.converted)
 
     @property
-    def load_widths(self) -> dict[int, int]:
-        """Bytes of one load of one thread from global memory -> number of such loads."""
-        return self._widths("load")
-
-    @property
-    def store_widths(self) -> dict[int, int]:
-        """Bytes of one store of one thread to global memory -> number of such stores."""
-        return self._widths("store")
-
-    @property
     def copies(self) -> int:
         """The number of cp.async instructions of a thread."""
-        return sum(self._widths("copy").values())
+        return sum(self.widths("copy").values())
 
     @property
     def widest(self) -> int:
@@ -205,7 +200,12 @@ class StaticReport:
     def processor(self) -> Resources:
         return PROCESSORS[self.target]
 
-    def _widths(self, kind: str) -> dict[int, int]:
+    def widths(self, kind: str) -> dict[int, int]:
+        """Return the bytes of an access of a thread to global memory -> how many there are.
+
+        Args:
+            kind: "load", "store" or "copy".
+        """
         found: Counter[int] = Counter()
         for access in self.accesses:
             if access.kind == kind:
@@ -245,6 +245,7 @@ def inspect_kernel(asm: Assembly) -> StaticReport:
         blocks=blocks,
         occupancy=blocks * threads / processor.threads,
         dots=_dots(asm.text("ttir" if "ttir" in asm.stages else "ttgir")),
+        dependent=bool(asm.metadata.get("launch_pdl")),
         **facts,
     )
 

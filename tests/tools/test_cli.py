@@ -127,7 +127,7 @@ def explained(capsys: pytest.CaptureFixture[str], *args: object) -> list[dict]:
 
 def check_schema(document: dict) -> None:
     """Assert that a document is of schema 1: these names, these types, no others."""
-    assert set(document) == {"schema", "graphs", "breaks", "recompiles", "unseen"}
+    assert set(document) == {"schema", "graphs", "breaks", "recompiles", "unseen", "outside"}
     assert document["schema"] == 1
     numbers = {"bytes_eager", "bytes_moved", "bytes_floor", "held", "launches_eager", "launches"}
     for graph in document["graphs"]:

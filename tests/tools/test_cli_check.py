@@ -375,10 +375,10 @@ def dropping() -> nn.Module:
 
 def test_a_model_with_dropout_draws_eager_s_numbers_and_says_so() -> None:
     result = comparison.compare(dropping(), [torch.randn(16, 64)], train=True)
-    assert result.draws and result.faults == ()
+    assert result.eager_random and result.faults == ()
     assert "random numbers: eager's" in str(result)
     quiet = comparison.compare(dropping().eval(), [torch.randn(16, 64)])
-    assert not quiet.draws and "random" not in str(quiet)
+    assert not quiet.eager_random and "random" not in str(quiet)
 
 
 def test_a_dropout_that_draws_others_is_a_fault_by_the_names_of_its_gradients() -> None:
@@ -397,7 +397,7 @@ def many(count: int, off: str = "") -> comparison.Comparison:
     rows = [comparison.Result("output", "float32", (8, 64), 1e-7, 2e-7, "")]
     rows += [comparison.Result(n, "float32", (64, 64), 1e-6, 3e-6, "") for n in names]
     rows[2] = replace(rows[2], fusec_error=0.5, problem=off)
-    return comparison.Comparison("cpu", tuple(rows))
+    return comparison.Comparison(tuple(rows), device="cpu")
 
 
 def test_many_tensors_are_one_line_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,10 @@ WRONG = {
         4,
         "cannot write",
     ),
+    "no directory for a lock": (["lock", "{m}:Net", "-o", "/nowhere/a.lock"], 2, "no directory"),
+    "no place for a lock": (["lock", "{m}:Net", "-o", "/proc/a.lock"], 4, "cannot write"),
+    "no directory for a build": (["build", "{m}:Net", "-o", "/nowhere/a.fusec"], 2, "no directory"),
+    "no place for a build": (["build", "{m}:Net", "-o", "/proc/a.fusec"], 4, "cannot write"),
     "no directory for dumps": (["dump", "{m}:Net", "-o", "/proc/nope"], 4, "cannot write"),
 }
 

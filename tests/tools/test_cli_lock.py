@@ -7,6 +7,7 @@ import linecache
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusec.runtime.race.autotune import race
 from fusec.tools.cli import main
@@ -170,9 +171,28 @@ def test_a_file_that_a_formatter_printed_is_read(
     assert code == 0 and "as it was" in out
 
 
-def test_a_file_that_cannot_be_written_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+ATTENTION = """
+import torch
+
+def attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+
+def test_sums_that_are_added_to_memory_follow_the_file_s_setting_of_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("model.py:softmax", "--input", "f32[8]", "-o", "no/where/model.lock")
-    code, _, err = run(folder, capsys, "lock", *given)
-    assert code == 4 and "cannot write no/where/model.lock" in err
+    asked = ["--input", *["bf16[2,8,2048,64]"] * 3, "--train", "--target", "sm_90"]
+    asked += ["--option", "race=fused"]
+    programs = []
+    try:
+        for more in ("", "torch.use_deterministic_algorithms(True)"):
+            (tmp_path / f"file{len(more)}.py").write_text(ATTENTION + more)
+            text = lock(tmp_path, capsys, f"file{len(more)}.py:attention", *asked)
+            programs.append(json.loads(text)["graphs"][-1])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    adding, in_order = ([kernel["sums"] for kernel in one["kernels"]] for one in programs)
+    (said,) = (said for said in adding if "any order" in said)
+    assert said.startswith("2048 as grid*128, added in any order, 2048 as loop*")
+    assert not any("any order" in said for said in in_order)

@@ -58,7 +58,7 @@ def test_product_on_amd_is_mfma_without_scratch(target: str) -> None:
     assert found.spill_bytes == 0
     assert found.threads == 4 * 64
     assert found.dot_loops == 1
-    assert found.load_widths.keys() == {16}
+    assert found.widths("load").keys() == {16}
 
 
 def test_product_on_sm_90_is_wgmma_fed_by_copies() -> None:
@@ -118,7 +118,7 @@ def test_spills_and_narrow_accesses_are_seen() -> None:
     assert found.spill_bytes > 0
     assert found.registers == 255
     assert (found.widest, found.narrowest, found.wide_share) == (2, 2, 0.0)
-    assert set(found.load_widths) == set(found.store_widths) == {2}
+    assert set(found.widths("load")) == set(found.widths("store")) == {2}
 
 
 SAID = """\

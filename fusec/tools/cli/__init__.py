@@ -45,19 +45,8 @@ from fusec.tools.cli import (
 )
 from fusec.tools.cli.output import said, show, write_nowhere
 
-COMMANDS = {
-    "run": run,
-    "report": report,
-    "profile": profile,
-    "explain": explain,
-    "check": check,
-    "bisect": bisect,
-    "dump": dump,
-    "build": build,
-    "lock": lock,
-    "cache": cache,
-    "doctor": doctor,
-}
+_COMMANDS = (run, report, profile, explain, check, bisect, dump, build, lock, cache, doctor)
+COMMANDS = {command.__name__.rpartition(".")[2]: command for command in _COMMANDS}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -30,7 +30,7 @@ from fusec.options import Options
 from fusec.tools.cli.dump import add_model_arguments
 from fusec.tools.cli.inputs import TensorInput, leaves, parse_named_sizes
 from fusec.tools.cli.line import check_model_line, check_target_name, forced_options, known_target
-from fusec.tools.cli.output import progress, show, user_code, write_file, writing
+from fusec.tools.cli.output import check_writable, progress, show, user_code, write_file, writing
 from fusec.tools.terminal import format_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_target_name(target or None)
     _check_inputs(arguments)
     path: Path = arguments.file or Path("model.fusec")
+    check_writable(path)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.archive.model import KEY, conditions_of
     from fusec.archive.sizes import shown
@@ -70,15 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     mode, forced = new_fake_mode(), forced_options(arguments)
     forced |= {"native": True} if arguments.native else {}
-    options = [_options(target or known_target(arguments), forced) for target in targets]
-    if arguments.native and not any(one.native for one in options):
+
+    def options() -> list[Options]:
+        return [_options(target or known_target(arguments), forced) for target in targets]
+
+    if arguments.native and not any(one.native for one in options()):
         raise UsageError("--native is for CPUs: put cpu into --target.")
     given = parse_named_sizes(arguments.input)
     progress(f"building {arguments.model}")
     with user_code(arguments):
         memory = nullcontext() if arguments.with_weights else mode
         fn = load_callable(arguments.model, len(given), memory)
-        content = build(fn, _call(arguments, mode), options, mode)
+        # Options again, after the settings of torch in the model's file.
+        content = build(fn, _call(arguments, mode), options(), mode)
     write_file(path, content)
     show(f"{path}: {len(content) / 1e3:.0f} kB")
     show(f"sha256: {hashlib.sha256(content).hexdigest()}")

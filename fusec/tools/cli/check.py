@@ -25,22 +25,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusec.errors import UsageError
 from fusec.processors import EMULATED
 from fusec.tools.cli.dump import add_model_arguments, stage_model
 from fusec.tools.cli.inputs import parse_inputs
-from fusec.tools.cli.line import (
-    check_judged,
-    check_model_line,
-    forced_options,
-    known_target,
-)
+from fusec.tools.cli.line import check_judged, check_model_line, forced_options, known_target
 from fusec.tools.cli.output import progress, show_report, user_code
-
-if TYPE_CHECKING:
-    import torch
 
 HELP = "check results against eager's, or kernels without a GPU: --static, --emulate"
 FAULTS = 1
@@ -67,11 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--static, --emulate and --invariant check different things: leave out one of them."
         )
     _check_target(arguments)
-    if arguments.static:
-        verdict = _check_kernels(arguments)
-    else:
-        judge = _emulate_kernels if arguments.emulate else _check_results
-        verdict = (_check_invariance if arguments.invariant else judge)(arguments)
+    verdict = _check_kernels(arguments) if arguments.static else _check_calls(arguments)
     show_report(verdict, json=arguments.json, whole=arguments.verbose)
     return FAULTS if verdict.faults else 0
 
@@ -90,54 +78,37 @@ def _check_target(arguments: argparse.Namespace) -> None:
 
 
 def _check_kernels(arguments: argparse.Namespace) -> Any:
-    from fusec.tools.report.static_report import judge  # local: it imports torch
+    from fusec.tools.report.static_report import check_kernels  # local: it imports torch
 
-    return judge(stage_model(arguments), progress)
+    return check_kernels(stage_model(arguments), progress)
 
 
-def _emulate_kernels(arguments: argparse.Namespace) -> Any:
+def _check_calls(arguments: argparse.Namespace) -> Any:
+    """Return the report on calls of the model with random inputs."""
     # Local: these import torch, which `fusec --help` shall not wait for.
     import torch
 
-    from fusec.tools.report.emulation import emulate
-
-    target = arguments.target or EMULATED[0]
-    said = f"running {arguments.model}: eagerly, in fp64 and emulated"
-    judge = partial(emulate, target=target, train=arguments.train, dynamic=arguments.dynamic)
-    return _call(judge, arguments, torch.device("cpu"), said)
-
-
-def _check_invariance(arguments: argparse.Namespace) -> Any:
-    # Local: as above.
-    import torch
-
-    from fusec.tools.report.comparison import check_invariance
-
-    if arguments.train:
-        raise UsageError("--invariant compares results of inference: leave out --train.")
-    said = f"running {arguments.model} under batch_invariant, at each size"
-    return _call(check_invariance, arguments, torch.device("cpu"), said)
-
-
-def _check_results(arguments: argparse.Namespace) -> Any:
-    # Local: as above.
-    from fusec.tools.report.comparison import compare
+    from fusec.tools.cli.model import load_with_inputs
+    from fusec.tools.report.comparison import check_invariance, compare
     from fusec.tools.report.stages import this_device
 
-    device = this_device()
-    said = f"running {arguments.model} on {device}: eagerly, in fp64 and compiled"
-    judge = partial(compare, train=arguments.train, dynamic=arguments.dynamic)
-    return _call(judge, arguments, device, said)
+    how = {"train": arguments.train, "dynamic": arguments.dynamic}
+    judge: Callable[..., Any] = partial(compare, **how)
+    device = torch.device("cpu")
+    if arguments.invariant:
+        if arguments.train:
+            raise UsageError("--invariant compares results of inference: leave out --train.")
+        judge, said = check_invariance, " under batch_invariant, at each size"
+    elif arguments.emulate:
+        from fusec.tools.report.emulation import emulate  # local, as above
 
-
-def _call(
-    judge: Callable[..., Any], arguments: argparse.Namespace, device: torch.device, said: str
-) -> Any:
-    """Return the report of ``judge`` on calls of the model with random inputs on a device."""
-    from fusec.tools.cli.model import load_with_inputs  # local, as above
-
+        target = arguments.target or EMULATED[0]
+        judge, said = partial(emulate, target=target, **how), ": eagerly, in fp64 and emulated"
+    else:
+        device = this_device()
+        said = f" on {device}: eagerly, in fp64 and compiled"
     given = parse_inputs(arguments.input)
-    progress(said)
+    progress(f"running {arguments.model}{said}")
     with user_code(arguments):
         fn, calls = load_with_inputs(arguments.model, given, arguments.train, device)
         return judge(fn, *calls, options=forced_options(arguments))

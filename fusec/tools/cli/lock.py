@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from fusec import __version__
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.tools.cli.dump import add_model_arguments, stage_model
-from fusec.tools.cli.line import check_model_line
-from fusec.tools.cli.output import show, show_report, write_file
+from fusec.tools.cli.line import FORCED, check_model_line
+from fusec.tools.cli.output import check_writable, show, show_report, write_file
 
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
@@ -39,7 +39,7 @@ CHANGED = 1
 """The exit code where something changed."""
 _OLD = re.compile(r"fusec lock \d+\n")
 """How files of the earlier forms begin, which were text and not JSON."""
-_FORCED, _FLAGS = ("race", "descriptors", "roles"), ("train", "dynamic", "run")
+_FLAGS = ("train", "dynamic", "run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         raise UsageError("--json is for --check: the file itself is JSON.")
     check_model_line(arguments)
+    if arguments.file is not None:
+        check_writable(arguments.file)
     # Local: these import torch, which `fusec --help` shall not wait for.
     from fusec.tools.report.lock_file import Record, print_lock
 
@@ -123,7 +125,7 @@ def _locked(
 
 def _asked(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the model, inputs and options of a command line in one order, without the target."""
-    given = {name: getattr(arguments, name) for name in _FORCED}
+    given = {name: getattr(arguments, name) for name in FORCED}
     forced = [f"{name}={value}" for name, value in given.items() if value is not None]
     words = [arguments.model, *(["--input", *arguments.input] if arguments.input else [])]
     words += [f"--{flag}" for flag in _FLAGS if getattr(arguments, flag)]

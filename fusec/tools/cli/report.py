@@ -45,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     from fusec.tools.report.html import environment, render
     from fusec.tools.report.html.document import document_of
     from fusec.tools.report.stages import choose_target
-    from fusec.tools.report.static_report import judge_known
+    from fusec.tools.report.static_report import check_known
     from fusec.tools.report.watching import watch
 
     environment()  # fails for a missing package before the model is loaded
     target = choose_target(arguments.target)
     with watch() as watched:
         staged = stage_model(arguments)
-    judged = judge_known(staged, progress)
+    judged = check_known(staged, progress)
     document = document_of(arguments.model, target.name, staged, watched.seen, judged=judged)
     write_report(arguments.output, render(document))
     return 0

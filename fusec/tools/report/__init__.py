@@ -18,7 +18,12 @@ from fusec.ir import text
 from fusec.ir.graph import all_launches
 from fusec.options import Options
 from fusec.tools.report.arguments import fitting
-from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.report.explanation import (
+    Expected,
+    Explanation,
+    OutsideReport,
+    report_graph,
+)
 from fusec.tools.report.observe import observe
 from fusec.tools.report.run_report import Seen
 from fusec.tools.report.stages import (
@@ -107,10 +112,21 @@ def explain(
     return explanation(choose_target(target).name, staged, watched.seen)
 
 
-def explanation(target: str, staged: Iterable[Staged], seen: Seen) -> Explanation:
-    """Return the report on graphs, and on the breaks and recompiles seen while tracing them."""
-    graphs = tuple(map(report_graph, staged))
-    return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles)
+def explanation(
+    target: str, staged: Iterable[Staged], seen: Seen, expected: Expected | None = None
+) -> Explanation:
+    """Return the report on graphs, and on what was seen while they were traced."""
+    graphs = tuple(report_graph(one, expected) for one in staged)
+    outside = tuple(
+        OutsideReport(
+            one.summary.name.removeprefix("of "),
+            str(one.place),
+            one.summary.problem.removeprefix("Unsupported: "),
+        )
+        for one in seen.graphs
+        if one.summary.problem
+    )
+    return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles, outside)
 
 
 def kernels(

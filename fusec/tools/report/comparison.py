@@ -35,18 +35,20 @@ Worked example::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fusec.backend import fusec
 from fusec.errors import ModelError, UsageError
 from fusec.frontend.named_sizes import name_size
 from fusec.runtime.race.agreement import disagreement
-from fusec.tools.report.arguments import Arguments, Given, copied, plain
+from fusec.tools.report.arguments import Arguments, Given, copied, leaf_of
 from fusec.tools.report.stages import this_device
 from fusec.tools.terminal import Report, fitted_table, wrapped
 from fusec.tools.verify.kernels import with_either_choice
@@ -59,13 +61,6 @@ _FEW = 12
 _SEED = 7
 _FIRST = "output 0: "
 """The prefix of ``disagreement`` for the first tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """An output of some type that has no tensors in it."""
-
-    type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +77,51 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Report):
-    """The report of ``fusec check``.
+class InvariantResult:
+    """One result of all calls; ``problem`` is where bits differ, or empty."""
 
-    Attributes:
-        compiled: how many graphs Dynamo made for all calls together.
-        draws: the model draws random numbers; the compiled one drew eager's.
-    """
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    threads: tuple[int, ...]
+    calls: int
+    problem: str
 
-    device: str
-    results: tuple[Result, ...]
+
+_Judged = TypeVar("_Judged", Result, InvariantResult)
+
+
+@dataclass(frozen=True, slots=True)
+class _Results(Report, Generic[_Judged]):
+    """The results of a check; ``compiled`` counts the graphs of Dynamo for all calls together."""
+
+    results: tuple[_Judged, ...]
     compiled: int = 1
-    draws: bool = False
 
     @property
-    def faults(self) -> tuple[Result, ...]:
+    def faults(self) -> tuple[_Judged, ...]:
         return tuple(result for result in self.results if result.problem)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "compiled": self.compiled,
-            "eager_random": self.draws,
-            "results": [asdict(result) for result in self.results],
-            "faults": [result.name for result in self.faults],
-        }
+        return {**asdict(self), "faults": [result.name for result in self.faults]}
+
+    def _graphs(self) -> str:
+        return f"{self.compiled} graph{'s' * (self.compiled != 1)} of Dynamo"
+
+    def _verdict(self) -> str:
+        return f"faults: {len(self.faults) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(_Results[Result]):
+    """The report of ``fusec check``.
+
+    Attributes:
+        eager_random: the model draws random numbers; the compiled one drew eager's.
+    """
+
+    device: str = ""
+    eager_random: bool = False
 
     def text(self, *, whole: bool = False) -> str:
         """Return the text: of many tensors, the kinds and those that disagree; all if ``whole``."""
@@ -157,7 +172,7 @@ def compare(
     graphs = counters["stats"]["unique_graphs"]
     results = with_either_choice(compared, lambda found: any(result.problem for result in found))
     graphs = counters["stats"]["unique_graphs"] - graphs
-    return Comparison(str(this_device()), results, graphs, draws)
+    return Comparison(results, graphs, str(this_device()), draws)
 
 
 # -- runs ----------------------------------------------------------------------------------------
@@ -169,7 +184,7 @@ def draws_numbers(fn: Callable[..., Any], inputs: Given, train: bool) -> bool:
     Raises:
         ModelError: if the model itself fails.
     """
-    args = Arguments.of(inputs).mapped(partial(_input, train=train, dtype=None))
+    args = Arguments.of(inputs).mapped(partial(leaf_of, train=train))
     before = _random_state()
     try:
         with torch.set_grad_enabled(train):
@@ -193,11 +208,60 @@ def _references(
             eager = _run(theirs, inputs, train)
         except Exception as error:
             raise ModelError.raised(error) from error
-        try:
-            exact = _run(double, inputs, train, dtype=torch.float64)
-        except Exception:  # an operation that has no fp64: results are then compared with eager's
-            exact = {}
+        double, exact = _in_f64(double, inputs, train)
         yield eager, exact
+
+
+def _in_f64(
+    model: Callable[..., Any], inputs: Arguments, train: bool
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return a model after a call in f64, and the call's results.
+
+    Without f32 inside, or with it where that fails: for types of operands that differ, or bits that
+    are read. Results are empty for an operation without f64: others are compared with eager's then.
+    """
+    for casts in (WidenedCasts(), nullcontext()):
+        called = _copy(model)  # a call that fails has changed it
+        with suppress(Exception), casts:
+            return called, _run(called, inputs, train, dtype=torch.float64)
+    return model, {}
+
+
+class WidenedCasts(TorchFunctionMode):
+    """Takes f64 where a call with a tensor names f32, so that a model in f64 rounds nowhere.
+
+    ``x.float()`` of a norm, a softmax or a recurrence says "not in 16 bits". Left alone, it makes a
+    reference of eager's own rounding steps, which fusec's are then measured against. A bit cast and
+    a tensor that is made of no other (a mask's type, random numbers) keep their type.
+
+    Raises:
+        NotImplementedError: where bits of f64 are read, which may stand for f32.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call with f64 for f32."""
+        named = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            return torch.Tensor.double(*args, **named)
+        if func is torch.Tensor.view:
+            cast = any(isinstance(value, torch.dtype) for value in (*args, *named.values()))
+            if cast and args[0].dtype is torch.float64:
+                raise NotImplementedError("bits of a number that may be f32 outside of this mode")
+            return func(*args, **named)
+        if not tensors_in((args, named)):
+            return func(*args, **named)
+        args, named = pytree.tree_map_only(torch.dtype, _widened, (args, named))
+        return func(*args, **named)
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
 
 
 def _random_state() -> list[torch.Tensor]:
@@ -225,16 +289,11 @@ def _run(
         call: what to call, if not ``fn``: its compiled form.
         dtype: to which floating inputs are converted.
     """
-    args = inputs.mapped(partial(_input, train=train, dtype=dtype))
+    args = inputs.mapped(partial(leaf_of, train=train, dtype=dtype))
     torch.manual_seed(_SEED)
     with torch.set_grad_enabled(train):
         output = args.call(fn if call is None else call)
-    leaves = pytree.tree_leaves_with_path(output)
-    found = {
-        name: value
-        for path, leaf in leaves
-        for name, value in _parts(f"output{pytree.keystr(path)}", leaf)
-    }
+    found = {name: value for at, leaf in _leaves(output) for name, value in _parts(at, leaf)}
     tensors = {f"input {n}": a for n, a in args.labelled() if isinstance(a, torch.Tensor)}
     state: dict[str, torch.Tensor] = {}
     if isinstance(fn, nn.Module):
@@ -245,32 +304,30 @@ def _run(
     return {**found, **{f"{n} after": v for n, v in (changed | state).items()}, **gradients}
 
 
+def _leaves(output: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of an output with their paths as names: "output[0]"."""
+    leaves = pytree.tree_leaves_with_path(output)
+    return [(f"output{pytree.keystr(path)}", leaf) for path, leaf in leaves]
+
+
 def _parts(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """Yield the parts that an output is compared by: itself, or an object's tensors by path."""
+    """Yield the parts that an output is compared by: itself, or an object's tensors by path.
+
+    An object without tensors is compared by its type.
+    """
     if isinstance(value, _PLAIN) or not depth:
         yield name, value
         return
-    match value:
-        case dict():
-            inside = [(f"{name}[{key!r}]", item) for key, item in value.items()]
-        case list() | tuple():
-            inside = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
-        case _ if hasattr(value, "__dict__"):
-            inside = [(f"{name}.{key}", item) for key, item in vars(value).items()]
-        case _:
-            inside = []
+    kind = type(value)
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        inside = [(f"{name}[{key!r}]", item) for key, item in value.items()]
+    else:
+        inside = [(f"{name}.{key}", item) for key, item in getattr(value, "__dict__", {}).items()]
     parts = [part for label, item in inside for part in _parts(label, item, depth - 1)]
     tensors = [part for part in parts if isinstance(part[1], torch.Tensor)]
-    yield from tensors or [(name, Opaque(type(value).__name__))]
-
-
-def _input(value: Any, train: bool, dtype: torch.dtype | None) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    own = plain(value).detach().clone()
-    if not own.is_floating_point():
-        return own
-    return own.to(dtype or own.dtype).requires_grad_(train)
+    yield from tensors or [(name, kind)]
 
 
 def _gradients(outputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -293,12 +350,11 @@ def _gradients(outputs: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dic
 
 
 def _result(name: str, eager: Any, ours: Any, exact: Any) -> Result:
-    if isinstance(eager, Opaque) and eager == ours:
-        return Result(name, eager.type, (), None, None, "")
     if not (isinstance(eager, torch.Tensor) and isinstance(ours, torch.Tensor)):
         same = type(eager) is type(ours) and bool(eager == ours)
         said = "" if same else f"{ours!r}, not {eager!r}"
-        return Result(name, type(eager).__name__, (), None, None, said)
+        kind = eager if isinstance(eager, type) else type(eager)
+        return Result(name, kind.__name__, (), None, None, said)
     eager, ours = eager.detach(), ours.detach()
     known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
     problem = disagreement([ours], [eager], (lambda: [exact.detach()]) if known else None)
@@ -321,8 +377,6 @@ def _distance(tensor: torch.Tensor, exact: torch.Tensor) -> float | None:
 def _lines(comparison: Comparison, *, whole: bool) -> list[str]:
     results = comparison.results
     calls = 1 + max((result.call for result in results), default=0)
-    faults = len(comparison.faults)
-    graphs = f"{comparison.compiled} graph{'s' * (comparison.compiled != 1)}"
     few = whole or len(results) <= _FEW
     return [
         *wrapped(f"device {comparison.device}; errors are the largest distances from fp64"),
@@ -330,10 +384,10 @@ def _lines(comparison: Comparison, *, whole: bool) -> list[str]:
         *(_table(results, calls) if few else _summary(results)),
         "",
         *([] if few else _off(results, calls)),
-        *([f"calls: {calls}, through {graphs} of Dynamo", ""] if calls > 1 else []),
-        *([*wrapped(_RANDOM), ""] if comparison.draws else []),
+        *([f"calls: {calls}, through {comparison._graphs()}", ""] if calls > 1 else []),
+        *([*wrapped(_RANDOM), ""] if comparison.eager_random else []),
         *([*wrapped(_INEXACT), ""] if any(map(_lacks_errors, results)) else []),
-        f"faults: {faults or 'none'}",
+        comparison._verdict(),
     ]
 
 
@@ -371,14 +425,10 @@ def _summary(results: Sequence[Result]) -> list[str]:
 
 def _off(results: Sequence[Result], calls: int) -> list[str]:
     """Return the problem of each tensor that disagrees."""
-    lines = []
-    for result in results:
-        if result.problem:
-            lines += wrapped(
-                f"{_called(result, calls)} ({result.dtype} {_shape(result)}): {result.problem}",
-                "  ",
-                "      ",
-            )
+    lines: list[str] = []
+    for one in (result for result in results if result.problem):
+        text = f"{_called(one, calls)} ({one.dtype} {_shape(one)}): {one.problem}"
+        lines += wrapped(text, "  ", "      ")
     return [*lines, ""] if lines else []
 
 
@@ -411,60 +461,19 @@ def _number(error: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class InvariantResult:
-    """One result of all calls; ``problem`` is where bits differ, or empty."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    threads: tuple[int, ...]
-    calls: int
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Invariance(Report):
-    """The report of ``fusec check --invariant``; ``compiled`` counts the graphs of Dynamo."""
-
-    results: tuple[InvariantResult, ...]
-    compiled: int = 1
-
-    @property
-    def faults(self) -> tuple[InvariantResult, ...]:
-        return tuple(result for result in self.results if result.problem)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "compiled": self.compiled,
-            "results": [asdict(result) for result in self.results],
-            "faults": [result.name for result in self.faults],
-        }
+class Invariance(_Results[InvariantResult]):
+    """The report of ``fusec check --invariant``."""
 
     def text(self, *, whole: bool = False) -> str:
         """Return the text; results are few, so that ``whole`` shows no more."""
         rows = [("", "type", "shape", "calls", "")]
         rows += [
-            (
-                result.name,
-                result.dtype,
-                _shape(result),
-                str(result.calls),
-                result.problem or "the same bits",
-            )
-            for result in self.results
+            (one.name, one.dtype, _shape(one), str(one.calls), one.problem or "the same bits")
+            for one in self.results
         ]
-        graphs = f"{self.compiled} graph{'s' * (self.compiled != 1)}"
-        return "\n".join(
-            [
-                *wrapped(
-                    f"the largest call beside all, on one thread and on several; {graphs} of Dynamo"
-                ),
-                "",
-                *fitted_table(rows, right=(3,), names=(0,), indent=2),
-                "",
-                f"faults: {len(self.faults) or 'none'}",
-            ]
-        )
+        what = f"the largest call beside all, on one thread and on several; {self._graphs()}"
+        table = fitted_table(rows, right=(3,), names=(0,), indent=2)
+        return "\n".join([*wrapped(what), "", *table, "", self._verdict()])
 
 
 def check_invariance(
@@ -566,12 +575,8 @@ def _run_part(
         except Exception as error:
             raise ModelError.raised(error) from error
         raise
-    leaves = pytree.tree_leaves_with_path(output)
-    return {
-        f"output{pytree.keystr(path)}": leaf.detach().clone()
-        for path, leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    }
+    tensors = ((at, leaf) for at, leaf in _leaves(output) if isinstance(leaf, torch.Tensor))
+    return {name: tensor.detach().clone() for name, tensor in tensors}
 
 
 def _differs(whole: torch.Tensor, found: Mapping[int, Sequence[torch.Tensor]]) -> str:

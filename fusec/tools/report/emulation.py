@@ -20,7 +20,7 @@ Worked example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -257,7 +257,7 @@ _DRAWN = (
 )
 
 
-def _lines(emulation: Emulation, *, whole: bool) -> list[str]:
+def _lines(emulation: Emulation, *, whole: bool) -> Iterator[str]:
     rows = [("", "graph", "launches", "warp instructions", "faults", "values")]
     rows += [
         (
@@ -270,15 +270,15 @@ def _lines(emulation: Emulation, *, whole: bool) -> list[str]:
         )
         for row in emulation.kernels
     ]
-    lines = [f"target {emulation.target}, emulated", ""]
-    lines += fitted_table(rows, right=(2, 3), names=(0,), indent=2)
+    yield from (f"target {emulation.target}, emulated", "")
+    yield from fitted_table(rows, right=(2, 3), names=(0,), indent=2)
     for row in emulation.kernels:
-        lines += ["", row.fault] if row.fault else []
-        lines += ["", row.problem] if row.problem else []
+        for problem in filter(None, (row.fault, row.problem)):
+            yield from ("", problem)
+    yield ""
     if emulation.comparison is not None:
-        lines += ["", *emulation.comparison.text(whole=whole).splitlines()]
+        yield emulation.comparison.text(whole=whole)
     elif emulation.faults:
-        lines += ["", "faults: 1; the run ended there"]
+        yield "faults: 1; the run ended there"
     else:
-        lines += ["", *wrapped(_DRAWN), "", "faults: none"]
-    return lines
+        yield from (*wrapped(_DRAWN), "", "faults: none")

@@ -4,34 +4,38 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
 
     {"schema": 1, "breaks": [as of ``run_report.py``], "recompiles": [as there],
      "unseen": where fake tensors ended, or "",
+     "outside": [{"op", "place", "reason"}],
      "graphs": [{
         "name": "forward",
         "kernels": [{"name", "outputs": [buffer], "bytes", "source": [line], "members",
                      "module", "expected": {"us", "floor_us", "cause"} or null,
                      "function"}],
         "externs": [{"op", "reason", "module", "bytes"}],
-        "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest"}],
+        "loops": [{"name", "rows", "chunk", "rounds", "bytes", "kernels", "externs", "largest",
+                   "native"}],
         "bytes_eager", "bytes_moved", "bytes_floor", "held",
         "launches_eager", "launches", "remarks": [text], "modules": {path: class},
-        "called", "sums": [{"kernel", "over": [axis], "sizes": [size]}],
+        "called", "sums": [{"kernel", "over": [axis], "sizes": [size], "added"}],
         "passes": [{"name", "rewritten", "lines"}],
         "decisions": [{"a", "b", "taken", "reason", "saved_us", "against"}]}]}
 
 Decisions are the merges taken and the rejected ones that still hold, and choices between two
 candidates, ``b`` and ``against``; ``saved_us`` is null where a merge was not legal. A loop runs its
 kernels and externs, which are also among the others, once for each chunk of rows; ``largest`` is
-the largest buffer of its body, in bytes. ``bytes_*`` are defined in ``traffic.py`` and
-``eager_cost.py``. ``held`` is the memory of the graph's constants, in bytes. ``expected`` is the
-estimate of ``kernel_time.py`` from a kernel's machine code, if that was requested. ``passes`` are
-the user's (``fusec.register_pass``), with the lines of the graph that each has written.
+the largest buffer of its body, in bytes. One that is ``native`` runs in one call, in which
+``launches`` counts its kernels once; it also counts each fill with zeros of a buffer that a step
+adds to. ``bytes_*`` are defined in ``traffic.py`` and ``eager_cost.py``. ``held`` is the memory of
+the graph's constants, in bytes. ``expected`` is the estimate of ``kernel_time.py`` from a kernel's
+machine code, if that was requested. ``passes`` are the user's (``fusec.register_pass``), with the
+lines of the graph that each has written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -51,8 +55,12 @@ from fusec.ir.graph import (
     all_launches,
     launched_externs,
 )
+from fusec.ir.host import HostLoop
+from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
+from fusec.ir.memory import added_to
 from fusec.ir.sum_order import axes_of_terms, sizes_of_sums
+from fusec.passes.schedule.plan import LoopKind, Plan
 from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager_cost import node_costs
 from fusec.tools.report.kernel_time import Expectation
@@ -108,18 +116,26 @@ class SumReport:
     """What the order of a kernel's sums depends on.
 
     Attributes:
-        over: the axes that it reduces, with their extents: "k:768".
+        over: the axes that it reduces, with their extents: "k:768"; if ``added``, those on the
+            grid, for the others are summed in order.
         sizes: the symbolic sizes that change the order.
+        added: the order changes from call to call: programs add parts of a sum to memory.
     """
 
     kernel: str
     over: tuple[str, ...]
     sizes: tuple[str, ...]
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """One loop over chunks of rows: how many, what it moves in all, what one chunk launches."""
+    """One loop over chunks of rows: how many, what it moves in all, what one chunk launches.
+
+    Attributes:
+        rows: 0 for a loop that a condition ends, of which one iteration counts.
+        native: one native call runs it, so that its kernels are launched once.
+    """
 
     name: str
     rows: int
@@ -129,10 +145,11 @@ class LoopReport:
     kernels: tuple[str, ...]
     externs: tuple[str, ...]
     largest: int
+    native: bool = False
 
     @property
     def launches(self) -> int:
-        return self.rounds * (len(self.kernels) + len(self.externs))
+        return (1 if self.native else self.rounds) * (len(self.kernels) + len(self.externs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +166,11 @@ class GraphReport:
     """One compiled graph; bytes follow from shapes, as ``traffic.py`` and ``eager_cost.py`` say.
 
     Attributes:
-        remarks: where it is worse than eager, or bound by launches.
+        remarks: launches that overlap, and where it is worse than eager, or bound by launches.
         modules: path -> class of the modules that its nodes are in.
         called: the module that it is a part of, with a graph break before or in it: "h.3 (Block)".
-        sums: the order of sums where sizes are symbolic, under ``deterministic`` and
-            ``batch_invariant``.
+        sums: the order of sums that programs add to memory; under ``deterministic`` and
+            ``batch_invariant``, which have none of these, of all sums where sizes are symbolic.
         passes: of the user, in their order.
     """
 
@@ -182,6 +199,15 @@ class GraphReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideReport:
+    """An operation between compiled graphs, which PyTorch runs, and the function that it is in."""
+
+    op: str
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation(Report):
     """What ``fusec explain`` shows: one entry for each compiled graph.
 
@@ -190,6 +216,7 @@ class Explanation(Report):
         recompiles: which functions the call has Dynamo compile more than once.
         unseen: the line that reads the value of a tensor without values; the rest of the call was
             not traced.
+        outside: what PyTorch runs between graphs, for AOTAutograd does not trace it.
     """
 
     target: str
@@ -197,12 +224,14 @@ class Explanation(Report):
     breaks: tuple[Break, ...] = ()
     unseen: str = ""
     recompiles: tuple[Recompile, ...] = ()
+    outside: tuple[OutsideReport, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "graphs": [asdict(graph) for graph in self.graphs],
             "breaks": [asdict(one) for one in self.breaks],
             "recompiles": [asdict(one) for one in self.recompiles],
+            "outside": [asdict(one) for one in self.outside],
             "unseen": self.unseen,
         }
 
@@ -213,7 +242,11 @@ class Explanation(Report):
         return explanation_text(self)
 
 
-def report_graph(staged: Staged) -> GraphReport:
+Expected: TypeAlias = Mapping[tuple[str, str], Expectation | None]
+"""Times by machine code: by the names of a graph and of its kernel."""
+
+
+def report_graph(staged: Staged, expected: Expected | None = None) -> GraphReport:
     """Return the report of one graph taken through the pipeline.
 
     Raises:
@@ -228,10 +261,7 @@ def report_graph(staged: Staged) -> GraphReport:
     nodes = {node.name: node for node in graph.graph.nodes}
     modules = modules_of(schedule, graph)
     kernels = tuple(
-        replace(
-            _report_kernel(launch, modules[launch.name], staged),
-            function=_function(staged.compiled, launch.name),
-        )
+        _report_kernel(launch, modules[launch.name], staged, expected or {})
         for launch in all_launches(schedule)
     )
     externs = tuple(
@@ -243,8 +273,12 @@ def report_graph(staged: Staged) -> GraphReport:
         )
         for step in launched_externs(schedule)
     )
-    loops = tuple(_report_loop(step, staged.target.machine) for step in schedule.loops)
-    launches = sum(step.is_launch for step in schedule.steps) - len(loops)
+    runs = (s for s in staged.compiled.host.statements if isinstance(s, HostLoop) and s.native)
+    native = {run.loop for run in runs}
+    loops = tuple(
+        _report_loop(step, staged.target.machine, native=step in native) for step in schedule.loops
+    )
+    launches = sum(step.is_launch + len(added_to(step)) for step in schedule.steps) - len(loops)
     report = GraphReport(
         staged.name,
         kernels,
@@ -261,13 +295,14 @@ def report_graph(staged: Staged) -> GraphReport:
         sum(buffer_bytes(c.buffer) for c in schedule.constants),
         modules=module_kinds(graph),
         called=staged.observed.called,
-        sums=tuple(_report_sums(staged.compiled)) if staged.by_rule else (),
+        sums=tuple(_report_sums(staged.compiled, by_rule=staged.by_rule)),
         passes=tuple(
             PassReport(name, rewritten, len(staged.records[name].structure.nodes))
             for name, rewritten in staged.trace.passes.items()
         ),
     )
-    return replace(report, remarks=tuple(_remarks(report, staged.target.machine)))
+    remarks = (*_overlap(staged.compiled), *_remarks(report, staged.target.machine))
+    return replace(report, remarks=remarks)
 
 
 def modules_of(schedule: Schedule, graph: fx.GraphModule) -> dict[str, str]:
@@ -293,6 +328,13 @@ def _decision_on(target: Target, made: Decision) -> Decision:
     return replace(made, a=a, b=b, reason=reason, against=against)
 
 
+def _overlap(compiled: Compiled) -> Iterator[str]:
+    """Yield how many kernels may start while the launch before them ends, if any may."""
+    launches = [compiled.programs[one.name] for one in all_launches(compiled.schedule)]
+    if count := sum(program.dependent for program in launches):
+        yield f"{count} of {len(launches)} kernels may start while the launch before them ends"
+
+
 def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
     """Yield a remark for each measure that is worse than eager's, and if launches dominate."""
     if graph.launches > graph.launches_eager > 0:
@@ -309,18 +351,19 @@ def _remarks(graph: GraphReport, machine: Machine) -> Iterator[str]:
         )
 
 
-def _report_loop(loop: RowLoop, machine: Machine) -> LoopReport:
+def _report_loop(loop: RowLoop, machine: Machine, *, native: bool) -> LoopReport:
     made = [b for k in all_kernels(loop.schedule) for b in k.writes]
     made += [b for e in launched_externs(loop.schedule) for b in e.writes]
     return LoopReport(
         loop.name,
-        loop.rows.hint(),
+        0 if loop.while_true else loop.rows.hint(),
         loop.chunk,
         loop.rounds,
         row_loop_bytes(loop, machine),
         tuple(k.name for k in all_kernels(loop.schedule)),
         tuple(e.title for e in launched_externs(loop.schedule)),
         max(map(buffer_bytes, made), default=0),
+        native,
     )
 
 
@@ -346,30 +389,46 @@ def _standing(decisions: Sequence[Decision], schedule: Schedule) -> tuple[Decisi
     return tuple(kept.values())
 
 
-def _report_kernel(launch: Kernel | ForeachKernel, module: str, staged: Staged) -> KernelReport:
-    written = dict.fromkeys(buffer.name for buffer in launch.writes)
-    source, names = _in_order(launch.origin.source), staged.observed.names
-    outputs = tuple(on_target(staged.target, names.get(name, name)) for name in written)
+def _report_kernel(
+    launch: Kernel | ForeachKernel, module: str, staged: Staged, expected: Expected
+) -> KernelReport:
+    assert staged.compiled is not None
+    written, names = dict.fromkeys(b.name for b in launch.writes), staged.observed.names
     return KernelReport(
         launch.name,
-        outputs,
+        tuple(on_target(staged.target, names.get(name, name)) for name in written),
         step_bytes(launch, staged.target.machine),
-        source,
+        _in_order(launch.origin.source),
         len(launch.kernels),
         module,
+        expected.get((staged.name, launch.name)),
+        _function(staged.compiled, launch.name),
     )
 
 
-def _report_sums(compiled: Compiled) -> Iterator[SumReport]:
-    """Yield what the order of sums depends on, for each kernel of a graph with symbolic sizes."""
-    if not any(program.sizes for program in compiled.programs.values()):
-        return
+def _report_sums(compiled: Compiled, *, by_rule: bool) -> Iterator[SumReport]:
+    """Yield what the order of sums depends on, for each kernel where it depends on anything.
+
+    Args:
+        by_rule: all kernels of a graph with symbolic sizes.
+    """
+    sized = by_rule and any(program.sizes for program in compiled.programs.values())
     for launch in all_launches(compiled.schedule):
-        axes = axes_of_terms(launch.kernels)
-        if axes:
-            sizes = by_name(sizes_of_sums(compiled.programs[launch.name]))
+        axes, program = axes_of_terms(launch.kernels), compiled.programs[launch.name]
+        if program.added or (sized and axes):
+            sizes = by_name(sizes_of_sums(program)) if sized else ()
+            if program.added:
+                axes = axes_of_additions(launch.kernels, compiled.plans[launch.name])
             over = tuple(f"{axis.name}:{axis.extent}" for axis in axes)
-            yield SumReport(launch.name, over, tuple(size.name for size in sizes))
+            names = tuple(size.name for size in sizes)
+            yield SumReport(launch.name, over, names, bool(program.added))
+
+
+def axes_of_additions(kernels: Iterable[Kernel], plan: Plan) -> tuple[Axis, ...]:
+    """Return the axes on the grid along which kernels add to memory (``Store.adds``)."""
+    adding = [kernel for kernel in kernels if any(store.adds for store in kernel.stores)]
+    grid = {binding.axis for binding in plan.bindings if binding.kind is LoopKind.GRID}
+    return tuple(axis for axis in axes_of_terms(adding) if axis in grid)
 
 
 def _function(compiled: Compiled, kernel: str) -> str:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from fusec.frontend.modules import BETWEEN
 from fusec.ir.decision import Decision
-from fusec.tools.report.breaks import break_lines, recompile_lines
+from fusec.tools.report.breaks import break_lines, recompile_lines, unseen_lines
 from fusec.tools.report.explanation import (
     Explanation,
     ExternReport,
     GraphReport,
     KernelReport,
     LoopReport,
+    OutsideReport,
     PassReport,
     SumReport,
 )
@@ -45,7 +46,6 @@ _MERGED = 48
 """The most characters of a name that joins the parts of a kernel."""
 _MANY = 16
 """The number of launches from which there is a table by module."""
-_VALUES = "asks for the value of a tensor, which has none here; --run runs the model"
 _NARROW = 80
 """Columns below which continuation lines are indented less."""
 _NUMBER = re.compile(r"_v?\d+")
@@ -60,16 +60,10 @@ def explanation_text(explained: Explanation) -> str:
         "\n".join(break_lines(explained.breaks)),
         "\n".join(recompile_lines(explained.recompiles)),
         *map(graph_text, explained.graphs),
+        "\n".join(_outside_lines(explained.outside)),
     ]
     if explained.unseen:
-        parts.append(
-            "\n".join(
-                [
-                    *wrapped(f"from here on not seen: {explained.unseen}", following="  "),
-                    *wrapped(_VALUES, "  ", "  "),
-                ]
-            )
-        )
+        parts.append("\n".join(unseen_lines(explained.unseen)))
     elif not explained.graphs:
         parts.append("nothing is compiled: all of the call runs eagerly")
     return "\n\n".join(filter(None, parts))
@@ -121,34 +115,27 @@ def _pass_lines(passes: Sequence[PassReport]) -> list[str]:
 
 def _module_lines(graph: GraphReport, layers: Layers) -> list[str]:
     """Return bytes and launches by module, layers folded; nothing for a small graph."""
-    if len(graph.kernels) + len(graph.externs) < _MANY:
+    launches: list[KernelReport | ExternReport] = [*graph.kernels, *graph.externs]
+    groups = alike(launches, lambda one: layers.folded(_layer(one.module)))
+    if len(launches) < _MANY or len(groups) < 2:
         return []
-    launches = [(k.module, k.bytes, 1, 0) for k in graph.kernels]
-    launches += [(e.module, e.bytes, 0, 1) for e in graph.externs]
-    found: dict[str, list[int]] = {}
-    alike: dict[str, set[str]] = {}
-    for module, moved, kernel, eager in launches:
-        place = _layer(module)
-        name = layers.folded(place)
-        row = found.setdefault(name, [0, 0, 0])
-        row[:] = [row[0] + moved, row[1] + kernel, row[2] + eager]
-        alike.setdefault(name, set()).add(place)
-    if len(found) < 2:
-        return []
-    ranked = sorted(found.items(), key=lambda item: -item[1][0])
-    total = sum(moved for _, (moved, _, _) in ranked) or 1
+    total = sum(one.bytes for one in launches) or 1
+    ranked = sorted(groups, key=lambda some: -sum(one.bytes for one in some))
     rows = [("", "", "kernels", "eager", "bytes", "")]
-    rows += [
-        (
-            f"{len(alike[name])} x" if len(alike[name]) > 1 else "",
-            name or "(the model itself)",
-            str(kernels),
-            str(eager),
-            format_bytes(moved),
-            f"{moved / total:.0%}",
+    for some in ranked[:SHOWN]:
+        places = {_layer(one.module) for one in some}
+        kernels = sum(isinstance(one, KernelReport) for one in some)
+        moved = sum(one.bytes for one in some)
+        rows.append(
+            (
+                f"{len(places)} x" if len(places) > 1 else "",
+                layers.folded(_layer(some[0].module)) or "(the model itself)",
+                str(kernels),
+                str(len(some) - kernels),
+                format_bytes(moved),
+                f"{moved / total:.0%}",
+            )
         )
-        for name, (moved, kernels, eager) in ranked[:SHOWN]
-    ]
     lines = indented(format_table(rows, right=(0, 2, 3, 4, 5)), 4)
     if (over := max(map(len, lines)) - columns()) > 0:  # of a path, the end tells most
         room = max(len(row[1]) for row in rows) - over
@@ -166,10 +153,13 @@ def _layer(module: str) -> str:
 
 
 def _loop_lines(loop: LoopReport) -> list[str]:
-    count = f"{loop.chunk} of {loop.rows} rows at a time"
+    count = f"{loop.chunk} of {loop.rows} rows at a time, {loop.rounds} times"
+    if not loop.rows:
+        count = "as long as a condition holds"
     inside = ", ".join((*loop.externs, *loop.kernels))
     return [
-        f"loop {loop.name}: {count}, {loop.rounds} times; {format_bytes(loop.bytes)} in all",
+        f"loop {loop.name}: {count}{', in one native call' * loop.native}; "
+        f"{format_bytes(loop.bytes)} {'in all' if loop.rows else 'each time'}",
         *wrapped(f"each time: {inside}", "  ", "    "),
         f"  its largest buffer: {format_bytes(loop.largest)}; what it reads whole, such as weights,"
         " it reads each time",
@@ -182,11 +172,17 @@ def _sum_lines(sums: Sequence[SumReport]) -> list[str]:
         (
             f"{len(more) + 1} kernels" if more else one.kernel,
             f"over {', '.join(one.over)}",
-            f"changes with {', '.join(one.sizes)}" if one.sizes else "no symbolic size changes it",
+            _order(one),
         )
-        for one, *more in alike(sums, lambda one: (one.over, one.sizes))
+        for one, *more in alike(sums, lambda one: (one.over, one.sizes, one.added))
     ]
     return fitted_table(rows, names=(1,), indent=4) if rows else []
+
+
+def _order(one: SumReport) -> str:
+    if one.added:
+        return "changes from call to call: programs add to memory (unless deterministic)"
+    return f"changes with {', '.join(one.sizes)}" if one.sizes else "no symbolic size changes it"
 
 
 def _kernel_lines(kernels: Sequence[KernelReport], layers: Layers) -> list[str]:
@@ -236,6 +232,12 @@ def _extern_lines(externs: Sequence[ExternReport]) -> list[str]:
     return fitted_table(rows, right=(0,), names=(1,), indent=4) if rows else []
 
 
+def _outside_lines(outside: Sequence[OutsideReport]) -> list[str]:
+    rows = [(one.op, f"{one.place}: {one.reason}") for one in outside]
+    title = "outside of graphs, as PyTorch runs it"
+    return [title, *fitted_table(rows, names=(0,), indent=2)] if rows else []
+
+
 def _taken_lines(decisions: Sequence[Decision]) -> list[str]:
     """Return merges, the largest gain first; those of equal layers are one, with their number."""
     groups = _alike(decisions)
@@ -251,10 +253,7 @@ def _rejected_lines(decisions: Sequence[Decision]) -> list[str]:
     groups = _alike(decisions)
     pairs: dict[str, list[str]] = {}
     for d, *more in groups[:_DECISIONS]:
-        said = [
-            f"{shorten(d.a, _MERGED)} with {shorten(d.b, _MERGED)}",
-            _price(d.saved_us),
-        ]
+        said = [f"{shorten(d.a, _MERGED)} with {shorten(d.b, _MERGED)}", _price(d.saved_us)]
         pairs.setdefault(d.reason, []).append(", ".join(filter(None, said)) + _times(more))
     lines: list[str] = []
     for reason, kept in pairs.items():

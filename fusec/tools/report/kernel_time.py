@@ -38,9 +38,9 @@ from typing import TypeAlias
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Const, Expr, IndexValue, Op
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
+from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, product
 from fusec.ir.machine import Machine
-from fusec.ir.program import For, Let, Program, Statement, statements
+from fusec.ir.program import For, Let, Program, Put, Statement, statements
 from fusec.tools.static_checks import DotTile, Section, StaticReport
 
 MODELLED = frozenset(("sm_90",))
@@ -52,6 +52,9 @@ CACHE_BYTES_US = 7.0e6
 """Bytes a microsecond of the L2 cache."""
 START_US = 1.8
 """Until the first block runs, and after the last one."""
+RELEASE_US = 0.5
+"""The same of a kernel that starts while the launch before it ends: its wait ends a round trip of
+memory (``LATENCY``) after that launch does. This is an assumption, and no device has timed it."""
 START = 550
 """Clocks until a block's first load is issued."""
 LATENCY = 880
@@ -102,6 +105,7 @@ class Work:
         bytes: that it moves from and to memory; ``again`` of them are read again, by later sweeps.
         small: bytes of the tensors it reads that may stay in an L1 cache.
         multiplied: multiply-adds of its matrix products, without those that are masked.
+        added: bytes that its blocks add to memory, which the L2 cache does.
     """
 
     programs: int
@@ -110,6 +114,7 @@ class Work:
     again: int = 0
     small: int = 0
     multiplied: float = 0.0
+    added: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +124,21 @@ class Expectation:
     Attributes:
         floor_us: how long memory or tensor cores need at best.
         cause: the largest part of the rest, as a sentence.
+        overlaps: it starts while the launch before it ends.
     """
 
     us: float
     floor_us: float
     cause: str
+    overlaps: bool = False
 
     @property
     def share(self) -> float:
         return self.floor_us / self.us
 
     def __str__(self) -> str:
-        return f"expected {self.us:.3g} us, {self.share:.2f} of the floor: {self.cause}"
+        alone = f" ({self.us + START_US - RELEASE_US:.3g} us without overlap)" * self.overlaps
+        return f"expected {self.us:.3g} us{alone}, {self.share:.2f} of the floor: {self.cause}"
 
 
 def section_runs(
@@ -139,14 +147,15 @@ def section_runs(
     """Return how often one block runs each section of its code.
 
     The program's loops tell, where the machine code has as many, apart from loops of one iteration,
-    which are none there; else all loops have the trip count that moves a block's bytes or does its
-    products.
+    or around one loop, which are none there; else all loops have the trip count that moves a
+    block's bytes or does its products.
 
     Args:
         moved, multiplied: bytes and multiply-adds of one block.
     """
-    sections, loops = static.sections, [n for _, n in loop_runs(program)]
-    for found in (loops, [n for n in loops if n != 1]):
+    sections, made = static.sections, loop_runs(program)
+    loops = [n for _, n in made]
+    for found in (loops, [n for n in loops if n != 1], [n for s, n in made if not s.is_around_one]):
         if len(found) == len(sections) - 1:
             return (1.0, *found)
     each = sum((s.loaded + s.stored) * static.threads for s in sections[1:])
@@ -179,6 +188,16 @@ def _loop_runs(
             each = times * max(0.0, stop - _value(statement.start, made, at))
             yield statement, each
             yield from _loop_runs(statement.body, each, made, at)
+
+
+def added_bytes(program: Program) -> float:
+    """Return the bytes that one block adds to memory in its loops."""
+    lanes, total = frozenset(program.lanes), 0.0
+    for loop, times in loop_runs(program):
+        for put in (s for s in loop.body if isinstance(s, Put) and s.adds):
+            tile = product(a.extent for a in put.offset.axes & lanes).hint()
+            total += times * tile * put.buffer.dtype.itemsize
+    return total
 
 
 def _value(value: Index, made: Mapping[Expr, Expr], at: Mapping[Axis, float]) -> float:
@@ -224,7 +243,7 @@ def expect(static: StaticReport, work: Work, machine: Machine) -> Expectation:
     """Return how long a kernel should take on a machine of a modelled target."""
     memory_us, products_us = floors(work, machine)
     parts = _product_parts if products_us > memory_us and static.dots else _memory_parts
-    return summed_up(parts(static, work, machine), (memory_us, products_us), machine)
+    return summed_up(parts(static, work, machine), (memory_us, products_us), static)
 
 
 def floors(work: Work, machine: Machine) -> tuple[float, float]:
@@ -234,13 +253,14 @@ def floors(work: Work, machine: Machine) -> tuple[float, float]:
 
 
 def summed_up(
-    parts: Mapping[str, float], floor: tuple[float, float], machine: Machine
+    parts: Mapping[str, float], floor: tuple[float, float], static: StaticReport
 ) -> Expectation:
     """Combine the times of parts that work in parallel, each named by its cause."""
-    found = {**parts, "the launch itself: it is short": START_US}
+    start_us = RELEASE_US if static.dependent else START_US
+    found = {**parts, "the launch itself: it is short": start_us}
     causes = {cause: part for cause, part in found.items() if cause}
-    us = norm(parts.values()) + START_US
-    return Expectation(us, max(floor), max(causes, key=causes.__getitem__))
+    us = norm(parts.values()) + start_us
+    return Expectation(us, max(floor), max(causes, key=causes.__getitem__), static.dependent)
 
 
 def norm(parts: Iterable[float], degree: float = _DEGREE) -> float:
@@ -271,7 +291,7 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
     warps, blocks = static.threads / 32, _resident(static, work, machine)
     waves = work.programs / machine.units / _busy(work, machine.units * blocks)
     scale = waves / CLOCKS_US
-    asked = _total((s.loaded + s.stored for s in sections), runs) * static.threads * work.programs
+    asked = _total(_asked(sections), runs) * static.threads * work.programs
     instructions = _total((s.instructions for s in sections), runs)
     specials = _total((s.specials for s in sections), runs)
     per_byte = instructions * static.threads * work.programs / max(1, work.bytes)
@@ -279,7 +299,7 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
     issued = narrow if static.wide_share < 0.5 else f"instructions: {per_byte:.1f} a byte"
     often = asked > SEVERAL * work.bytes and work.small > FIRST_CACHE
     memory_us, issued_us = work.bytes / machine.bytes_per_us, instructions * warps / 4 * scale
-    if blocks == 1 and not any(s.copied for s in sections):
+    if blocks == 1 and not static.tma and not any(s.copied for s in sections):
         issued, issued_us = _IN_TURN, memory_us + issued_us
         memory_us = 0.0
     return {
@@ -291,6 +311,17 @@ def _memory_parts(static: StaticReport, work: Work, machine: Machine) -> dict[st
         "functions by table": specials * static.threads / 16 * scale,
         _waits_for(static, work, blocks): _wait(static, runs) / blocks * scale,
     }
+
+
+def _asked(sections: Sequence[Section]) -> Iterator[int]:
+    """Yield the bytes that a thread loads and stores in each section.
+
+    What is copied before a loop that copies, too, is what its last iterations do without.
+    """
+    around = {s.inside for s in sections if s.copied}
+    for place, section in enumerate(sections):
+        ahead = section.copied if place in around else 0
+        yield section.loaded + section.stored - ahead
 
 
 _AGAIN = "rows are read again, and do not stay in the cache"
@@ -345,7 +376,11 @@ def _product_parts(static: StaticReport, work: Work, machine: Machine) -> dict[s
     lost = {cause: clocks * scale for cause, clocks in tile.items() if cause}
     lost["the last wave of blocks fills a part of the multiprocessors"] = whole * (1 / busy - 1)
     cause = max(lost, key=lost.__getitem__)
-    return {"": work.bytes / machine.bytes_per_us, cause: whole / busy}
+    return {
+        "": work.bytes / machine.bytes_per_us,
+        cause: whole / busy,
+        "the second cache, which adds to memory": work.added / CACHE_BYTES_US,
+    }
 
 
 def executed(static: StaticReport, runs: Sequence[float]) -> float:
@@ -380,7 +415,8 @@ def _nested_clocks(static: StaticReport, work: Work, loops: Loops, blocks: int) 
     """Return the same where an iteration's products and its other code wait for one another."""
     products = executed(static, work.runs) / MULTIPLY_ADDS
     fed = products * max(1.0, shared_bytes(static.dots, True) / SHARED_BYTES)
-    waits = sum(n * (CHAIN + LATENCY * s.waits) for s, n in loops)
+    straight = CHAIN * (static.sections[0].products > 0)  # one iteration, before a loop
+    waits = straight + sum(n * (CHAIN + LATENCY * s.waits) for s, n in loops)
     beside = _beside(loops, static.threads)
     around = static.sections[0].instructions * static.threads / 128 + FILL / blocks
     alone = "one block a multiprocessor: " if blocks == 1 else ""

@@ -26,16 +26,17 @@ from torch import fx
 from fusec.codegen.targets import CPP, Target, find_target
 from fusec.driver.compiler import allows_tf32
 from fusec.errors import UsageError
+from fusec.frontend.modules import node_of_part
 from fusec.frontend.origin import called, module_path, op_name, origin_of
 from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
-from fusec.ir.expr import Reduce, postorder
+from fusec.ir.expr import Reduce, postorder, reach
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches, launched_externs
 from fusec.ir.names import identifier, operation_words
 from fusec.passes.fusion.libraries import ATEN
 from fusec.passes.memory.buffers import plan_host
-from fusec.passes.schedule.plan import LoopKind, Plan, print_binding
-from fusec.tools.report.explanation import GraphReport, report_graph
+from fusec.passes.schedule.plan import Binding, LoopKind, Plan, print_binding
+from fusec.tools.report.explanation import GraphReport, axes_of_additions, report_graph
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import extern_bytes, peak_bytes, step_bytes
 from fusec.tools.terminal import alike
@@ -91,7 +92,7 @@ class Program:
 
     def parts(self, launch: Kernel | ForeachKernel) -> tuple[Part, ...]:
         """Return the parts of a kernel, in the order of the program."""
-        words = operation_words(map(_plain, launch.origin.ops))
+        words = operation_words(launch.origin.ops)
         reached = sorted(self._between(launch), key=self._number.__getitem__)
         parts = [_part_of(node, word) for node in reached if (word := _word(node)) in words]
         found = tuple(dict.fromkeys(parts))
@@ -100,29 +101,18 @@ class Program:
     def _between(self, launch: Kernel | ForeachKernel) -> set[fx.Node]:
         """Return the nodes between the loads and the stores of a launch."""
         read = {b.name for b in launch.reads} - {b.name for b in launch.writes}
-        ends = {self._of_part(name) for name in read}
-        waiting = [node for b in launch.writes if (node := self._node(b.name)) is not None]
-        found: set[fx.Node] = set()
-        while waiting:
-            node = waiting.pop()
+        ends = {node_of_part(self._nodes, name) for name in read}
+
+        def is_inside(node: fx.Node) -> bool:
             is_end = identifier(node.name) in read or node.name in self._calls
-            if node in found or node.op != "call_function" or is_end:
-                continue
-            found.add(node)
-            if node not in ends:
-                waiting += node.all_input_nodes
-        return found
+            return node.op == "call_function" and not is_end
 
-    def _node(self, name: str) -> fx.Node | None:
-        return self._nodes.get(name) or self._of_part(name)
+        def inside(node: fx.Node) -> list[fx.Node]:
+            return [] if node in ends else list(filter(is_inside, node.all_input_nodes))
 
-    def _of_part(self, name: str) -> fx.Node | None:
-        """Return the node of a buffer with partial results: ``sum_2`` for ``sum_2_part``."""
-        while "_" in name:
-            name = name.rpartition("_")[0]
-            if name in self._nodes:
-                return self._nodes[name]
-        return None
+        names = [b.name for b in launch.writes]
+        stored = [self._nodes.get(name) or node_of_part(self._nodes, name) for name in names]
+        return set(reach(filter(is_inside, filter(None, stored)), inside))
 
 
 def without_layer(module: str) -> str:
@@ -136,12 +126,7 @@ def _part_of(node: fx.Node, op: str) -> Part:
 
 
 def _word(node: Any) -> str:
-    return operation_words([_plain(op_name(called(node)))])[0]
-
-
-def _plain(op: str) -> str:
-    """Return an operation without the device on which the graph was traced."""
-    return op.replace("_flash_attention_for_cpu", "_attention")
+    return operation_words([op_name(called(node))])[0]
 
 
 def title(parts: Iterable[Part]) -> str:
@@ -162,7 +147,8 @@ class LockedKernel:
     Attributes:
         parts: what it computes.
         bytes: that one of them reads and writes.
-        sums: the order of its sums: axes and parts, "768 as lanes(1024), warps 1".
+        sums: the order of its sums: axes and parts, "768 as lanes(1024), warps 1"; "2048 as
+            grid*64, added in any order" for parts that programs add to memory.
         members: how many kernels of one form a launch runs.
         times: how many equal kernels there are.
         buffers: that it defines, to find the decisions about it; not in the file.
@@ -347,28 +333,34 @@ def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:
 def _kernel(launch: Kernel | ForeachKernel, program: Program, staged: Staged) -> LockedKernel:
     assert staged.compiled is not None
     made = frozenset(b.name for k in launch.kernels for b in (*k.defs, *k.writes))
-    plan, has_warps = staged.compiled.plans[launch.name], staged.target.codegen is not CPP
-    sums = _order_of_sums(launch, plan, has_warps=has_warps)
-    parts = program.parts(launch)
-    return LockedKernel(
-        parts, step_bytes(launch, staged.target.machine), sums, len(launch.kernels), buffers=made
-    )
+    moved = step_bytes(launch, staged.target.machine)
+    sums = _order_of_sums(launch, staged.compiled.plans[launch.name])
+    return LockedKernel(program.parts(launch), moved, sums, len(launch.kernels), buffers=made)
 
 
-def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan, *, has_warps: bool) -> str:
+def _order_of_sums(launch: Kernel | ForeachKernel, plan: Plan) -> str:
     """Return how the axes outside of the grid run, and the warps; "" if no axis is reduced.
 
-    A symbolic extent is "any": its name depends on names in the program.
+    Of the grid, axes along which programs add to memory. A symbolic extent is "any": its name
+    depends on names in the program.
 
     The order of a sum's terms depends on lanes, tiles and parts.
     """
     values = [store.expr for kernel in launch.kernels for store in kernel.stores]
     if not any(isinstance(node, Reduce) for node in postorder(values)):
         return ""
-    inner = [b for b in plan.bindings if b.kind is not LoopKind.GRID]
-    extents = [str(b.axis.extent) if b.axis.extent.is_constant else "any" for b in inner]
-    axes = [f"{n} as {print_binding(b)}" for n, b in zip(extents, inner, strict=True)]
-    return ", ".join(axes + [f"warps {plan.warps}"] * has_warps)
+    added = axes_of_additions(launch.kernels, plan)
+    axes = [
+        _extent(b) + " as " + print_binding(b) + ", added in any order" * (b.axis in added)
+        for b in plan.bindings
+        if b.kind is not LoopKind.GRID or b.axis in added
+    ]
+    return ", ".join(axes + [f"warps {plan.warps}"] * (plan.warps > 0))
+
+
+def _extent(binding: Binding) -> str:
+    extent = binding.axis.extent
+    return str(extent) if extent.is_constant else "any"
 
 
 def _call(call: Extern, program: Program) -> LockedCall:

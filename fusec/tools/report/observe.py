@@ -42,7 +42,7 @@ from fusec.ir.expr import reach
 from fusec.options import Options
 from fusec.runtime.heap import settled_heap
 from fusec.tools.dumps import Record, Records
-from fusec.tools.report.arguments import Arguments, Given, plain
+from fusec.tools.report.arguments import Arguments, Given, leaf_of, plain
 from fusec.tools.report.eager_cost import EagerCost, count_eager, graph_cost
 from fusec.torch_interior import (
     DataDependentOutputException,
@@ -134,8 +134,12 @@ class _Observer:
 
         split = splitting(keep, replace(self.context, observe=observe))
         try:
+            first = len(self.observed)
             call = split.compile(gm, inputs)
             tell_kept(split, self.context.options)
+            if split.kept:  # eager's cost of the whole is none of its parts'
+                parts = self.observed[first:]
+                self.observed[first:] = [replace(p, eager=graph_cost(p.graph)) for p in parts]
             return call
         except DynamicOutputShapeException as error:  # Dynamo would silently break the graph
             self.untraced.append(error)
@@ -241,7 +245,7 @@ def observe(
     on = nullcontext() if run else mode
     with on, torch.set_grad_enabled(train), _many_compiles(), forgetting_code():
         called = fn if run else _without_memory(fn, mode)
-        given = partial(_real_input if run else partial(_fake_input, mode=mode), train=train)
+        given = partial(leaf_of if run else partial(_fake_input, mode=mode), train=train)
         args = Arguments.of(inputs).mapped(given)
         compiled = torch.compile(called, backend=observer, dynamic=dynamic)
         try:
@@ -260,12 +264,6 @@ def observe(
             raise Unsupported(f"nothing is compiled: {describe_failure(untraced)}")
         explain_fallback("a graph, forward and backward,", untraced, chosen)
     return tuple(observer.observed)
-
-
-def _real_input(value: Any, train: bool) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().requires_grad_(train and value.is_floating_point())
 
 
 def _call(fn: Callable[..., Any], args: Arguments, train: bool) -> None:

@@ -111,7 +111,7 @@ def expect_roles(
         "the warp that loads: it issues one instruction at a time": STEP * copying * scale,
         max(lost, key=lost.__getitem__): whole * waves * scale + start,
     }
-    return summed_up(parts, floors(work, machine), machine)
+    return summed_up(parts, floors(work, machine), static)
 
 
 def _innermost(program: Program, at: Mapping[Axis, float] = MIDDLE) -> list[tuple[For, float]]:

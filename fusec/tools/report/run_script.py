@@ -15,6 +15,7 @@ so neither is in these times.
 from __future__ import annotations
 
 import builtins
+import copy
 import io
 import os
 import sys
@@ -169,20 +170,13 @@ def _trains(made: Any) -> bool:
 
 def _copies(args: Sequence[Any]) -> list[Any]:
     """Return arguments in other memory, with the same strides, offsets and sharing."""
-    memories: dict[int, torch.UntypedStorage] = {}
-    copies: list[Any] = []
-    for one in args:
-        made = one
-        if isinstance(one, torch.Tensor):
-            held = one.untyped_storage()
-            if held.data_ptr() not in memories:
-                memories[held.data_ptr()] = held.clone()
-            memory = memories[held.data_ptr()]
-            made = torch.empty(0, dtype=one.dtype)
-            made.set_(memory, one.storage_offset(), one.shape, one.stride())
-            made.requires_grad_(one.requires_grad)
-        copies.append(made)
-    return copies
+    known: dict[int, Any] = {}  # deepcopy clones each memory once
+    return [
+        copy.deepcopy(one.detach(), known).requires_grad_(one.requires_grad)
+        if isinstance(one, torch.Tensor)
+        else one
+        for one in args
+    ]
 
 
 # -- scripts ---------------------------------------------------------------------------------------

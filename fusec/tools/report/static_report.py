@@ -19,14 +19,14 @@ last three where the model of ``kernel_time.py`` does not cover the GPU or the k
 
 Worked example::
 
-    >>> print(judge([take_through(one, find_target("sm_90"), options) for one in seen]))
+    >>> print(check_kernels([take_through(one, find_target("sm_90"), options) for one in seen]))
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -41,12 +41,15 @@ from fusec.ir.program import Carry, Let, Program, Update, statements
 from fusec.passes.fusion.cost import kernel_products
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.tools.assembly import Assembly
-from fusec.tools.report.explanation import Explanation, report_graph
+from fusec.tools.emulator.decode import unordered
+from fusec.tools.emulator.parse import parse
+from fusec.tools.report.explanation import GraphReport, report_graph
 from fusec.tools.report.kernel_time import (
     MODELLED,
     SMALL,
     Expectation,
     Work,
+    added_bytes,
     executed,
     expect,
     section_runs,
@@ -63,7 +66,7 @@ from fusec.tools.report.static_rules import (
 )
 from fusec.tools.report.traffic import step_bytes
 from fusec.tools.static_checks import PROCESSORS, StaticReport, inspect_kernel
-from fusec.tools.terminal import Report, format_bytes, format_table
+from fusec.tools.terminal import Report, alike, format_bytes, format_table, indented
 
 _FACTS = (
     "registers", "spill_bytes", "shared_bytes", "blocks", "occupancy", "widest", "narrowest",
@@ -74,21 +77,11 @@ _FACTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedGraph:
-    """One graph: what stays eager, and the bytes that it moves and must move."""
-
-    name: str
-    eager_kernels: int
-    bytes_moved: int
-    bytes_floor: int
-
-
-@dataclass(frozen=True, slots=True)
-class LintReport(Report):
+class StaticChecks(Report):
     """The report of ``fusec check --static``, and the seconds that it took."""
 
     target: str
-    graphs: tuple[CheckedGraph, ...]
+    graphs: tuple[GraphReport, ...]
     kernels: tuple[CheckedKernel, ...]
     seconds: float = 0.0
 
@@ -100,10 +93,23 @@ class LintReport(Report):
     def warnings(self) -> tuple[Finding, ...]:
         return find_faults(self.kernels, fault=False)
 
+    @property
+    def expected(self) -> dict[tuple[str, str], Expectation | None]:
+        """The modelled time of each kernel, by its graph and its name."""
+        return {(kernel.graph, kernel.name): kernel.expected for kernel in self.kernels}
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target,
-            "graphs": [asdict(graph) for graph in self.graphs],
+            "graphs": [
+                {
+                    "name": graph.name,
+                    "eager_kernels": len(graph.externs),
+                    "bytes_moved": graph.bytes_moved,
+                    "bytes_floor": graph.bytes_floor,
+                }
+                for graph in self.graphs
+            ],
             "kernels": [_kernel_dict(kernel) for kernel in self.kernels],
             "faults": [asdict(finding) for finding in self.faults],
             "warnings": [asdict(finding) for finding in self.warnings],
@@ -116,7 +122,9 @@ class LintReport(Report):
 # -- facts ---------------------------------------------------------------------------------------
 
 
-def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None) -> LintReport:
+def check_kernels(
+    staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None
+) -> StaticChecks:
     """Compile the kernels of some graphs, all for one target, and report on them.
 
     Args:
@@ -131,22 +139,19 @@ def judge(staged: Sequence[Staged], say: Callable[[str], None] = lambda _: None)
     for one in staged:
         if one.target.name not in PROCESSORS:
             raise UsageError.unknown("target of static checks", one.target.name, PROCESSORS)
-        report = report_graph(one)
-        graphs.append(
-            CheckedGraph(one.name, len(report.externs), report.bytes_moved, report.bytes_floor)
-        )
+        graphs.append(report_graph(one))
         if one.compiled is not None and one.compiled.distinct:
             count = len(one.compiled.functions.functions)
             say(f"graph {one.name}: machine code of {count} kernel{'s' * (count > 1)}")
             kernels += _checked_kernels(one, one.compiled)
     target = staged[0].target.name if staged else ""
-    return LintReport(target, tuple(graphs), tuple(kernels), time.perf_counter() - start)
+    return StaticChecks(target, tuple(graphs), tuple(kernels), time.perf_counter() - start)
 
 
-def judge_known(staged: Sequence[Staged], say: Callable[[str], None]) -> LintReport | None:
+def check_known(staged: Sequence[Staged], say: Callable[[str], None]) -> StaticChecks | None:
     """Report on the graphs whose targets have static checks; None if there are none."""
     known = [one for one in staged if one.target.name in PROCESSORS]
-    return judge(known, say) if known else None
+    return check_kernels(known, say) if known else None
 
 
 def _checked_kernels(staged: Staged, compiled: Compiled) -> list[CheckedKernel]:
@@ -208,7 +213,8 @@ def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticRepor
         done = multiplied_by_tiles(program) if program.roles else programs * once
         multiplied = min(multiplied, done)
     small = sum(size for size, _ in traffic if size <= SMALL)
-    return Work(max(1, programs), runs, moved, again, small, multiplied)
+    added = programs * added_bytes(program) if program.added else 0.0
+    return Work(max(1, programs), runs, moved, again, small, multiplied, added)
 
 
 def _inspected(
@@ -218,6 +224,10 @@ def _inspected(
     try:
         made = assemble(staged, name)
         static = inspect_kernel(made)
+        if static.dependent:
+            ptx = made.text("ptx")
+            lines, found = ptx.splitlines(), unordered(parse(ptx))
+            static = replace(static, unordered=tuple(lines[i.line - 1].strip() for i in found))
     except BuildError as error:
         return None, None, (), str(error)
     program, source = compiled.functions.functions[name], compiled.sources[name]
@@ -232,24 +242,6 @@ def kind_of(program: Program) -> str:
         return "contraction"
     folds = any(isinstance(value, Reduce) for value in values)
     return "reduction" if folds or any(isinstance(s, Carry) for s in body) else "pointwise"
-
-
-def with_expectations(explanation: Explanation, report: LintReport) -> Explanation:
-    """Return an explanation with the times estimated from its kernels' machine code."""
-    found = {(kernel.graph, kernel.name): kernel.expected for kernel in report.kernels}
-    return replace(
-        explanation,
-        graphs=tuple(
-            replace(
-                graph,
-                kernels=tuple(
-                    replace(kernel, expected=found.get((graph.name, kernel.name)))
-                    for kernel in graph.kernels
-                ),
-            )
-            for graph in explanation.graphs
-        ),
-    )
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -304,34 +296,31 @@ _COLUMNS: dict[str, Callable[[CheckedKernel, StaticReport], object]] = {
 _HEADER = ("", "kind", *_COLUMNS, "bytes", "floor")
 
 
-def _lines(report: LintReport) -> list[str]:
+def _lines(report: StaticChecks) -> Iterator[str]:
     if not report.graphs:
-        return ["nothing was compiled: the call has no tensor operations"]
-    lines = [f"target {report.target}"]
+        yield "nothing was compiled: the call has no tensor operations"
+        return
+    yield f"target {report.target}"
     for graph in report.graphs:
-        lines += ["", *_graph_lines(graph, [k for k in report.kernels if k.graph == graph.name])]
+        yield ""
+        yield from _graph_lines(graph, [k for k in report.kernels if k.graph == graph.name])
     for title, findings in (("faults", report.faults), ("warnings", report.warnings)):
-        lines += ["", f"{title}: {len(findings) or 'none'}"]
+        yield from ("", f"{title}: {len(findings) or 'none'}")
         for finding in findings:
-            lines.append(f"  {finding.graph} {finding.kernel}  {finding.rule}: {finding.seen}")
-            lines.append(f"      {finding.advice}")
-    return lines
+            yield f"  {finding.graph} {finding.kernel}  {finding.rule}: {finding.seen}"
+            yield f"      {finding.advice}"
 
 
-def _graph_lines(graph: CheckedGraph, kernels: list[CheckedKernel]) -> list[str]:
+def _graph_lines(graph: GraphReport, kernels: list[CheckedKernel]) -> Iterator[str]:
     moved, floor = format_bytes(graph.bytes_moved), format_bytes(graph.bytes_floor)
-    lines = [f"graph {graph.name}: {moved} moved, {floor} floor"]
-    if kernels:
-        rows = [_HEADER, *map(_row, kernels)]
-        lines += [f"  {line}" for line in format_table(rows, right=range(2, len(_HEADER)))]
-    else:
-        lines.append("  no kernels")
-    if graph.eager_kernels:
-        kept = f"{graph.eager_kernels} eager kernel{'s' * (graph.eager_kernels != 1)}"
-        lines.append(f"  {kept}, which fusec explain lists")
+    yield f"graph {graph.name}: {moved} moved, {floor} floor"
+    rows = [_HEADER, *map(_row, kernels)]
+    table = format_table(rows, right=range(2, len(_HEADER))) if kernels else ["no kernels"]
+    yield from indented(table)
+    if count := len(graph.externs):
+        yield f"  {count} eager kernel{'s' * (count != 1)}, which fusec explain lists"
     for kernel in kernels:
-        lines += _notes(kernel)
-    return lines
+        yield from _notes(kernel)
 
 
 def _row(kernel: CheckedKernel) -> tuple[str, ...]:
@@ -341,16 +330,15 @@ def _row(kernel: CheckedKernel) -> tuple[str, ...]:
     return (kernel.name, kernel.kind, *facts, *costs)
 
 
-def _notes(kernel: CheckedKernel) -> list[str]:
-    """Return lines without a column in the table: tensor cores, copies, accesses left out."""
-    lines = []
+def _notes(kernel: CheckedKernel) -> Iterator[str]:
+    """Yield lines without a column in the table: tensor cores, copies, accesses left out."""
     static, model = kernel.static, kernel.expected
     if model is not None and model.floor_us >= SHORT_US:
-        lines.append(f"  {kernel.name}: {model}")
+        yield f"  {kernel.name}: {model}"
     if static is not None and (static.dots or static.tma or static.copies):
         counts = {
             "wgmma": static.wgmma,
-            "mma.sync": static.mma,
+            "MFMA" if static.processor.whole_operands else "mma.sync": static.mma,
             "tcgen05.mma": static.tcgen05,
             "TMA": static.tma,
             "cp.async": static.copies,
@@ -358,14 +346,10 @@ def _notes(kernel: CheckedKernel) -> list[str]:
         shown = [f"{count} {name}" for name, count in counts.items() if count]
         if static.dots and not (static.wgmma or static.mma or static.tcgen05):
             shown.insert(0, "no tensor cores")
-        lines.append(f"  {kernel.name}: {', '.join(shown)}")
+        yield f"  {kernel.name}: {', '.join(shown)}"
     if kernel.code != kernel.name:
-        lines.append(f"  {kernel.name}: the code of {kernel.code}")
-    elif kernel.left_out:
-        reasons: dict[str, list[str]] = {}
-        for access in kernel.left_out:
-            reasons.setdefault(access.demand.left_out, []).append(access.demand.buffer)
-        for reason, buffers in reasons.items():
-            names = ", ".join(dict.fromkeys(buffers))
-            lines.append(f"  {kernel.name}: not held to 16 bytes: {names} ({reason})")
-    return lines
+        yield f"  {kernel.name}: the code of {kernel.code}"
+        return
+    for some in alike(kernel.left_out, lambda access: access.demand.left_out):
+        names = ", ".join(dict.fromkeys(access.demand.buffer for access in some))
+        yield f"  {kernel.name}: not held to 16 bytes: {names} ({some[0].demand.left_out})"

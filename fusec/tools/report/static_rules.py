@@ -1,8 +1,9 @@
 """The rules of ``fusec check --static``, which apply to the code of kernels.
 
-``RULES`` has all of them: each has a name, a sentence, a function that describes a violation, and
-advice. ``_rule`` makes one of a function and its docstring. Faults fail the check, warnings do not.
-The limits come from compile sweeps and published measurements (docs/performance.md).
+``RULES`` has all of them: each has a name, a function that describes a violation, and advice.
+``_rule`` makes one of a function, whose docstring is the rule as a sentence. Faults fail the check,
+warnings do not. The limits come from compile sweeps and published measurements
+(docs/performance.md).
 
 Worked example: the rule "spills" sees "88 bytes are spilled at 255 registers a thread".
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.triton.mask_widths import mask_lanes
@@ -154,6 +155,8 @@ def _printed_accesses(source: str, name: str) -> list[tuple[str, int]]:
             match node:
                 case ast.Call(func=ast.Attribute(ast.Name(), "load" | "store" as kind)):
                     found.append((kind, node.lineno))
+                case ast.Call(func=ast.Attribute(ast.Name(), "atomic_add")):
+                    found.append(("store", node.lineno))
     return sorted(found, key=lambda access: access[1])
 
 
@@ -310,15 +313,13 @@ class Rule:
 
     Attributes:
         name: as the report prints it.
-        says: the rule as a sentence, exceptions included.
-        seen: returns how a kernel violates it, or "".
+        seen: yields how a kernel violates it.
         advice: what to do about it.
         fault: whether it fails the check; a warning does not.
     """
 
     name: str
-    says: str
-    seen: Callable[[CheckedKernel], str]
+    seen: Callable[[CheckedKernel], Iterator[str]]
     advice: str
     fault: bool = True
 
@@ -326,39 +327,37 @@ class Rule:
 RULES = [
     Rule(
         "build",
-        "Every kernel builds.",
-        lambda kernel: kernel.problem,
+        lambda kernel: filter(None, [kernel.problem]),
         "fusec dump --stage source shows the kernel; please report it.",
     )
 ]
 
-_Seen = Callable[[CheckedKernel, StaticReport], str]
+_Seen = Callable[[CheckedKernel, StaticReport], Iterator[str]]
 
 
 def _rule(advice: str, *, fault: bool = True) -> Callable[[_Seen], _Seen]:
-    """Make a rule of a function on kernels that build; its docstring is the rule's sentence."""
+    """Make a rule of a function on kernels that build."""
 
     def register(seen: _Seen) -> _Seen:
-        def of_built(kernel: CheckedKernel) -> str:
-            return seen(kernel, kernel.static) if kernel.static is not None else ""
+        def of_built(kernel: CheckedKernel) -> Iterator[str]:
+            if kernel.static is not None:
+                yield from seen(kernel, kernel.static)
 
-        name, says = seen.__name__.replace("_", "-"), " ".join((seen.__doc__ or "").split())
-        RULES.append(Rule(name, says, of_built, advice, fault))
+        RULES.append(Rule(seen.__name__.replace("_", "-"), of_built, advice, fault))
         return seen
 
     return register
 
 
 @_rule("Give a program fewer elements a thread: more warps, or a smaller tile.")
-def spills(kernel: CheckedKernel, static: StaticReport) -> str:
+def spills(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """No registers are spilled but 16 bytes a thread."""
-    if static.spill_bytes <= FEW_SPILLED:
-        return ""
-    return f"{static.spill_bytes} bytes are spilled at {static.registers} registers a thread"
+    if static.spill_bytes > FEW_SPILLED:
+        yield f"{static.spill_bytes} bytes are spilled at {static.registers} registers a thread"
 
 
 @_rule("Look at the layout that Triton chose: fusec dump --stage ttgir.")
-def narrow_access(kernel: CheckedKernel, static: StaticReport) -> str:
+def narrow_access(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """Of the bytes of tiles that could move 16 at a time, 95 % do; 8 at a time on AMD.
 
     Left out are scalars, steps over elements, tiles of less than 16 bytes a thread, and rows or
@@ -368,124 +367,122 @@ def narrow_access(kernel: CheckedKernel, static: StaticReport) -> str:
     total = sum(access.bytes for access in able)
     wide = WARP_BYTES // static.processor.warp
     share = 1 - sum(access.narrower(wide) for access in able) / total if total else 1.0
-    if share >= WIDE_SHARE:
-        return ""
-    worst = max(able, key=lambda access: access.narrower(wide))
-    return (
-        f"{share:.0%} of the bytes move {wide} at a time; {worst.narrowest} bytes at a time in "
-        f"line {worst.line}: {worst.text}"
-    )
+    if share < WIDE_SHARE:
+        worst = max(able, key=lambda access: access.narrower(wide))
+        yield (
+            f"{share:.0%} of the bytes move {wide} at a time; {worst.narrowest} bytes at a time in "
+            f"line {worst.line}: {worst.text}"
+        )
 
 
 @_rule("Give a thread 16 bytes of the widest element, no more.")
-def layout_conversion(kernel: CheckedKernel, static: StaticReport) -> str:
+def layout_conversion(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A pointwise kernel does not exchange whole tiles between threads.
 
     Unless it transposes, mixes elements of several sizes, or has rows that end between multiples of
     16 bytes. Vectors that are spread over a tile, such as a bias, are free to.
     """
-    if kernel.kind != "pointwise" or not static.convert_layouts:
-        return ""
-    if kernel.is_transpose or kernel.is_mixed or kernel.is_ragged:
-        return ""
     tile = max((access.demand.elements for access in kernel.accesses), default=1)
     whole = sum(elements >= tile for elements in static.converted)
-    return f"{whole} convert_layout of a whole tile in the ttgir" if whole else ""
+    excused = kernel.is_transpose or kernel.is_mixed or kernel.is_ragged
+    if kernel.kind == "pointwise" and whole and not excused:
+        yield f"{whole} convert_layout of a whole tile in the ttgir"
 
 
 @_rule("Give the tile 64 rows or more a warp group, or exchange the operands.")
-def no_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
+def no_wgmma(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """On sm_90 a tl.dot of 16-bit tiles with at least 64 rows and 4 warps is a wgmma."""
-    if not static.processor.group_registers or static.threads < _WGMMA_THREADS or static.wgmma:
-        return ""
+    able = static.processor.group_registers and static.threads >= _WGMMA_THREADS
     wanted = sum(dot.dtype in _SIXTEEN_BITS and dot.m >= _WGMMA_ROWS for dot in static.dots)
-    if not wanted:
-        return ""
-    return f"{wanted} tl.dot of 16-bit tiles became {static.mma} mma.sync and no wgmma"
+    if able and wanted and not static.wgmma:
+        yield f"{wanted} tl.dot of 16-bit tiles became {static.mma} mma.sync and no wgmma"
 
 
 @_rule("Give the tile 16 rows, columns and terms or more.")
-def no_mfma(kernel: CheckedKernel, static: StaticReport) -> str:
+def no_mfma(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """On AMD a tl.dot of 16-bit tiles is an MFMA instruction."""
     wanted = sum(dot.dtype in _SIXTEEN_BITS for dot in static.dots)
-    if not static.processor.whole_operands or not wanted or static.mma:
-        return ""
-    return f"{wanted} tl.dot of 16-bit tiles became no MFMA instruction"
+    if static.processor.whole_operands and wanted and not static.mma:
+        yield f"{wanted} tl.dot of 16-bit tiles became no MFMA instruction"
 
 
 @_rule("Use a smaller tile or more warps; keep arithmetic on the left operand out of the loop.")
-def serialised_wgmma(kernel: CheckedKernel, static: StaticReport) -> str:
+def serialised_wgmma(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """ptxas overlaps every wgmma: no remark C75xx."""
-    return static.serialised[0] if static.serialised else ""
+    yield from static.serialised[:1]
 
 
-@_rule("Use two stages or more, and pointers and strides that are multiples of 16 bytes.")
-def synchronous_loop(kernel: CheckedKernel, static: StaticReport) -> str:
+@_rule(
+    "Use two stages or more, and pointers and strides that are multiples of 16 bytes. What a "
+    "product shares with another statement is never loaded ahead: Triton's copies would race."
+)
+def synchronous_loop(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A loop with products loads ahead: it has TMA or cp.async."""
-    if not static.idle_dot_loops:
-        return ""
-    return f"{static.idle_dot_loops} of {static.dot_loops} loops with products"
+    if static.idle_dot_loops:
+        yield f"{static.idle_dot_loops} of {static.dot_loops} loops with products"
 
 
 @_rule("Use fewer stages or a smaller tile: it builds, and cannot be launched.")
-def shared_memory(kernel: CheckedKernel, static: StaticReport) -> str:
+def shared_memory(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A block's shared memory fits: 166912 bytes on sm_80, 232448 on sm_90, 65536 on gfx942."""
-    if static.shared_bytes <= static.processor.shared_bytes:
-        return ""
-    return f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_bytes}"
+    if static.shared_bytes > static.processor.shared_bytes:
+        yield f"{static.shared_bytes} bytes; {static.target} has {static.processor.shared_bytes}"
 
 
 @_rule("Use fewer warps or a smaller tile: it builds, and cannot be launched.")
-def registers(kernel: CheckedKernel, static: StaticReport) -> str:
+def registers(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A block's registers fit: registers * threads <= 65536; 131072 on AMD."""
-    if static.registers * static.threads <= static.processor.registers:
-        return ""
     most = static.processor.registers
-    return f"{static.registers} registers * {static.threads} threads > {most}"
+    if static.registers * static.threads > most:
+        yield f"{static.registers} registers * {static.threads} threads > {most}"
+
+
+@_rule("Wait first, once: fusec dump --stage ptx shows where griddepcontrol.wait is.")
+def dependent_launch(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
+    """A kernel that may start while the launch before it ends waits for it once, first of all."""
+    if static.unordered:
+        yield f"no wait, or another one, before: {static.unordered[0]}"
 
 
 @_rule("Make the loop's tile as long as the row allows.", fault=False)
-def thin_loop(kernel: CheckedKernel, static: StaticReport) -> str:
+def thin_loop(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A loop over memory takes at least 16 bytes for each thread at a time.
 
     Unless all the kernel's bytes take less than 1 us.
     """
-    if static.dots or not static.loops:
-        return ""
+    if static.dots or not static.loops or kernel.floor_us < SHORT_US:
+        return
     total = sum(access.bytes for access in kernel.accesses)
     small = [access for access in kernel.accesses if access.demand.left_out == SMALL]
-    if kernel.floor_us < SHORT_US or 2 * sum(access.bytes for access in small) <= total:
-        return ""
-    worst = max(small, key=lambda access: access.bytes)
-    return f"{worst.demand.elements} elements at a time for {static.threads} threads"
+    if 2 * sum(access.bytes for access in small) > total:
+        worst = max(small, key=lambda access: access.bytes)
+        yield f"{worst.demand.elements} elements at a time for {static.threads} threads"
 
 
 @_rule("Give a thread fewer registers or more loads.", fault=False)
-def occupancy(kernel: CheckedKernel, static: StaticReport) -> str:
+def occupancy(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A kernel without products fills half a multiprocessor, or has 32 KiB of loads under way."""
     if static.dots or static.occupancy >= 0.5:
-        return ""
+        return
     loads = sum(a.bytes for a in static.accesses if a.kind != "store")
     flight = loads * static.threads * static.blocks
-    if not loads or flight >= BYTES_IN_FLIGHT:
-        return ""
-    return f"{static.occupancy:.0%} of the threads, {flight / 1024:.0f} KiB of loads under way"
+    if loads and flight < BYTES_IN_FLIGHT:
+        yield f"{static.occupancy:.0%} of the threads, {flight / 1024:.0f} KiB of loads under way"
 
 
 @_rule(
     "It waits for arithmetic, not for memory: use cheaper forms, or a tile that the rows fill.",
     fault=False,
 )
-def issue_bound(kernel: CheckedKernel, static: StaticReport) -> str:
+def issue_bound(kernel: CheckedKernel, static: StaticReport) -> Iterator[str]:
     """A kernel without loops issues at most 80 % of what the processor can while its bytes move.
 
     That is 5.5 thread-instructions a byte on sm_90. Kernels whose bytes take less than 1 us are
     left out.
     """
     rate, allowed = kernel.instructions_per_byte, ISSUE_SHARE * static.processor.issue_budget
-    if rate is None or rate <= allowed or kernel.floor_us < SHORT_US:
-        return ""
-    return f"{rate:.1f} instructions a byte, over {allowed:.1f}"
+    if rate is not None and rate > allowed and kernel.floor_us >= SHORT_US:
+        yield f"{rate:.1f} instructions a byte, over {allowed:.1f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,5 +502,6 @@ def find_faults(kernels: tuple[CheckedKernel, ...], *, fault: bool = True) -> tu
         Finding(kernel.graph, kernel.name, rule.name, seen, rule.advice)
         for kernel in kernels
         for rule in RULES
-        if rule.fault is fault and (seen := rule.seen(kernel))
+        if rule.fault is fault
+        for seen in rule.seen(kernel)
     )

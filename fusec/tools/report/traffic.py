@@ -35,7 +35,7 @@ from fusec.ir.host import (
     steps_of,
 )
 from fusec.ir.machine import Machine
-from fusec.ir.memory import bytes_of
+from fusec.ir.memory import added_to, bytes_of
 from fusec.passes.fusion.cost import buffer_bytes, moved_bytes
 from fusec.passes.fusion.footprint import kernel_traffic
 from fusec.passes.traffic import extern_bytes, view_bytes
@@ -47,8 +47,9 @@ from fusec.tools.terminal import alike
 
 
 def bytes_moved(schedule: Schedule, machine: Machine) -> int:
-    """Return the bytes that all steps read and write."""
-    return sum(step_bytes(step, machine) for step in schedule.steps)
+    """Return the bytes that all steps read and write, and of the zeros that kernels add to."""
+    zeros = sum(buffer_bytes(b) for kernel in schedule.kernels for b in added_to(kernel))
+    return zeros + sum(step_bytes(step, machine) for step in schedule.steps)
 
 
 def step_bytes(step: Step, machine: Machine) -> int:

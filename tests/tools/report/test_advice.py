@@ -81,13 +81,13 @@ def test_an_eager_kernel_is_advice_where_something_helps() -> None:
 
     (one,) = advice_on(slow("random numbers: eager's stream", 2.0))
     assert (one.place, one.cost) == ("uniform.default of h.*.drop", "25% of the time")
-    assert "fallback_random" in one.remedy
+    assert "fallback_random" in one.remedy.change
     assert advice_on(slow("random numbers: eager's stream", 0.3)) == []
     assert advice_on(slow("random numbers: a seed for each draw", 2.0)) == []
     assert advice_on(slow("contraction: runs in the library", 2.0)) == []
     assert (
         "torch.where"
-        in advice_on(slow("a mask as an index: its size depends on data", 2.0))[0].remedy
+        in advice_on(slow("a mask as an index: its size depends on data", 2.0))[0].remedy.change
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fusec.errors import ModelError, UsageError
 from fusec.tools.cli import main
-from fusec.tools.report.comparison import check_invariance
+from fusec.tools.report.comparison import check_invariance, compare
 
 MODELS = """
 import torch
@@ -84,3 +84,38 @@ def test_a_model_that_fails_by_itself_is_named() -> None:
 def test_sizes_of_all_inputs_are_as_many() -> None:
     with pytest.raises(UsageError, match="several sizes"):
         check_invariance(nn.Linear(3, 4), [torch.randn(2, 3)], [torch.randn(2, 3)])
+
+
+CAST = {
+    "float": lambda x: x.float().exp().log(),
+    "to": lambda x: x.to(torch.float32).exp().log(),
+    "type of a call": lambda x: torch.softmax(x, -1, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", CAST)
+def test_a_cast_to_f32_in_the_model_is_none_in_the_reference(name: str) -> None:
+    (result, _) = compare(CAST[name], [torch.randn(8, 64)]).results
+    assert result.problem == "" and result.eager_error > 0.0, "f64 was rounded as eager is"
+
+
+def into_f32(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(8, 64).index_add(0, torch.tensor([0, 1]), x.float()[:2].exp().log())
+
+
+def bits_of_f32(x: torch.Tensor) -> torch.Tensor:
+    return ((x.float() * 2).view(torch.int32) & -65536).view(torch.float32)
+
+
+@pytest.mark.parametrize("fn", [into_f32, bits_of_f32])
+def test_a_model_that_needs_its_f32_has_it_in_the_reference(fn) -> None:
+    found = compare(fn, [torch.randn(8, 64, dtype=torch.bfloat16)]).results
+    assert [result.problem for result in found] == ["", ""]
+    assert found[0].eager_error is not None
+
+
+def test_bits_read_as_f32_are_f32_in_the_reference() -> None:
+    bits = torch.randn(64).view(torch.int32)
+    found = compare(lambda x: x.view(torch.float32) * 2.0, [bits]).results
+    assert not any(result.problem for result in found)
+    assert found[0].eager_error == 0.0

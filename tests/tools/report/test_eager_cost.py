@@ -33,6 +33,7 @@ few = torch.zeros(4, dtype=torch.int64)
         (lambda a: a.unsqueeze_(0), [x], []),
         (lambda a: a.sum().item(), [x], [512 + 4]),
         (lambda a: a.expand(4, 8, 16) + 1.0, [x], [512 + 2048]),  # what is repeated is read once
+        (lambda a: a[:0].exp().sum(), [x], [0, 4]),  # a call of empty tensors is one, too
     ],
 )
 def test_each_operation_has_its_bytes(

@@ -17,12 +17,27 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
-from fusec.tools.report.kernel_time import Expectation, Work, expect, loop_runs, section_runs
+from fusec.tools.report.kernel_time import (
+    RELEASE_US,
+    START_US,
+    Expectation,
+    Work,
+    expect,
+    loop_runs,
+    section_runs,
+)
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.static_checks import DotTile, GlobalAccess, Section, StaticReport
-from tests.codegen.test_contraction_static import causal, offered, staged, tensors
+from tests.codegen.test_contraction_static import (
+    causal,
+    gradient,
+    grouped,
+    offered,
+    staged,
+    tensors,
+)
 from tests.tools.report.test_static_rules import CLEAN, PRODUCT
 
 H200 = find_target("sm_90").machine
@@ -91,6 +106,14 @@ def test_a_planted_cause_is_named(name: str) -> None:
     assert found.share < 0.8
 
 
+def test_a_cache_that_adds_to_memory_takes_the_time_of_the_parts() -> None:
+    whole = expect(ATTENTION, ATTENDED, H200)
+    added = expect(ATTENTION, replace(ATTENDED, added=3e3 * whole.us * 7.0), H200)
+    assert added.us > whole.us and added.cause == whole.cause
+    busy = expect(ATTENTION, replace(ATTENDED, added=4e6 * whole.us * 7.0), H200)
+    assert busy.cause == "the second cache, which adds to memory"
+
+
 def test_rows_that_are_read_again_take_the_time_of_their_bytes() -> None:
     """The floor knows of them, and the sentence says so."""
     static = replace(
@@ -107,6 +130,35 @@ def test_rows_that_are_read_again_take_the_time_of_their_bytes() -> None:
     assert found.floor_us == pytest.approx(moved / H200.bytes_per_us)
 
 
+def test_copies_before_a_loop_are_those_that_its_last_iterations_do_without() -> None:
+    """Of 4 iterations two are copied before the first one: 4 are copied in all, not 6."""
+
+    def copying(ahead: int, loaded: int) -> StaticReport:
+        around = Section(-1, 50, loaded=ahead + loaded, copied=ahead, waits=1)
+        return replace(CLEAN, blocks=8, sections=(around, Section(0, 40, loaded=16, copied=16)))
+
+    moved = 8192 * 128 * 4 * 16
+    work = Work(8192, (1.0, 4.0), moved // 2, small=1 << 20)
+    alone, ahead, more = (expect(copying(*of), work, H200) for of in ((0, 0), (32, 0), (0, 32)))
+    assert alone.us == ahead.us < more.us
+
+
+def test_a_block_that_copies_tiles_by_descriptors_does_not_load_in_turn() -> None:
+    work = Work(64, (1.0,), 1 << 26)
+    whole, tiles = (replace(STREAM, blocks=1, tma=n) for n in (0, 4))
+    assert expect(whole, work, H200).cause.startswith("one block a multiprocessor: it loads")
+    assert expect(tiles, work, H200).us < expect(whole, work, H200).us
+
+
+def test_a_launch_that_overlaps_hides_most_of_its_start() -> None:
+    short = Work(64, (1.0,), 1 << 19)
+    alone = expect(STREAM, short, H200)
+    overlapping = expect(replace(STREAM, dependent=True), short, H200)
+    assert alone.us - overlapping.us == pytest.approx(START_US - RELEASE_US)
+    assert "without overlap" not in str(alone)
+    assert f"{overlapping.us:.3g} us ({alone.us:.3g} us without overlap)" in str(overlapping)
+
+
 def test_a_kernel_that_only_waits_for_memory_is_near_the_floor() -> None:
     assert expect(STREAM, STREAMED, H200).share > 0.95
 
@@ -118,6 +170,24 @@ def test_a_loop_of_one_iteration_is_none_in_the_code() -> None:
     program = lower(flat, plans[0])
     assert [n for _, n in loop_runs(program)] == [7.5, 1.0]
     assert section_runs(program, looping(4, products=8), 0.0, 0.0) == (1.0, 7.5)
+
+
+def test_a_loop_around_one_loop_is_none_in_the_code() -> None:
+    """The inner loop of a gradient of heads that share keys runs for all heads and rows."""
+    keys = (2, 8, 4096, 64)
+    one = gradient(grouped, (2, 32, 4096, 64), keys, keys)
+    (program,) = (p for p in one.compiled.programs.values() if p.added)
+    assert [n for _, n in loop_runs(program)] == [4.0, 4 * 16.5]
+    assert section_runs(program, looping(5, products=8), 0.0, 0.0) == (1.0, 4 * 16.5)
+
+
+def test_an_iteration_before_a_loop_takes_as_long_as_one_in_it() -> None:
+    """As that over the diagonal, which is straight code."""
+    (around, loop), dots = ATTENTION.sections, ATTENTION.dots
+    first = replace(around, instructions=around.instructions + loop.instructions, products=12)
+    ahead = replace(ATTENTION, sections=(first, loop), dots=(*dots, *dots))
+    in_it = expect(ATTENTION, replace(ATTENDED, runs=(1.0, 65.0)), H200)
+    assert expect(ahead, ATTENDED, H200).us == pytest.approx(in_it.us)
 
 
 def test_a_second_block_multiplies_while_the_first_one_is_at_its_softmax() -> None:
@@ -202,7 +272,7 @@ def modelled(
         inputs = [torch.empty(shape, dtype=row.dtype, requires_grad=train) for shape in row.shapes]
         inputs += [torch.empty(labels, dtype=torch.int64)] if labels else []
     seen = observe(row.fn, inputs, train=train, mode=mode, options=options, target=target)
-    report = judge([take_through(one, target, options) for one in seen])
+    report = check_kernels([take_through(one, target, options) for one in seen])
     found = [one.expected for one in report.kernels if one.expected is not None]
     return [one for one in found if one.floor_us > 10]
 

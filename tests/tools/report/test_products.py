@@ -224,8 +224,8 @@ def test_few_rows_of_a_linear_layer_read_its_weights_once(rows: int) -> None:
     x, r = (torch.empty(rows, n, dtype=torch.bfloat16) for n in (14336, 4096))
     layer = Layer([(14336, 4096)], lambda layer, x, r: layer(x) + r, False)
     (report,) = graphs(layer, x, r, race="fused")
-    assert len(report.kernels) == 2 and not report.externs
-    assert report.bytes_moved <= 1.05 * 2 * 14336 * 4096
+    assert len(report.kernels) == 1 and not report.externs
+    assert report.bytes_moved <= 1.01 * 2 * 14336 * 4096
 
 
 def test_one_row_of_a_linear_layer_is_one_row_kernel() -> None:

@@ -1,8 +1,8 @@
 """``fusec report``: one HTML file that needs nothing else, not even a network.
 
-``document.py`` makes its content, ``render`` prints that with jinja2, which escapes all text. The
-details that a click shows, and the texts of all kernels, are one compressed block, which the page's
-own script unpacks and shows as text, never as markup.
+``document.py`` makes its content, ``render`` prints that with jinja2, which escapes all text. What
+a click shows of each box, and the texts of all kernels, are one compressed block, which the page's
+own script unpacks; it shows texts of kernels as text, never as markup.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import EnvironmentProblem
 from fusec.frontend.modules import BETWEEN
-from fusec.tools.report.html.details import details_of, hint, leads_of
+from fusec.ir.names import operation_words
+from fusec.tools.report.html.details import facts_of, hint, leads_of, names_of, saving_of
 from fusec.tools.report.html.document import Document
 from fusec.tools.report.html.plots import memory_plot, roofline_plot
 from fusec.tools.terminal import format_bytes, format_seconds
@@ -32,8 +33,8 @@ def render(document: Document) -> str:
     Raises:
         EnvironmentProblem: if jinja2 is not installed.
     """
-    page = environment().get_template("page.html")
-    return page.render(
+    templates = environment()
+    return templates.get_template("page.html").render(
         document=document,
         leads=leads_of(document.graphs),
         plots=[
@@ -42,8 +43,22 @@ def render(document: Document) -> str:
         ],
         style=_text("page.css"),
         script=_text("page.js"),
-        data=packed(details_of(document)),
+        data=packed({"texts": list(document.texts), "boxes": _boxes(document, templates)}),
     )
+
+
+def _boxes(document: Document, templates: Environment) -> dict[str, Any]:
+    """Return what the page's script shows of each box: its panel, and the numbers of its texts."""
+    panel = templates.get_template("panel.html")
+    return {
+        f"g{g}-b{k}": {
+            "panel": panel.render(box=box, graph=graph, g=g),
+            "listings": [[listing.label, listing.text] for listing in box.listings],
+            "calls": [f"g{g}-c{call}" for call in box.calls],
+        }
+        for g, graph in enumerate(document.graphs)
+        for k, box in enumerate(graph.boxes)
+    }
 
 
 def environment() -> Environment:
@@ -66,7 +81,13 @@ def environment() -> Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters.update(bytes=format_bytes, seconds=format_seconds, within=within, hint=hint)
+    made.filters.update(facts=facts_of, names=names_of, saving=saving_of, word=operation_word)
     return made
+
+
+def operation_word(op: str) -> str:
+    """Return the usual name of an operation: "layer_norm" for "native_layer_norm.default"."""
+    return operation_words([op])[0]
 
 
 def within(module: str, frame: str) -> str:

@@ -1,16 +1,6 @@
-"""What a report says of its boxes: the launches to look at first, and the details of each.
+"""What a report says of its boxes: the launches to look at first, and facts of each.
 
-Leads are the slowest launches, with a hint for each. The details of a box, shown by a click, are
-JSON: only strings, as the page prints them::
-
-    {"texts": [text],
-     "boxes": {"g0-b3": {"title", "kind", "names", "where",
-                         "facts": [[name, value]], "expected", "reason", "lines": [line],
-                         "reads": [[name, type, size]], "writes": [...],
-                         "feeds": [id], "fed": [id], "calls": [id],
-                         "findings": [[kind, rule, seen, advice]],
-                         "decisions": [[taken, a, b, saving, reason, against]],
-                         "listings": [[label, text]]}}}
+Leads are the slowest launches, with a hint for each. ``panel.html`` prints what a click shows.
 
 Worked example::
 
@@ -21,10 +11,9 @@ Worked example::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fusec.ir.decision import Decision
-from fusec.tools.report.html.document import Box, Document, Drawing, Tensor
+from fusec.tools.report.html.document import Box, Drawing
 from fusec.tools.terminal import format_bytes, format_us, in_units
 
 # -- leads -----------------------------------------------------------------------------------------
@@ -69,71 +58,33 @@ KINDS = {
 }
 
 
-def details_of(document: Document) -> dict[str, Any]:
-    """Return the details of each box, for the page's script."""
-    return {
-        "texts": list(document.texts),
-        "boxes": {
-            f"g{g}-b{k}": _details(box, g)
-            for g, graph in enumerate(document.graphs)
-            for k, box in enumerate(graph.boxes)
-        },
-    }
-
-
-def _details(box: Box, graph: int) -> dict[str, Any]:
-    return {
-        "title": box.title,
-        "kind": box.kind,
-        "names": _names(box),
-        "where": box.module,
-        "facts": [*_facts(box), *map(list, box.facts)],
-        "expected": box.expected,
-        "reason": box.reason,
-        "lines": list(box.lines),
-        "reads": list(map(_tensor, box.reads)),
-        "writes": list(map(_tensor, box.writes)),
-        "feeds": [f"g{graph}-b{k}" for k in box.feeds],
-        "fed": [f"g{graph}-b{k}" for k in box.fed_by],
-        "calls": [f"g{graph}-c{k}" for k in box.calls],
-        "findings": [
-            *(["fault", f.rule, f.seen, f.advice] for f in box.faults),
-            *(["warning", f.rule, f.seen, f.advice] for f in box.warnings),
-        ],
-        "decisions": list(map(_decision, box.decisions)),
-        "listings": [[listing.label, listing.text] for listing in box.listings],
-    }
-
-
-def _names(box: Box) -> str:
+def names_of(box: Box) -> str:
+    """Return the names of a box's launches, the first of many."""
     shown = ", ".join(box.names[:SHOWN_NAMES])
     return shown + (f" and {box.count - SHOWN_NAMES} more" if box.count > SHOWN_NAMES else "")
 
 
-def _facts(box: Box) -> list[list[str]]:
+def facts_of(box: Box) -> list[tuple[str, str]]:
+    """Return the facts of a box, as (name, value): of the model, then of the machine code."""
     each, together = (" each", "all ") if box.count > 1 else ("", "")
     rows = [
-        ["kind", KINDS[box.kind]],
-        ["launches", f"{box.count}"],
-        [f"bytes{each}", f"{format_bytes(box.bytes)}, {together}{box.share:.1%} of the graph's"],
-        ["time", f"{format_us(box.timing.us)}, {box.timing.word}"],
-        ["memory's floor", format_us(box.floor_us)],
+        ("kind", KINDS[box.kind]),
+        ("launches", f"{box.count}"),
+        (f"bytes{each}", f"{format_bytes(box.bytes)}, {together}{box.share:.1%} of the graph's"),
+        ("time", f"{format_us(box.timing.us)}, {box.timing.word}"),
+        ("memory's floor", format_us(box.floor_us)),
     ]
     if box.operations:
         rate = f", {_count(box.operations / box.bytes)} a byte" if box.bytes else ""
-        rows.append(["operations", f"{_count(box.operations)}{rate}"])
-    return rows
+        rows.append(("operations", f"{_count(box.operations)}{rate}"))
+    return [*rows, *box.facts]
 
 
 def _count(value: float) -> str:
     return in_units(value, ("", "k", "M", "G", "T"))
 
 
-def _tensor(tensor: Tensor) -> list[str]:
-    return [tensor.name, tensor.type, format_bytes(tensor.bytes)]
-
-
-def _decision(decision: Decision) -> list[Any]:
+def saving_of(decision: Decision) -> str:
+    """Return the microseconds that a decision saves, with their sign; "" where it is not legal."""
     saved = decision.saved_us
-    saving = "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_us(abs(saved))}"
-    return [decision.taken, decision.a, decision.b, saving, decision.reason, decision.against]
+    return "" if saved is None else f"{'+' if saved >= 0 else '-'}{format_us(abs(saved))}"

@@ -33,11 +33,9 @@ from fusec.frontend.modules import module_kinds
 from fusec.ir import text
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer
-from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.names import operation_words
 from fusec.options import Options
 from fusec.passes.schedule.plan import print_plan
-from fusec.tools.report.breaks import Break, Recompile
 from fusec.tools.report.eager_cost import EagerCall, graph_cost
 from fusec.tools.report.explanation import GraphReport, on_target, report_graph
 from fusec.tools.report.html.drawn import (
@@ -53,9 +51,9 @@ from fusec.tools.report.html.layout import Layout, lay_out
 from fusec.tools.report.html.plots import Roof, cost_of, roof_of
 from fusec.tools.report.layers import Layers
 from fusec.tools.report.observe import Observed
-from fusec.tools.report.run_report import Seen
+from fusec.tools.report.run_report import Advice, Launch, Seen, advice_on, summed
 from fusec.tools.report.stages import Staged, take_through
-from fusec.tools.report.static_report import LintReport, judge_known
+from fusec.tools.report.static_report import StaticChecks, check_known
 from fusec.tools.report.static_rules import CheckedKernel, Finding, find_faults
 from fusec.tools.report.traffic import Usage, buffer_bytes, usage_of
 
@@ -150,28 +148,18 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The eager launches of one operation in repeated modules; bytes are of all of them."""
-
-    op: str
-    count: int
-    bytes: int
-    module: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Drawing:
     """One graph.
 
     Attributes:
         problem: why all of it runs as eager kernels, or "".
+        calls: what eager execution launches, those of repeated layers together.
     """
 
     report: GraphReport
     problem: str
     boxes: tuple[Box, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[Alike[EagerCall], ...]
     segments: tuple[Segment, ...]
     layout: Layout
     usage: Usage | None
@@ -202,23 +190,26 @@ class Document:
 
     Attributes:
         title: the model or the script.
+        seen: breaks and recompiles; of a program that ran, its times, too.
         phases: phase of compiles -> seconds.
-        advice: what to do, costliest first.
-        seconds, run_seconds: of the program, where one ran, and of them in graphs.
     """
 
     title: str
     target: str
     graphs: tuple[Drawing, ...]
     texts: tuple[str, ...]
-    breaks: tuple[Break, ...] = ()
-    recompiles: tuple[Recompile, ...] = ()
-    unseen: str = ""
+    seen: Seen
     phases: Mapping[str, float] = field(default_factory=dict)
-    advice: tuple[str, ...] = ()
-    seconds: float = 0.0
-    run_seconds: float = 0.0
-    peak_bytes: int = 0
+
+    @property
+    def ran(self) -> bool:
+        """Whether it is of a program that ran."""
+        return bool(self.seen.graphs)
+
+    @property
+    def advice(self) -> list[Advice]:
+        """What to do, costliest first, where a program ran."""
+        return [one for one in advice_on(self.seen) if one.helps] if self.ran else []
 
     @property
     def spent_us(self) -> float:
@@ -242,7 +233,7 @@ def document_of(
     staged: Sequence[Staged],
     seen: Seen,
     *,
-    judged: LintReport | None = None,
+    judged: StaticChecks | None = None,
     measured: Measured = lambda staged, step: None,
 ) -> Document:
     """Return the report of some graphs.
@@ -251,39 +242,21 @@ def document_of(
         judged: the facts of their machine code.
         measured: returns the measured time of a launch, if any.
     """
-    texts = _Texts()
+    texts: dict[str, int] = {}  # their numbers
     layers = Layers.of(*(module_kinds(one.observed.graph) for one in staged))
     drawings = tuple(_Drawer(one, texts, judged, measured, layers).drawing() for one in staged)
     phases = dict(seen.compile_seconds)
-    for one in staged:
+    for one in () if seen.graphs else staged:  # after a run, ``seen`` has them
         for stage, seconds in one.trace.wall_seconds.items():
-            name = f"fusec: {stage}"
-            if not seen.graphs:  # after a run, ``seen`` has them
-                phases[name] = phases.get(name, 0.0) + seconds
+            phases[f"fusec: {stage}"] = phases.get(f"fusec: {stage}", 0.0) + seconds
     return Document(
         title,
         target,
         drawings,
-        tuple(texts.numbers),
-        seen.breaks,
-        seen.recompiles,
-        seen.unseen,
+        tuple(texts),
+        seen,
         phases | ({"machine code": judged.seconds} if judged else {}),
-        tuple(seen.advice()) if seen.graphs else (),
-        seen.seconds if seen.graphs else 0.0,
-        seen.run_seconds,
-        seen.peak_bytes if seen.graphs else 0,
     )
-
-
-class _Texts:
-    """Texts by their number, each once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def listing(self, label: str, content: str) -> Listing:
-        return Listing(label, self.numbers.setdefault(content, len(self.numbers)))
 
 
 class _Drawer:
@@ -292,8 +265,8 @@ class _Drawer:
     def __init__(
         self,
         staged: Staged,
-        texts: _Texts,
-        judged: LintReport | None,
+        texts: dict[str, int],
+        judged: StaticChecks | None,
         measured: Measured,
         layers: Layers,
     ) -> None:
@@ -313,7 +286,7 @@ class _Drawer:
             self.report,
             self.staged.problem,
             boxes,
-            tuple(map(_call, self.calls)),
+            tuple(self.calls),
             parts,
             lay_out(parts, edges),
             usage_of(self.staged, self.layers),
@@ -329,7 +302,7 @@ class _Drawer:
         ops = operation_words(step.computes)
         title = " + ".join([*ops[:SHOWN_OPS], *["…"] * (len(ops) > SHOWN_OPS)]) or "copy"
         return Box(
-            kind=_kind(step),
+            kind=step.kind,
             title=on_target(self.staged.target, title),
             names=tuple(s.name for s in alike.members),
             module=alike.module,
@@ -384,41 +357,24 @@ class _Drawer:
     def listings(self, step: DrawnStep, checked: CheckedKernel | None) -> tuple[Listing, ...]:
         """Return a step's texts, from index notation to machine code."""
         compiled = self.staged.compiled
-        found = [self.texts.listing("Notation", text.print_step(step.step))]
-        if compiled is None or not step.is_kernel:
+
+        def listing(label: str, content: str) -> Listing:
+            return Listing(label, self.texts.setdefault(content, len(self.texts)))
+
+        found = [listing("Notation", text.print_step(step.step))]
+        if compiled is None or not step.code:
             return tuple(found)
         plan = print_plan(step.name, compiled.plans[step.name])
         label = LANGUAGES[self.staged.target.language]
         found += [
-            self.texts.listing("Schedule", plan.replace("    ", "\n    ")),
-            self.texts.listing(label, compiled.sources[step.name]),
+            listing("Schedule", plan.replace("    ", "\n    ")),
+            listing(label, compiled.sources[step.name]),
         ]
         code = None if checked is None else checked.assembly
         if code is not None:
             shown = [stage for stage in code.stages if stage in STAGES]
-            found += [self.texts.listing(STAGES[stage], code.text(stage)) for stage in shown]
+            found += [listing(STAGES[stage], code.text(stage)) for stage in shown]
         return tuple(found)
-
-
-def _kind(step: DrawnStep) -> str:
-    match step.step:
-        case Kernel():
-            return "kernel"
-        case ForeachKernel():
-            return "foreach"
-        case Extern():
-            return "library"
-
-
-def _call(alike: Alike[EagerCall]) -> Call:
-    members = alike.members
-    return Call(
-        operation_words([alike.first.op])[0],
-        alike.count,
-        sum(call.bytes for call in members),
-        alike.module,
-        tuple(dict.fromkeys(call.line for call in members)),
-    )
 
 
 def _edges(steps: Sequence[Alike[DrawnStep]]) -> list[tuple[int, int]]:
@@ -491,7 +447,7 @@ class Collected(Observer):
             return Timing(seconds / calls * 1e6, "measured") if calls else None
 
         targets = ", ".join(dict.fromkeys(one.target.name for one in staged))
-        judged = judge_known(staged, lambda _: None)
+        judged = check_known(staged, lambda _: None)
         return document_of(seen.what, targets, staged, seen, judged=judged, measured=measured)
 
 
@@ -512,10 +468,9 @@ def _times(seen: Seen) -> Mapping[tuple[str, object], tuple[int, float]]:
 
     Launches of one code share its time.
     """
-    found: dict[tuple[str, object], tuple[int, float]] = {}
-    for launch in seen.launches:
+
+    def kind(launch: Launch) -> tuple[str, object]:
         code = launch.name.partition(":")[0]
-        key = launch.graph, ((launch.name, launch.module) if launch.eager else code)
-        calls, seconds = found.get(key, (0, 0.0))
-        found[key] = calls + launch.calls, seconds + launch.seconds
-    return found
+        return launch.graph, (launch.name, launch.module) if launch.eager else code
+
+    return {kind(one): (one.calls, one.seconds) for one in summed(seen.launches, kind)}

@@ -14,12 +14,14 @@ Worked example: two blocks of ``ln`` and ``mlp`` launch ``a b a b c``; drawn are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median_low
 from typing import Generic, TypeAlias, TypeVar
 
+from torch import fx
+
+from fusec.driver.pipeline import Compiled
 from fusec.frontend.origin import module_path
 from fusec.ir.expr import Buffer
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, RowLoop, Schedule
@@ -62,9 +64,15 @@ class DrawnStep:
     loop: RowLoop | None = None
 
     @property
-    def is_kernel(self) -> bool:
-        """Whether fusec generated it."""
-        return bool(self.code)
+    def kind(self) -> str:
+        """Return "kernel", "foreach", or "library" for an eager kernel."""
+        match self.step:
+            case Kernel():
+                return "kernel"
+            case ForeachKernel():
+                return "foreach"
+            case Extern():
+                return "library"
 
     @property
     def name(self) -> str:
@@ -99,32 +107,25 @@ def drawn_steps(staged: Staged) -> list[DrawnStep]:
     """Return the launches of a graph, in order; [] if it runs as eager kernels."""
     if staged.compiled is None:
         return []
-    graph, schedule = staged.observed.graph, staged.compiled.schedule
-    modules = {node.name: module_path(node) for node in graph.graph.nodes}
-    machine = staged.target.machine
-    walk = _Walk(modules, modules_of(schedule, graph), staged.compiled.code, machine)
-    return list(walk.take(schedule, None))
+    walk = _Walk(staged.observed.graph, staged.compiled, staged.target.machine)
+    return list(walk.take(staged.compiled.schedule, None))
 
 
 class _Walk:
     """Walks through a schedule, and maps buffers of a loop's body to those around the loop."""
 
-    def __init__(
-        self,
-        modules: Mapping[str, str],
-        kernels: Mapping[str, str],
-        code: Mapping[str, str],
-        machine: Machine,
-    ) -> None:
-        self.modules, self.kernels, self.code = modules, kernels, code
-        self.machine = machine
+    def __init__(self, graph: fx.GraphModule, compiled: Compiled, machine: Machine) -> None:
+        self.modules = {node.name: module_path(node) for node in graph.graph.nodes}
+        self.kernels = modules_of(compiled.schedule, graph)
+        self.code, self.machine = compiled.code, machine
         self.outside: dict[Buffer, Buffer] = {}
 
     def take(self, schedule: Schedule, loop: RowLoop | None) -> Iterator[DrawnStep]:
         for step in schedule.steps:
             match step:
                 case RowLoop():
-                    self.enter(step)
+                    for buffer, view in step.outside.items():  # they are slices of
+                        self.outside[buffer] = self.whole(view.buffer)
                     yield from self.take(step.schedule, step)
                 case Kernel() | ForeachKernel():
                     yield self.drawn(step, loop)
@@ -133,38 +134,28 @@ class _Walk:
                 case Extern() if step.reads:
                     self.outside.update(dict.fromkeys(step.writes, self.whole(step.reads[0])))
 
-    def enter(self, loop: RowLoop) -> None:
-        """Map the buffers of a loop's body to the buffers that they are slices of."""
-        for buffer, view in loop.outside.items():
-            self.outside[buffer] = self.whole(view.buffer)
-
     def whole(self, buffer: Buffer) -> Buffer:
         return self.outside.get(buffer.base, buffer.base)
 
     def drawn(self, step: Launched, loop: RowLoop | None) -> DrawnStep:
-        code, first, every = self.places(step)
+        match step:
+            case Extern():
+                code, module = "", self.modules.get(step.node, "")
+                every = [module]
+            case Kernel() | ForeachKernel():
+                code = self.code.get(step.name, step.name)
+                module = self.kernels[step.name]
+                every = [self.modules.get(b.name, "") for b in (*step.writes, *_inside(step))]
         return DrawnStep(
             step,
-            first,
-            every,
+            module,
+            tuple(dict.fromkeys(filter(None, every))),
             code,
             step_bytes(step, self.machine),
             tuple(dict.fromkeys(map(self.whole, step.reads))),
             tuple(dict.fromkeys(map(self.whole, step.writes))),
             loop,
         )
-
-    def places(self, step: Launched) -> tuple[str, str, tuple[str, ...]]:
-        """Return a step's code, its module, and the modules of all that it computes."""
-        match step:
-            case Extern():
-                own = self.modules.get(step.node, "")
-                return "", own, (own,) if own else ()
-            case Kernel() | ForeachKernel():
-                made = (*step.writes, *_inside(step))
-                every = dict.fromkeys(self.modules.get(b.name, "") for b in made)
-                code = self.code.get(step.name, step.name)
-                return code, self.kernels[step.name], tuple(filter(None, every))
 
 
 # -- boxes -----------------------------------------------------------------------------------------
@@ -209,12 +200,23 @@ class Segment:
 
 def fold_steps(steps: Iterable[DrawnStep], layers: Layers) -> list[Alike[DrawnStep]]:
     """Group fusec's launches that differ only in the layer."""
-    return _fold(steps, partial(_step_kind, layers), layers)
+
+    def kind(step: DrawnStep) -> Hashable:
+        shapes = tuple((b.shape, b.dtype) for b in step.writes)
+        modules = frozenset(map(layers.folded, step.modules))
+        what = (step.code or step.computes, step.reason, step.step.origin.source)
+        return what, step.bytes, layers.folded(step.module), modules, shapes, id(step.loop)
+
+    return _fold(steps, kind, layers)
 
 
 def fold_calls(calls: Iterable[EagerCall], layers: Layers) -> list[Alike[EagerCall]]:
     """Group the eager launches of one operation in repeated modules."""
-    return _fold(calls, partial(_call_kind, layers), layers)
+
+    def kind(call: EagerCall) -> Hashable:
+        return call.op.rpartition(".")[0] or call.op, layers.folded(call.module)
+
+    return _fold(calls, kind, layers)
 
 
 def _fold(
@@ -225,18 +227,6 @@ def _fold(
         path, *others = {item.module for item in group}
         found.append(Alike(tuple(group), layers.folded(path) if others else path))
     return found
-
-
-def _step_kind(layers: Layers, step: DrawnStep) -> Hashable:
-    """Return a key that is equal for the launches of repeated layers."""
-    shapes = tuple((b.shape, b.dtype) for b in step.writes)
-    modules = frozenset(map(layers.folded, step.modules))
-    what = (step.code or step.computes, step.reason, step.step.origin.source)
-    return what, step.bytes, layers.folded(step.module), modules, shapes, id(step.loop)
-
-
-def _call_kind(layers: Layers, call: EagerCall) -> Hashable:
-    return call.op.rpartition(".")[0] or call.op, layers.folded(call.module)
 
 
 # -- segments --------------------------------------------------------------------------------------
@@ -272,7 +262,9 @@ def _loop(alike: Alike[DrawnStep]) -> str:
     loop = alike.first.loop
     if loop is None:
         return ""
-    return f"{loop.rounds} rounds of {loop.chunk} rows"
+    return (
+        "a condition ends it" if loop.while_true else f"{loop.rounds} rounds of {loop.chunk} rows"
+    )
 
 
 def _numbers(

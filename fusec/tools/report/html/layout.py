@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import networkx
 
@@ -154,12 +154,11 @@ def _lanes(edges: Sequence[tuple[int, int]], rows: Mapping[int, int]) -> dict[in
         spans[a] = min(low, rows[b] - 1), max(high, rows[b])
     overlaps: networkx.Graph[int] = networkx.Graph()
     overlaps.add_nodes_from(spans)
-    ordered = sorted(spans, key=lambda box: (spans[box], box))
-    for position, a in enumerate(ordered):
-        for b in ordered[position + 1 :]:
-            if spans[b][0] > spans[a][1]:
-                break
-            overlaps.add_edge(a, b)
+    overlaps.add_edges_from(
+        (a, b)
+        for (a, (top, foot)), (b, (other, end)) in combinations(spans.items(), 2)
+        if top <= end and other <= foot
+    )
     # Short edges take the lanes next to the boxes.
     short = sorted(spans, key=lambda box: (spans[box][1] - spans[box][0], box))
     colours: dict[int, int] = networkx.greedy_color(overlaps, strategy=lambda *_: short)

@@ -1,5 +1,6 @@
 "use strict";
-// What a click, Enter or an arrow key shows. All text goes into the page by textContent.
+// What a click, Enter or an arrow key shows. Panels are markup of jinja2, which has escaped all text;
+// texts of kernels go into the page by textContent.
 (async () => {
   const panel = document.getElementById("panel");
   const make = (tag, text = "", attributes = {}) => {
@@ -23,63 +24,6 @@
   let tab = "Overview";
   let chosen = false; // by the reader: the panel stays then
   const chosenBox = () => document.querySelector(".box[aria-pressed=true]");
-
-  // -- parts of the panel --------------------------------------------------------------------
-  const section = (title, ...content) => [make("h3", title), ...content];
-  const table = (rows) => {
-    const made = make("table");
-    for (const [head, ...cells] of rows) {
-      const row = made.insertRow();
-      row.append(make("th", head, { scope: "row" }), ...cells.map((cell) => make("td", cell)));
-    }
-    return made;
-  };
-  const links = (ids) => {
-    const made = make("p");
-    for (const id of ids) {
-      const box = data.boxes[id];
-      const name = `${box.kind === "library" ? "eager" : box.names.split(",")[0]} ${box.title}`;
-      const link = make("button", name, { type: "button", class: "go" });
-      link.addEventListener("click", () => choose(id, true));
-      made.append(link);
-    }
-    return made;
-  };
-  const list = (items) => {
-    const made = make("ul");
-    made.append(...items);
-    return made;
-  };
-  const verdict = ([kind, rule, seen, advice]) => {
-    const item = make("li");
-    const sign = kind === "fault" ? "✕ fault" : "! warning";
-    item.append(make("span", `${sign}, ${rule}: `, { class: kind }), `${seen}. ${advice}`);
-    return item;
-  };
-  const decision = ([taken, a, b, saving, reason, against]) => {
-    const item = make("li");
-    const [yes, no, between] = against ? ["run", "not run", "in"] : ["merged", "apart", "with"];
-    const sign = taken ? `✓ ${yes}` : `– ${no}`;
-    item.append(make("span", `${sign} ${saving} `, { class: taken ? "yes" : "no" }));
-    item.append(make("code", `${a} ${between} ${b}`), `${against && `, not ${against}`}: ${reason}`);
-    return item;
-  };
-  const overview = (box) => {
-    const parts = [table(box.facts)];
-    if (box.reason) parts.push(...section("Why it is eager", make("p", box.reason)));
-    if (box.findings.length) parts.push(...section("Verdict", list(box.findings.map(verdict))));
-    else if (box.facts.some(([name]) => name.startsWith("registers")))
-      parts.push(...section("Verdict", make("p", "✓ no fault in its machine code", { class: "yes" })));
-    if (box.expected) parts.push(...section("Expected on the device", make("p", box.expected)));
-    if (box.lines.length)
-      parts.push(...section("Your lines", make("pre", box.lines.join("\n"), { class: "lines" })));
-    parts.push(...section("Reads", table(box.reads)), ...section("Writes", table(box.writes)));
-    if (box.fed.length) parts.push(...section("Fed by", links(box.fed)));
-    if (box.feeds.length) parts.push(...section("Feeds", links(box.feeds)));
-    if (box.decisions.length)
-      parts.push(...section("Decisions of fusion", list(box.decisions.map(decision))));
-    return parts;
-  };
 
   // Comments, strings, words and numbers of a language, each in a span of its own.
   const COMMENTS = { Triton: "#.*", "C++": "//.*", PTX: "//.*", SASS: "//.*|/\\*.*?\\*/" };
@@ -107,35 +51,39 @@
   };
 
   // -- the panel -----------------------------------------------------------------------------
-  const show = (box) => {
-    const names = ["Overview", ...box.listings.map(([label]) => label)];
+  const show = (id) => {
+    const { panel: markup, listings } = data.boxes[id];
+    const names = ["Overview", ...listings.map(([label]) => label)];
     if (!names.includes(tab)) tab = "Overview";
-    const listing = box.listings.find(([label]) => label === tab);
-    const content = make("div", "", { role: "tabpanel", "aria-label": tab });
-    content.append(...(listing ? [coloured(data.texts[listing[1]], tab)] : overview(box)));
+    const listing = listings.find(([label]) => label === tab);
+    panel.innerHTML = markup;
+    const content = panel.querySelector("[role=tabpanel]");
+    content.setAttribute("aria-label", tab);
+    if (listing) content.replaceChildren(coloured(data.texts[listing[1]], tab));
+    for (const link of content.querySelectorAll("[data-box]"))
+      link.addEventListener("click", () => choose(link.dataset.box, true));
     const bar = make("div", "", { role: "tablist", class: "tabs" });
     for (const name of names) {
       const chosen = name === tab;
       const button = make("button", name, {
         type: "button", role: "tab", "aria-selected": chosen, tabindex: chosen ? "0" : "-1",
       });
-      button.addEventListener("click", () => turn(box, name));
+      button.addEventListener("click", () => turn(id, name));
       bar.append(button);
     }
     bar.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
       event.preventDefault();
-      turn(box, names[(names.indexOf(tab) + step + names.length) % names.length]);
+      turn(id, names[(names.indexOf(tab) + step + names.length) % names.length]);
     });
-    const where = box.where ? `${box.names} in ${box.where}` : box.names;
     const close = make("button", "close ✕", { type: "button", class: "close" });
     close.addEventListener("click", leave);
-    panel.replaceChildren(make("h2", box.title), make("p", where, { class: "place" }), close, bar, content);
+    content.before(close, bar);
   };
-  const turn = (box, name) => {
+  const turn = (id, name) => {
     tab = name;
-    show(box);
+    show(id);
     panel.querySelector("[aria-selected=true]").focus();
   };
   const leave = () => {
@@ -149,17 +97,20 @@
     if (!box) return;
     for (const element of boxes) {
       element.setAttribute("aria-pressed", element.id === id);
-      element.classList.toggle("near", box.feeds.includes(element.id) || box.fed.includes(element.id));
+      element.classList.remove("near");
     }
     for (const call of document.querySelectorAll(".call"))
       call.classList.toggle("same", box.calls.includes(call.id));
     for (const path of document.querySelectorAll(".edges path")) {
-      path.classList.toggle("out", path.dataset.from === id);
-      path.classList.toggle("in", path.dataset.to === id);
+      const { from, to } = path.dataset;
+      path.classList.toggle("out", from === id);
+      path.classList.toggle("in", to === id);
+      if (from === id || to === id)
+        document.getElementById(from === id ? to : from).classList.add("near");
     }
     for (const link of document.querySelectorAll(".plot a"))
       link.classList.toggle("now", link.dataset.box === id);
-    show(box);
+    show(id);
     const element = document.getElementById(id);
     if (focus) {
       element.focus({ preventScroll: true });
@@ -193,8 +144,9 @@
   // -- search: boxes that do not match fade, Enter goes to the next one that does ---------------
   const field = document.getElementById("search");
   const texts = new Map(boxes.map((element) => {
-    const box = data.boxes[element.id];
-    const words = [box.title, box.where, box.names, box.reason, ...box.lines];
+    const made = make("template");
+    made.innerHTML = data.boxes[element.id].panel;
+    const words = [...made.content.querySelectorAll(".sought")].map((part) => part.textContent);
     return [element, words.join("\n").toLowerCase()];
   }));
   const matches = () => {

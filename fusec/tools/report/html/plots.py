@@ -13,15 +13,16 @@ The memory plot has the steps of a call across, and bytes upwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusec.ir.dtype import BF16
-from fusec.ir.expr import Expr, postorder
+from fusec.ir.expr import postorder
 from fusec.ir.graph import Extern, ForeachKernel, Kernel
 from fusec.ir.machine import Machine
-from fusec.passes.fusion.cost import call_cost, kernel_cost, kernel_operations, multiplied
+from fusec.passes.fusion.cost import call_cost, kernel_operations, multiplied
+from fusec.passes.traffic import work_of
 from fusec.tools.report.html.drawn import Launched
 from fusec.tools.report.traffic import Usage
 from fusec.tools.terminal import format_bytes, in_units
@@ -72,21 +73,13 @@ def roof_of(machine: Machine) -> Roof:
 def cost_of(step: Launched, machine: Machine) -> Cost:
     """Return the cost of a launch."""
     match step:
-        case Kernel():
-            products = multiply_adds(store.expr for store in step.stores)
-            return Cost(kernel_operations(step) + 2 * products, kernel_cost(step, machine).us)
-        case ForeachKernel():
-            costs = [cost_of(kernel, machine) for kernel in step.kernels]
-            spared = (len(costs) - 1) * machine.launch_us
-            return Cost(sum(c.operations for c in costs), sum(c.us for c in costs) - spared)
+        case Kernel() | ForeachKernel():
+            work = work_of(step, machine)
+            own = sum(map(kernel_operations, step.kernels))
+            return Cost(own + 2 * sum(work.multiplied.values()), work.us or 0.0)
         case Extern():
-            products = multiply_adds(line.expr for line in step.decomposition)
-            return Cost(2 * products, call_cost(step, machine).us)
-
-
-def multiply_adds(roots: Iterable[Expr]) -> float:
-    """Return the multiply-adds of the matrix products in expressions."""
-    return float(multiplied(postorder(roots)).total())
+            products = multiplied(postorder(line.expr for line in step.decomposition))
+            return Cost(2.0 * products.total(), call_cost(step, machine).us)
 
 
 # -- the roofline ----------------------------------------------------------------------------------
@@ -154,15 +147,20 @@ class MemoryPlot:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A logarithmic axis of so many pixels, from ``low`` to ``high`` powers of ten."""
+    """A logarithmic axis from ``low`` to ``high`` powers of ten: its first and its last pixel."""
 
     low: int
     high: int
-    pixels: float
+    first: int
+    last: int
 
     def at(self, value: float) -> float:
         share = (math.log10(value) - self.low) / (self.high - self.low)
-        return min(max(share, 0.0), 1.0) * self.pixels
+        return round(self.first + min(max(share, 0.0), 1.0) * (self.last - self.first), 1)
+
+    def ticks(self, label: Callable[[float], str]) -> tuple[Tick, ...]:
+        powers = (10.0**power for power in range(self.low, self.high + 1))
+        return tuple(Tick(self.at(value), label(value)) for value in powers)
 
 
 def roofline_plot(drawing: Drawing) -> RooflinePlot | None:
@@ -173,15 +171,15 @@ def roofline_plot(drawing: Drawing) -> RooflinePlot | None:
     found = [(box.operations / box.bytes, box.operations / box.timing.us) for _, box in rated]
     roof = drawing.roof
     ridge = roof.ceilings[0].rate / roof.bytes_us
-    across = _axis([x for x, _ in found] + [ridge * 2], WIDTH - LEFT - RIGHT)
-    up = _axis([y for _, y in found] + [roof.ceilings[0].rate * 1.5], HEIGHT - TOP - BOTTOM)
+    across = _axis([x for x, _ in found] + [ridge * 2], LEFT, WIDTH - RIGHT)
+    up = _axis([y for _, y in found] + [roof.ceilings[0].rate * 1.5], HEIGHT - BOTTOM, TOP)
     own = [row for row in rated if row[1].kind != "library"]
     named = {k for k, _ in sorted(own, key=lambda row: -row[1].share)[:LABELLED]}
     points = tuple(
         Point(
             k,
-            round(LEFT + across.at(x), 1),
-            round(HEIGHT - BOTTOM - up.at(y), 1),
+            across.at(x),
+            up.at(y),
             box.kind,
             box.timing.word,
             box.names[0] if k in named else "",
@@ -189,46 +187,28 @@ def roofline_plot(drawing: Drawing) -> RooflinePlot | None:
         )
         for (k, box), (x, y) in zip(rated, found, strict=True)
     )
-    columns = tuple(
-        Tick(round(LEFT + across.at(10.0**p), 1), _power(p))
-        for p in range(across.low, across.high + 1)
-    )
-    rows = tuple(
-        Tick(round(HEIGHT - BOTTOM - up.at(10.0**p), 1), _rate(10.0**p))
-        for p in range(up.low, up.high + 1)
-    )
     left_out = tuple(k for k, box in enumerate(drawing.boxes) if not (box.operations and box.bytes))
-    return RooflinePlot(columns, rows, _roof(roof, across, up), points, left_out)
+    columns = across.ticks(lambda value: f"{value:g}")
+    return RooflinePlot(columns, up.ticks(_rate), _roof(roof, across, up), points, left_out)
 
 
-def _axis(values: Sequence[float], pixels: float) -> _Log:
+def _axis(values: Sequence[float], first: int, last: int) -> _Log:
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    return _Log(low, max(high, low + 1), pixels)
+    return _Log(low, max(high, low + 1), first, last)
 
 
 def _roof(roof: Roof, across: _Log, up: _Log) -> tuple[Line, ...]:
     """Return the slope of memory and a flat line for each ceiling."""
-    bottom, left = HEIGHT - BOTTOM, LEFT
-    low, high = 10.0**across.low, 10.0**across.high
-    start = max(low, 10.0**up.low / roof.bytes_us)
-    ridge = roof.ceilings[0].rate / roof.bytes_us
-    x, y = left + across.at(start), bottom - up.at(start * roof.bytes_us)
-    top_x, top_y = left + across.at(ridge), bottom - up.at(roof.ceilings[0].rate)
+    start = max(10.0**across.low, 10.0**up.low / roof.bytes_us)
+    x, y = across.at(start), up.at(start * roof.bytes_us)
+    top = roof.ceilings[0].rate
+    top_x, top_y = across.at(top / roof.bytes_us), up.at(top)
     slope = f"memory, {format_bytes(int(roof.bytes_us * 1e6))}/s"
-    lines = [
-        Line(f"M{x:.1f} {y:.1f}L{top_x:.1f} {top_y:.1f}", slope, (x + top_x) / 2, (y + top_y) / 2)
-    ]
+    lines = [Line(f"M{x} {y}L{top_x} {top_y}", slope, (x + top_x) / 2, (y + top_y) / 2)]
     for ceiling in roof.ceilings:
-        x, y = left + across.at(ceiling.rate / roof.bytes_us), bottom - up.at(ceiling.rate)
-        end = left + across.at(high)
-        lines.append(
-            Line(f"M{x:.1f} {y:.1f}H{end:.1f}", f"{ceiling.name}, {_rate(ceiling.rate)}", end, y)
-        )
+        x, y, end = across.at(ceiling.rate / roof.bytes_us), up.at(ceiling.rate), across.last
+        lines.append(Line(f"M{x} {y}H{end}", f"{ceiling.name}, {_rate(ceiling.rate)}", end, y))
     return tuple(lines)
-
-
-def _power(power: int) -> str:
-    return f"{10.0**power:g}"
 
 
 def _rate(per_us: float) -> str:

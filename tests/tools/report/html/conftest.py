@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,4 +73,4 @@ def document(staged: list[Staged]) -> Document:
 @pytest.fixture(scope="package")
 def calm(staged: list[Staged]) -> Document:
     """The same report without breaks."""
-    return replace(document_of("net.py:Net", "cpu", staged, Seen("net.py")), unseen="")
+    return document_of("net.py:Net", "cpu", staged, Seen("net.py"))

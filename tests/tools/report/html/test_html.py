@@ -74,7 +74,11 @@ def test_the_packed_block_has_what_clicks_show(page: str, document: Document) ->
     assert list(data["boxes"]) == boxes
     ids = {attributes.get("id") for _, attributes in Elements(page).found}
     for box in data["boxes"].values():
-        assert ids.issuperset([*box["feeds"], *box["fed"], *box["calls"]])
+        panel = Elements(box["panel"])
+        feeding = [button["data-box"] for button in panel.named("button")]
+        assert ids.issuperset([*feeding, *box["calls"]])
+        assert not panel.named("img") and not panel.named("script")
+    assert any(HOSTILE in text for text in Elements(str(data["boxes"].values())).text)
 
 
 def test_every_box_can_be_reached_and_says_what_it_is(elements: Elements) -> None:
