@@ -4,7 +4,8 @@ A child (``run_seeds``) says in JSON, line by line, which seed it begins and wha
 the hunter knows which one a child died of, or hangs at: that seed is a finding, and the others go
 to another child. The corpus has one line for each seed that ended, the latest line counts::
 
-    {"part": "programs", "seed": 17, "kind": "failed", "said": "...", "seconds": 2.1, ...}
+    {"part": "programs", "seed": 17, "kind": "failed", "said": "...", "seconds": 2.1,
+     "versions": "torch 2.13.0, triton 3.7.1", ...}
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +31,7 @@ from typing import Any, TypeAlias
 from tests.fuzz.parts import CRASHED, FAILED, HUNG, PARTS, RIGHT, Part, Verdict
 
 ROOT = Path(__file__).parents[2]
+VERSIONS = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton") if find_spec(name))
 BATCH = 40
 """Seeds a child: enough that the import of torch is little, few enough that its memory is."""
 Seed: TypeAlias = tuple[str, int]
@@ -57,7 +61,7 @@ class Corpus:
         self.kinds[seed] = verdict.kind
         row = {"part": seed[0], "seed": seed[1], "kind": verdict.kind, "said": verdict.said[:2000],
                "programs": verdict.programs, "seconds": round(seconds, 2),
-               "at": time.strftime("%Y-%m-%d %H:%M:%S")}  # fmt: skip
+               "at": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": VERSIONS}  # fmt: skip
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tests.fuzz import indices, test_products, training
+from tests.fuzz import indices, plans, test_products, training
 from tests.fuzz.programs import Program, as_file, draw, failure, shrunk
 
 RIGHT, FAILED, CRASHED, HUNG = "right", "failed", "crashed", "hung"
@@ -107,6 +107,10 @@ def _indices(seed: int) -> Verdict:
     return Verdict(FAILED, said, source, len(seeds))
 
 
+def _plans(seed: int, kind: str, target: str) -> Verdict:
+    return Verdict(programs=plans.check_seed(seed, kind, target))
+
+
 def _seeds(seed: int, together: int) -> range:
     """Return the seeds of the programs that one seed of a part compiles together."""
     return range(seed * together, (seed + 1) * together)
@@ -122,6 +126,11 @@ PARTS: Mapping[str, Part] = {
         *(
             Part(kind, partial(_models, kind=kind, backend="fusec"), share=4)
             for kind in test_products.CPU_KINDS
+        ),
+        *(
+            Part(f"{kind}_plans_{target}", partial(_plans, kind=kind, target=target))
+            for kind in plans.KINDS
+            for target in plans.TARGETS
         ),
     )
 }

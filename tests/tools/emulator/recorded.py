@@ -13,8 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from fusec.tools.emulator.decode import decoded
 from fusec.tools.emulator.faults import EmulationError, Fault
-from fusec.tools.emulator.launch import Arguments, Code, Compiled, EmulatedKernel, launch
+from fusec.tools.emulator.launch import Arguments, Compiled, EmulatedKernel, launch
+from fusec.tools.emulator.parse import parse
 from fusec.tools.report.emulation import Emulator
 from tests.calls import calls_of
 
@@ -38,7 +40,7 @@ class Launched:
         ptx = self.compiled.code.ptx
         changed = edit(ptx)
         assert edit is str or changed != ptx, "the PTX has nothing to change"
-        code = Code.of(changed, self.compiled.code.source, self.compiled.code.shared_bytes)
+        code = replace(self.compiled.code, program=decoded(parse(changed)), ptx=changed)
         arguments = given(self.compiled.arguments(self.args))
         try:
             launch(code, grid or self.grid, arguments, seed, limit=20_000_000)
@@ -62,10 +64,11 @@ def record(
         made = torch.compile(fn, backend=emulator.backend, dynamic=False)(*given)
         if train:
             made.backward(torch.ones_like(made))
-    return [_launched(call.arguments["self"], call.arguments["args"]) for call in calls]
+    return [launched(call.arguments["self"], call.arguments["args"]) for call in calls]
 
 
-def _launched(kernel: EmulatedKernel, args: tuple[Any, ...]) -> Launched:
+def launched(kernel: EmulatedKernel, args: tuple[Any, ...]) -> Launched:
+    """Return the launch that a call of a kernel would make."""
     values = [arg if isinstance(arg, int) else arg.data_ptr() for arg in args]
     kept = tuple(p for p in kernel.kernel.divisible if values[p] % 16 == 0)
     compiled = kernel._variant(kept)
@@ -89,18 +92,20 @@ def softmax(target: str = "sm_90") -> Launched:
 
 
 @functools.cache
-def layer_norm(target: str = "sm_90") -> Launched:
+def layer_norm(target: str = "sm_90", dependent: str = "never") -> Launched:
     """Rows over several warps, which add up in shared memory."""
     w, b = normal(4096), normal(4096, scale=0.5)
-    (one,) = record(lambda x: F.layer_norm(x, (4096,), w, b), normal(4, 4096), target=target)
+    options = {"target": target, "dependent_launches": dependent}
+    (one,) = record(lambda x: F.layer_norm(x, (4096,), w, b), normal(4, 4096), **options)
     return one
 
 
 @functools.cache
-def linear(descriptors: str, target: str = "sm_90") -> Launched:
+def linear(descriptors: str, target: str = "sm_90", dependent: str = "never") -> Launched:
     """A ragged product with an epilogue: by cp.async, or by descriptors, on tensor cores."""
     x, w, b = normal(200, 264), normal(328, 264, scale=0.06), normal(328)
-    (one,) = record(lambda x: F.gelu(F.linear(x, w, b)), x, target=target, descriptors=descriptors)
+    options = {"descriptors": descriptors, "dependent_launches": dependent}
+    (one,) = record(lambda x: F.gelu(F.linear(x, w, b)), x, target=target, **options)
     return one
 
 

@@ -25,7 +25,7 @@ NAMES = (
     "a split sum of columns", "a foreach kernel", "linear and GELU", "linear of few rows", "GEMV",
     "swiglu", "causal attention", "causal attention of wide heads", "decoding",
 )  # fmt: skip
-COLUMNS = [field.name for field in fields(Counts)]
+COLUMNS = [field.name for field in fields(Counts) if field.name != "events"]
 TRAFFIC = slice(1, COLUMNS.index("floats"))
 PIPES = slice(TRAFFIC.stop, None)
 

@@ -123,6 +123,40 @@ def test_each_plan_that_is_offered_is_right(name: str) -> None:
     assert re.search(PRODUCTS[name].shown, shown, re.DOTALL), shown
 
 
+HEADS = {
+    "causal": (1, 1, 384, 64),
+    "of 128 features": (1, 2, 256, 128),
+    "causal of 128 features": (1, 1, 256, 128),
+    "grouped": (1, 4, 256, 128),
+    "causal, grouped": (1, 4, 256, 64),
+    "ragged": (1, 2, 200, 64),
+    "causal, ragged": (1, 2, 200, 64),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("case", HEADS)
+def test_gradients_of_an_attention_are_added_to_memory(case: str, number: int) -> None:
+    """On a machine where launches cost nothing and products much, few heads are worth it."""
+    shape = HEADS[case]
+    keys = (1, 2, *shape[2:]) if "grouped" in case else shape
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal="causal" in case, enable_gqa="grouped" in case
+        )
+
+    inputs = [torch.randn(s, dtype=torch.bfloat16) for s in (shape, keys, keys)]
+    offer, emulator = Offer(number), Emulator.of("sm_90", {"verify": True, "race": "fused"}, number)
+    few = replace(emulator.target.machine, launch_us=0.0, units=2, products_per_us=3e4)
+    emulator.target = offer.of(replace(emulator.target, machine=few))
+    torch._dynamo.reset()
+    found = compare(attention, *[inputs] * ORDERS, train=True, backend=emulator.backend)
+    assert found.faults == (), found
+    assert any(one.name.endswith("_part") for one in emulator.kernels), offer.shown
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OLDER)
 def test_each_plan_of_an_older_gpu_is_right(name: str) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fusec.tools.emulator.faults import EmulationError
-from fusec.tools.emulator.launch import Event, launch, trace
+from fusec.tools.emulator.launch import launch
 from tests.tools.emulator import roles
+from tests.tools.emulator.events import Event, trace
 from tests.tools.emulator.recorded import normal, with_instead, without
 
 LIMIT = 5_000_000
