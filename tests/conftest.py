@@ -190,10 +190,11 @@ def unfrozen_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def own_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take what a test plants into the list of stages out of it when the test ends."""
-    from fusec.driver import stages  # local: as above
+    """Take what a test plants into lists of stages out of them when the test ends."""
+    from fusec.driver import backend, stages  # local: as above
 
-    monkeypatch.setattr(stages, "FUSE", stages.FUSE)
+    for module, listed in ((stages, "FUSE"), (backend, "JOINT")):
+        monkeypatch.setattr(module, listed, getattr(module, listed))
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ DEFINITIONS = {
         "codegen/triton/warp_specialization": {"MOST_COLUMNS", "TENSOR_BYTES"},
         "driver/partition": {"LEAST_BUDGET"},
         "ir/dtype": {"INT32_MAX"},
-        "ir/program": {"MAX_SIZE", "MULTIPLE"},
+        "ir/atoms": {"MAX_SIZE"},
+        "ir/program": {"MULTIPLE"},
         "frontend/aot/decompositions": {"_MEAN"},
         "frontend/aot/quantization": {"_BLOCKS", "_GROUPS"},
         "frontend/ops/scaled_products": {"BLOCK", "TILE_BLOCKS", "TILE_ROWS"},
@@ -73,7 +74,7 @@ DEFINITIONS = {
         "frontend/ops/literals": {"LONGEST"},
         "ir/streamed": {"WIDEST_PANEL"},
         "ir/transformed": {"MOST_TERMS"},
-        "passes/kernel/short_sums": {"MOST_POINTS"},
+        "passes/kernel/unroll_terms": {"MOST_POINTS"},
     },
 }
 """Why a number is none that tunes -> module -> its names."""

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-MOST = 29
+MOST = 30
 """Patches of modules and classes. Where a rewrite needs fewer, lower it."""
-MOST_ASSIGNED = 15
+MOST_ASSIGNED = 12
 """Attributes of what the tests did not make that they assign, most of them in processes of their
 own: faults that ``fusec bisect`` is to find, a driver that stands for a device."""
 OWN = ("tests", "test_")

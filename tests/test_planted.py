@@ -610,7 +610,7 @@ FAULTS = (
         "orient", "product", "a lane axis without a place",
         in_form(without_a_dimension)
     ),
-    Fault("orient", "statistics", "a number lost", in_expressions(doubled)),
+    Fault("orient", "statistics", "another function", everywhere(renamed("ndtr", "tanh"))),
     Fault("copy_tiles", "product", "a copy that belongs to no access", in_form(copy_of_another)),
     Fault("join_pairs", "pairs of a GPU", "elements the other way round", in_each(
         Unzip, lambda pair: replace(pair, halves=pair.halves[::-1])

@@ -65,7 +65,7 @@ def test_a_stage_is_printed_as_shown(stage: str, norm: Path) -> None:
 def test_the_plan_on_a_cpu_is_as_shown(norm: Path) -> None:
     (command,) = commands(PAGE)
     argv = tuple({"graph": "plan", "sm_90": "cpu:avx512"}.get(word, word) for word in command.argv)
-    plan = "plan k0    i0=grid  i1=loop*16    warps=4"
+    plan = "plan k0    i0=grid  i1=loop*16    peel"
     assert f"`{plan}`" in (ROOT / PAGE).read_text(encoding="utf-8")
     run(Command(argv, f"# -- graph inference: plan, cpu:avx512 --\n{plan}"), norm)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from fusec.tools.report.comparison import WidenedCasts
 from tests.models.zoo import VOCABULARY, seeded_model
 from tests.support import values
 
@@ -66,11 +67,23 @@ class Architecture:
         double = copy.deepcopy(model).double()
         if "num_experts_per_tok" in self.settings:
             double.model.set_experts_implementation("eager")
-        return double
+        return InDouble(double)
 
     def arguments(self, size: int) -> tuple[torch.Tensor, ...]:
         """Return the arguments of the built model."""
         return tuple(self.inputs(size).values())
+
+
+class InDouble(nn.Module):
+    """A model in f64 whose casts to f32 are casts to f64, too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        with WidenedCasts():
+            return self.model(*tensors)
 
 
 class Called(nn.Module):
@@ -210,6 +223,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2_moe": _causal("Qwen2Moe", **GROUPED, **EXPERTS, num_experts=4,
                          moe_intermediate_size=40, shared_expert_intermediate_size=56),
     "qwen3": _causal("Qwen3", **GROUPED),
+    "qwen3_next": _causal(
+        "Qwen3Next", **GROUPED, layer_types=["linear_attention", "full_attention"],
+        mlp_only_layers=[0, 1], linear_key_head_dim=12, linear_value_head_dim=12,
+        linear_num_key_heads=2, linear_num_value_heads=4,
+    ),
     "gemma2": _causal("Gemma2", **GROUPED, sliding_window=6, query_pre_attn_scalar=12),
     "gemma3": _causal("Gemma3", "Gemma3Text", **GROUPED, sliding_window=6,
                       query_pre_attn_scalar=12),
