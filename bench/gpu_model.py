@@ -39,7 +39,7 @@ from fusec.passes.schedule.plan import Plan, print_plan
 from fusec.tools.report.kernel_time import Expectation
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import Staged, take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.report.static_rules import SHORT_US
 
 KEPT = Path(__file__).parent / "results" / "launches-h100-2026-11-26.json"
@@ -138,7 +138,7 @@ def expectations(workload: Workload, plan: str, target: Target) -> Found:
     found: Found = {}
     for staged in compiled_graphs(workload, choosing(target, plan)):
         assert staged.compiled is not None
-        for kernel in judge([staged]).kernels:
+        for kernel in check_kernels([staged]).kernels:
             if kernel.expected is None:
                 continue
             compiled, name = staged.compiled, kernel.name

@@ -15,7 +15,7 @@ from fusec.codegen.targets import find_target
 from fusec.options import Options
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import take_through
-from fusec.tools.report.static_report import judge
+from fusec.tools.report.static_report import check_kernels
 from fusec.tools.report.static_rules import CheckedKernel
 
 TARGET = "sm_90"
@@ -45,7 +45,7 @@ def build(workload: Workload, *, race: str = "fused") -> dict[str, Any]:
     for one in staged:
         if one.failure is not None:
             raise one.failure
-    verdict = judge(staged)
+    verdict = check_kernels(staged)
     unbuilt = [f"{k.graph} {k.name}: {k.problem}" for k in verdict.kernels if k.static is None]
     if unbuilt:
         raise RuntimeError("; ".join(unbuilt))
