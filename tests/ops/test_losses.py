@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,6 +85,24 @@ def cross_entropy_over_pixels_matches_eager():
 @in_inference
 def cross_entropy_with_every_target_ignored_is_nan_as_in_eager():
     return (lambda x, t: F.cross_entropy(x, t), values(5, 9), torch.full((5,), -100))
+
+
+OF_CLASSES = (((5, 7), (5,)), ((7,), ()), ((2, 7, 3), (2, 3)))
+
+
+@in_training.each(itertools.product(OF_CLASSES, REDUCTIONS))
+def gradient_of_an_infinite_loss_is_that_of_eager(case):
+    (shape, rows), reduction = case
+    t = values(*rows, dtype=torch.int64, low=0, high=7, seed=5)
+    if rows:
+        t.view(-1)[1] = -100
+
+    def loss(x, w, t):
+        w = w.detach()
+        plain = F.nll_loss(x, t, reduction=reduction)
+        return plain * math.inf, F.cross_entropy(x, t, w, reduction=reduction) * math.inf
+
+    return loss, values(*shape), values(7, seed=1).abs() + 0.1, t
 
 
 @in_training

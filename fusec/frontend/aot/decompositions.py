@@ -100,6 +100,25 @@ def _soft_margin_loss_backward(grad: Any, x: Any, target: Any, reduction: int) -
     return slope / x.numel() if reduction == _MEAN else slope
 
 
+def _nll_loss_backward(
+    grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    """Return ``-grad * weight`` at targets; PyTorch's rule multiplies ``grad`` by 0 elsewhere."""
+    axis = 0 if x.ndim < 2 else 1
+    if reduction == _MEAN:
+        grad = grad / total
+    if x.ndim == 1 and target.ndim > 0:
+        target = target[0]
+    target = target.unsqueeze(axis)
+    if x.ndim > grad.ndim > 0:
+        grad = grad.unsqueeze(axis)
+    along = [-1 if k == axis else 1 for k in range(x.ndim)]
+    if weight is not None:
+        grad = grad * weight.view(along)
+    classes = torch.arange(x.shape[axis], device=x.device).view(along)
+    return torch.where(classes == target, torch.where(target != ignored, -grad, 0), 0)
+
+
 def _index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     """Return ``x`` with some slices set to one value; PyTorch's rule refuses negative indices."""
     if x.ndim == 0:
@@ -218,6 +237,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[aten.addmm.default] = _biased_product(aten.mm.default)
     table[aten.baddbmm.default] = _biased_product(aten.bmm.default)
     table[aten.soft_margin_loss_backward.default] = _soft_margin_loss_backward
+    for backward in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
+        table[backward] = _nll_loss_backward
     for overload in ("int_Scalar", "int_Tensor"):
         table[getattr(aten.index_fill, overload)] = _index_fill
     table[aten.eye.default] = table[aten.eye.m] = _eye
