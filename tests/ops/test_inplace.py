@@ -392,6 +392,16 @@ def test_a_number_that_is_written_in_place_keeps_what_is_written(dtype):
     check(count, torch.ones((), dtype=dtype), torch.arange(3.0))
 
 
+def test_a_copy_of_a_number_is_written_by_a_compiled_graph():
+    def count(step, x):
+        copy = step.clone()
+        copy.add_(1.5)
+        step.view(1).mul_(2)
+        return copy * x, copy
+
+    check(count, torch.ones((), dtype=torch.float64), torch.arange(3.0), left=("copy_.default",))
+
+
 class Stepping(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -78,14 +78,14 @@ def _out_of_place(node: fx.Node) -> list[Callable[..., Any]]:
 
 
 def writes_a_number(gm: fx.GraphModule) -> bool:
-    """Return True if an f64 number is written where one is given, which AOTAutograd loses.
+    """Return True if an f64 number that the graph is given is written, which AOTAutograd loses.
 
-    So it does on CPUs for an input and, in some graphs, for its clone. Worked example:
-    ``step.add_(1)``, where ``step = torch.zeros((), dtype=torch.float64)``.
+    It does so on CPUs. Worked example: ``step.add_(1)``, where ``step = torch.zeros((),
+    dtype=torch.float64)``. What is written to a view or to a clone of such a number is kept.
     """
-    given = fakes_of([n.meta.get("example_value") for n in gm.graph.nodes if n.op in _GIVEN])
-    written = (tensor_of(place) for node in gm.graph.nodes for place in written_by(node))
-    return any(map(_is_number, given)) and any(t is not None and _is_number(t) for t in written)
+    places = [place for node in gm.graph.nodes for place in written_by(node)]
+    given = [place for place in places if isinstance(place, fx.Node) and place.op in _GIVEN]
+    return any(tensor is not None and _is_number(tensor) for tensor in map(tensor_of, given))
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
