@@ -129,6 +129,10 @@ def carried(x: Tensor, w: Tensor) -> Tensor:
     return h
 
 
+def halved(x: Tensor) -> Any:
+    return torch.while_loop(lambda x: x.abs().sum() > 1, lambda x: (x * 0.5,), (x,))
+
+
 def stack(x: Tensor) -> Tensor:
     steps = [x[:, 0]]
     for step in range(1, 9):  # of two kinds, so that no loop is found
@@ -277,6 +281,11 @@ EXAMPLES = {
     "recurrence": Example(recurrence, ((3, 8), (3, 8))),
     "unrolled": Example(unrolled, ((4, 8), (4, 8))),
     "carried": Example(carried, ((2, 8, 4), (4, 4))),
+    "halved": Example(halved, ((4, 8),)),
+    "short rows": Example(
+        lambda x, w, b: F.layer_norm(x, (1104,), w, b), ((64, 1104), (1104,), (1104,)), "sm_90",
+        BF16, train=True,
+    ),
     "dense": Example(dense, ((8, 3), (8, 5)), train=True),
     "upsample": Example(
         lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), ((1, 2, 6, 6),), train=True

@@ -22,7 +22,7 @@ from fusec.codegen.triton.form import Form
 from fusec.driver.structures import Planned
 from fusec.errors import FusecError
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Expr, Load, Op, Reduce, Select, Var, postorder
+from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, Var, postorder
 from fusec.ir.graph import (
     Def,
     Extern,
@@ -262,6 +262,22 @@ def store_shifted(store: Store) -> Store:
     return replace(store, indices=(*store.indices[:-1], store.indices[-1] + 1))
 
 
+def guards_end(end: int | None) -> Change:
+    """A guard by which a part ends at 80 says that it ends elsewhere, or nowhere."""
+
+    def moved(store: Store) -> Store:
+        match store.guard:
+            case Op(name="lt", args=(IndexValue() as at, IndexValue())):
+                last = None if end is None else IndexValue(index(end), at.dtype)
+                return replace(store, guard=last and Op("lt", (at, last)))
+            case _:
+                return store
+
+    return lambda kernels: {
+        name: replace(k, stores=tuple(map(moved, k.stores))) for name, k in kernels.items()
+    }
+
+
 def store_elsewhere(store: Store) -> Store:
     """A store begins at 0 of the axis in which it has an offset."""
     return replace(store, indices=tuple(i - index(i.const) for i in store.indices))
@@ -434,6 +450,17 @@ def last_in_the_other(loop: RowLoop) -> RowLoop:
     return replace(loop, carried=(replace(one, final=one.other, other=one.final),))
 
 
+def counted(loop: RowLoop) -> RowLoop:
+    """The loop takes a step for each of its rows, of which it has none."""
+    return replace(loop, while_true=False)
+
+
+def begins_otherwise(loop: RowLoop) -> RowLoop:
+    """The condition is computed from the other buffer of the state."""
+    condition, *others = loop.carried
+    return replace(loop, carried=(replace(condition, initial=whole_view(condition.other)), *others))
+
+
 def never_moves(loop: RowLoop) -> RowLoop:
     """Each iteration takes the first rows."""
     moved = (replace(v, strides=(index(0), *v.strides[1:])) for v in loop.sliced)
@@ -553,6 +580,9 @@ FAULTS = (
     Fault("loops", "carried", "the last state elsewhere", in_each(RowLoop, last_in_the_other)),
     Fault("loops", "carried", "rows that do not move on", in_each(RowLoop, never_moves)),
     Fault("loops", "carried", "a state that is never written", in_loop(lost(Kernel))),
+    Fault("loops", "halved", "another condition", in_loop(renamed("gt", "le"))),
+    Fault("loops", "halved", "steps for rows in place of a condition", in_each(RowLoop, counted)),
+    Fault("loops", "halved", "a condition without a start", in_each(RowLoop, begins_otherwise)),
     Fault("libraries", "library", "a weight not transposed", in_each(Extern, untransposed)),
     Fault("libraries", "library", "a call lost", lost(Extern)),
     Fault("in_place", "cache", "the next position", first_store(store_shifted)),
@@ -577,6 +607,9 @@ FAULTS = (
         name: replace(k, stores=(*k.stores[:-1], store_shifted(k.stores[-1])))
         for name, k in kernels.items()
     }),
+    Fault("unroll_parts", "short rows", "a part that does not end", guards_end(None)),
+    Fault("unroll_parts", "short rows", "a part that ends one too late", guards_end(81)),
+    Fault("unroll_parts", "short rows", "a part that ends one too early", guards_end(79)),
     Fault("unroll_pairs", "pairs", "parts the other way round", lambda kernels: {
         name: replace(k, stores=tuple(
             replace(store, expr=other.expr)

@@ -11,8 +11,8 @@ In an expression, wherever it stands:
 In a graph, no axis is both free and bound in a definition: any index may be substituted for a free
 one. In a graph or schedule, every buffer is defined once and before use. In a kernel, whose axes
 are unified, reduced axes are inside, never on the grid; a buffer that it writes is loaded at no
-other index; stores are disjoint: their indices determine every axis of the grid and of the value
-(the race check, see ``disjoint.py``).
+other index; stores are in range, which their guards may show, and disjoint: their indices determine
+every axis of the grid and of the value (the race check, see ``disjoint.py``).
 
 ``verify_program`` is defined in ``verify_program.py``.
 """
@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from fusec.errors import InvalidIR
 from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
 from fusec.ir.dtype import BOOL, I32, I64, DType, compute_type
+from fusec.ir.edges import edges_when
 from fusec.ir.expr import (
     Buffer,
     Expr,
@@ -37,6 +38,7 @@ from fusec.ir.expr import (
     children,
     loads,
     postorder,
+    substitute,
 )
 from fusec.ir.graph import (
     CallStep,
@@ -262,7 +264,7 @@ def verify_kernel(kernel: Kernel) -> None:
         _verify_store(store, kernel)
     bases = {store.buffer.base for store in kernel.stores}
     for one, other in itertools.combinations(kernel.stores, 2):
-        apart = one.buffer.base is not other.buffer.base or are_apart(one.indices, other.indices)
+        apart = one.buffer.base is not other.buffer.base or are_apart(_places(one), _places(other))
         check(apart, head, f"an element of {one.buffer} may be stored twice")
     places = {(store.buffer, store.indices) for store in kernel.stores}
     for load in loads(store.expr for store in kernel.stores):
@@ -298,9 +300,13 @@ def _verify_store(store: Store, kernel: Kernel) -> None:
     line = f"kernel {kernel.name}: {_target(store.buffer, store.indices)}"
     scope = frozenset(kernel.axes)
     check(len(store.indices) == len(store.buffer.shape), line, f"shape is {store.buffer.shape}")
-    for value, extent in zip(store.indices, store.buffer.shape, strict=True):
+    for value in store.indices:
         loose = value.axes - scope
         check(not loose, line, f"axes {_names(loose)} are not in scope")
+    if store.guard is not None:
+        check(store.guard.dtype is BOOL, line, f"its guard is {store.guard.dtype}")
+        verify_expr(store.guard, scope, line)
+    for value, extent in zip(_places(store), store.buffer.shape, strict=True):
         verify_range(value, extent, "store", line)
     _verify_store_type(store.expr, store.buffer, line)
     verify_expr(store.expr, scope, line)
@@ -308,6 +314,17 @@ def _verify_store(store: Store, kernel: Kernel) -> None:
     many = {axis for axis in written if axis.extent is not index(1)}
     loose = frozenset(many) - determined_axes(store.indices)
     check(not loose, line, f"different points of {_names(loose)} may write one element")
+
+
+def _places(store: Store) -> tuple[Index, ...]:
+    """Return a store's indices, with shorter axes where its guard says where these end."""
+    ends: dict[Axis, Index] = {}
+    for edge in () if store.guard is None else edges_when(store.guard, True):
+        (*others, axis) = edge.axes or (None,)
+        last = index(0) if axis is None else index(axis) - edge
+        if axis is not None and not others and last.is_constant:
+            ends[axis] = index(Axis(axis.name, last + 1))
+    return tuple(substitute(value, ends) for value in store.indices)
 
 
 def verify_schedule(schedule: Schedule) -> None:

@@ -213,6 +213,20 @@ def test_kernel_may_read_in_place_what_it_writes() -> None:
     verify_kernel(kernel(put(Y, Op("neg", (load(Y, A),)), A)))
 
 
+def test_a_store_is_in_range_and_apart_where_its_guard_says_so() -> None:
+    long, w = Axis("long", index(8)), buffer("w", 8)
+    short = replace(put(w, f32(1), index(long) + 4), guard=below(long, 4))
+    first = put(w, f32(2), B)
+    verify_kernel(kernel(replace(first, guard=below(B, 4)), short, grid=(), inside=(long, B)))
+    rejected(lambda: verify_kernel(kernel(first, short, grid=(), inside=(long, B))), "stored twice")
+    late = replace(short, guard=below(long, 5))
+    rejected(lambda: verify_kernel(kernel(late, grid=(long,))), "store at long . 4 is not provably")
+    unreached = replace(short, guard=below(B, 4))
+    rejected(lambda: verify_kernel(kernel(unreached, grid=(long,))), "axes b are not in scope")
+    number = replace(short, guard=f32(1))
+    rejected(lambda: verify_kernel(kernel(number, grid=(long,))), "its guard is f32")
+
+
 def illegal_kernels() -> dict[str, tuple[Kernel, str]]:
     ones = put(XY, f32(1), A, B)
     long = Axis("long", index(8))
