@@ -34,6 +34,7 @@ DEFINITIONS = {
         "frontend/ops/random": {"BITS", "LARGEST_RANGE", "_LOW"},
         "passes/memory/buffers": {"_MOST_BUFFERS"},
         "passes/schedule/access": {"LINE_BYTES", "VECTOR_BYTES"},
+        "passes/schedule/descriptors": {"WORD_BYTES"},
         "passes/schedule/tiling": {"MIN_LANES", "_LEAST_BYTES", "_TENSOR_LANES"},
     },
     "a value of arithmetic: beyond it, results would be wrong": {

@@ -103,6 +103,28 @@ def test_rows_that_are_computed_are_so_for_few_tiles() -> None:
     assert first.expected is not None and first.expected.us < 20.0, first.expected
 
 
+def of_columns(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w)
+
+
+@pytest.mark.parametrize(
+    ("fn", "weight", "rows", "us"),
+    [
+        *((of_relu, (6144, 4101), 16, 24.0), (of_relu, (6144, 4101), 4, 20.0)),
+        *((of_columns, (4096, 4101), 16, 16.0), (of_columns, (4101, 4096), 16, 13.0)),
+    ],
+    ids=str,
+)
+def test_few_rows_beside_weights_of_odd_stride_do_not_wait_for_long_steps(
+    fn, weight: tuple[int, int], rows: int, us: float
+) -> None:
+    """What no asynchronous copy can load goes through registers; odd rows alone are cached."""
+    terms = weight[0] if fn is of_columns else weight[1]
+    kernels = check_kernels([staged(fn, (rows, terms), weight)]).kernels
+    assert all(k.static is not None and k.static.spill_bytes == 0 for k in kernels)
+    assert sum(k.expected.us for k in kernels if k.expected is not None) < us
+
+
 @pytest.mark.parametrize("shape", ((4, 512, 128), (8, 1024, 64)), ids=str)
 def test_a_softmax_that_pays_with_neither_product_of_few_rows_joins_both(
     shape: tuple[int, int, int],

@@ -23,6 +23,9 @@ from fusec.ir.machine import Resources
 from fusec.ir.program import MULTIPLE
 from fusec.passes.schedule.plan import Plan
 
+WORD_BYTES = 4
+"""Least bytes of an asynchronous copy."""
+
 
 def with_descriptors(
     plans: tuple[Plan, ...], products: Mapping[Reduce, Factors], sm: Resources
@@ -58,6 +61,13 @@ def is_describable(load: Load) -> bool:
     if load.guard is not None or len(units) != 1:
         return False
     return is_multiple(offset - index(units[0]), MULTIPLE // load.dtype.itemsize)
+
+
+def is_copied(load: Load) -> bool:
+    """Return True if threads can copy rows to shared memory (cp.async): these are words apart."""
+    offset = load.buffer.offset(load.indices)
+    steps = (offset.coefficient(a) for a in offset.axes if not offset.steps_by_one(a))
+    return all(n is None or is_multiple(n, WORD_BYTES // load.dtype.itemsize or 1) for n in steps)
 
 
 def is_multiple(value: Index, of: int) -> bool:
