@@ -22,10 +22,11 @@ def files_up_to(length: int) -> Iterator[None]:
 @contextmanager
 def descriptors_up_to(count: int) -> Iterator[None]:
     """Let this process open a few more files: this many descriptors are left."""
-    free = os.dup(0)
-    os.close(free)
+    free = [os.dup(0) for _ in range(count + 1)]  # numbers in between may be taken
+    for descriptor in free:
+        os.close(descriptor)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], before[1]))
     try:
         yield
     finally:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from traceback import walk_stack
 
 import pytest
 import torch
@@ -19,11 +22,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.driver import compiler, pipeline
 from fusec.driver.trace import Trace
-from fusec.errors import BuildError, IndexOutOfRange
+from fusec.errors import BuildError, IndexOutOfRange, NotWritable
 from fusec.export.native import add_native
 from fusec.options import Options
 from fusec.runtime.kernels import cpp_kernel
 from tests.calls import Call, calls_of
+from tests.limits import descriptors_up_to
 from tests.support import BACKEND, tune
 
 pytestmark = pytest.mark.skipif(BACKEND != "fusec", reason="is about the C++ compiler")
@@ -95,13 +99,37 @@ def test_a_unit_that_does_not_compile_is_named() -> None:
         cpp_kernel.build(good, Options(), (cpp_kernel.NATIVE,), (good,))
 
 
+def test_where_a_second_compiler_cannot_start_the_first_is_ended(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    options = Options(cxx=str(compiler))
+    with (
+        calls_of(subprocess.Popen.__init__) as begun,
+        descriptors_up_to(4),  # what starts one has four open, of which one stays
+        pytest.raises(NotWritable, match="Too many open files"),
+    ):
+        cpp_kernel.build("", options, (cpp_kernel.NATIVE,), ("",))
+    *_, first, second = (call.arguments["self"] for call in begun)
+    assert second.args[0] == first.args[0] == str(compiler)
+    assert first.wait() == -signal.SIGKILL
+
+
 def test_who_is_interrupted_leaves_no_compiler_behind(tmp_path: Path) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\ntouch {tmp_path}/$$.pid\nexec sleep 60\n")
     compiler.chmod(0o755)
 
+    main = threading.get_ident()
+
+    def is_waiting() -> bool:
+        """Return True when both run and this thread waits for the first: it may start none now."""
+        frames = walk_stack(sys._current_frames()[main])
+        known = "communicate" in (frame.f_code.co_name for frame, _ in frames)
+        return known and len(list(tmp_path.glob("*.pid"))) == 2
+
     def interrupt() -> None:
-        while len(list(tmp_path.glob("*.pid"))) < 2:
+        while not is_waiting():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 

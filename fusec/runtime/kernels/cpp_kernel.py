@@ -182,13 +182,11 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
         BuildError: if one fails.
     """
     environment = {**os.environ, "LC_ALL": "C"}
-    running = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        for command in commands
-    ]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running: list[subprocess.Popen[str]] = []
     try:
+        for command in commands:
+            running.append(subprocess.Popen(command, env=environment, **pipes))
         said = [process.communicate()[0] for process in running]
     finally:
         for process in running:  # none is left behind, whatever was raised
