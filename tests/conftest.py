@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import random
 import shutil
 import tempfile
 from collections import Counter
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden/*.txt")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     parser.addoption("--torch-tests", metavar="PATH", help="run PyTorch's own, of its folder test")
+    parser.addoption("--seed", type=int, default=0, help="of the random numbers of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,6 +108,19 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             kept.append(item)
         seen[key] += 1
     return kept
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a test and what is set up for it draw the same numbers, whatever ran before it.
+
+    Which tests a worker has run, and how often they drew, differs from run to run.
+    """
+    import torch  # local: as above
+
+    seed = item.config.getoption("--seed")
+    random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def pytest_collection_finish() -> None:
