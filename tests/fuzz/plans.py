@@ -186,7 +186,7 @@ class SweptKernel:
 
     Attributes:
         first: the kernel by its first plan, which also has its name and faults.
-        unlike: what a plan stores otherwise than the first: plan and address -> how.
+        unlike: what a plan stores otherwise than the first: launch, plan and address -> how.
         count: kernels of unlike PTX that have run.
         memory, results: of the last launch: the bytes of its tensors, and by plan their contents
             after it; ``begun`` and ``made`` before it, and after the first plan.
@@ -196,7 +196,8 @@ class SweptKernel:
     first: Any
     others: Mapping[str, EmulatedKernel]
     seed: int
-    unlike: dict[tuple[str, int], str] = field(default_factory=dict)
+    launches: int = 0
+    unlike: dict[tuple[int, str, int], str] = field(default_factory=dict)
     ptx: set[str] = field(default_factory=set)
     memory: list[Tensor] = field(default_factory=list)
     made: list[Tensor] = field(default_factory=list)
@@ -209,6 +210,7 @@ class SweptKernel:
     def __call__(self, *args: Any) -> None:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         self.memory, self.results = [bytes_of(tensor) for tensor in tensors], {}
+        self.launches += 1  # memory of one launch may be another's in the next
         begun = copies(self.memory)
         self.first(*args)
         self.made = copies(self.memory)
@@ -233,7 +235,8 @@ class SweptKernel:
                 if torch.equal(*both):
                     continue
                 if said := unlike(*(contents.view(tensor.dtype) for contents in both)):
-                    self.unlike[plan, tensor.data_ptr()] = f"{self.name}, plan {plan}\n{said}"
+                    place = self.launches, plan, tensor.data_ptr()
+                    self.unlike[place] = f"{self.name}, plan {plan}\n{said}"
         fill(self.memory, self.made)
         self.ptx |= seen
 
@@ -274,7 +277,7 @@ class SweptKernel:
                 raise AssertionError(f"{self.name}, plan {plan}\n{error}") from error
             if verification.tally.left_out == before:
                 for tensor in tensors:
-                    self.unlike.pop((plan, tensor.data_ptr()), None)
+                    self.unlike.pop((self.launches, plan, tensor.data_ptr()), None)
         fill(self.memory, self.made)
 
 
