@@ -33,7 +33,7 @@ def hunt_of(tmp_path: Path, part: str, most: int = 4) -> Hunt:
     corpus = Corpus.at(tmp_path / "corpus.jsonl")
     seeds = seeds_of([Part(part, lambda seed: Verdict())], 0, corpus.kinds)
     command = (sys.executable, "-S", "-c", CHILD)
-    return Hunt(corpus, tmp_path, seeds, most, command=command, limits={part: 3.0})
+    return Hunt(corpus, tmp_path, seeds, most, command=command, limits={"hangs": 3.0})
 
 
 @pytest.mark.parametrize(

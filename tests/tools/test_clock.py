@@ -89,6 +89,7 @@ def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
     def slow(phase: str, info: dict[str, int]) -> None:
         time.sleep(0.05 if phase == "start" else 0.0)
 
+    begun = time.perf_counter()
     with clock_running() as clock:
         gc.callbacks.append(slow)  # behind the clock's own: within what that times
         try:
@@ -96,8 +97,9 @@ def test_a_collection_of_garbage_is_no_launch_s(name: str) -> None:
             graph.call(lambda args: graph.launch(name, gc.collect)())([])
         finally:
             gc.callbacks.remove(slow)
+    wall = time.perf_counter() - begun
     totals = clock.totals("forward 0/0")
-    assert all(0 <= seconds < 0.04 for _, seconds in totals.values())
+    assert 0 <= totals[name][1] <= totals[""][1] <= wall - clock.collected.seconds
     assert clock.lap().spent[COLLECTION][0] >= 1
     assert clock.collected.seconds >= 0.05
     assert not [one for one in gc.callbacks if getattr(one, "__self__", None) is clock]
