@@ -196,6 +196,7 @@ def unfrozen_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     before = gc.get_threshold()
     gc.unfreeze()
+    gc.collect(1)  # so that none is due in the midst of a test, after which what is new is old
     monkeypatch.setattr(heap, "_is_users", False)
     yield
     gc.set_threshold(*before)
