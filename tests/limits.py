@@ -7,10 +7,13 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests import quick_build
+
 
 @contextmanager
 def files_up_to(length: int) -> Iterator[None]:
     """Let no file grow beyond some bytes, as on a full disk: a longer write is an OSError."""
+    quick_build.prepare()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
     try:
@@ -22,6 +25,7 @@ def files_up_to(length: int) -> Iterator[None]:
 @contextmanager
 def descriptors_up_to(count: int) -> Iterator[None]:
     """Let this process open a few more files: this many descriptors are left."""
+    quick_build.prepare()
     free = [os.dup(0) for _ in range(count + 1)]  # numbers in between may be taken
     for descriptor in free:
         os.close(descriptor)

@@ -39,6 +39,7 @@ from fusec.codegen import targets
 from fusec.frontend.capture import capture
 from fusec.runtime.kernels import cpp_kernel, processor
 from fusec.runtime.race import agreement
+from tests import quick_build
 from tests.calls import calls_of
 from tests.frontend.tracing import Captured, CapturedAhead
 
@@ -568,6 +569,7 @@ def threads(count: int) -> Iterator[None]:
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """Run as on a machine without a C++ compiler: none is on its path."""
+    quick_build.prepare()
     known = (cpp_kernel.find_compiler, cpp_kernel.compiler_identity)
     with pytest.MonkeyPatch.context() as patch:
         for found in known:
