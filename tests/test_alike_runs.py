@@ -1,4 +1,4 @@
-"""Tests draw the same random numbers whatever ran before them, which differs from run to run."""
+"""What ran before a test, which differs from run to run, decides neither numbers nor memory."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def test_a_test_and_its_fixtures_draw_from_the_seed_of_the_run(
     for numbers in (drawn, torch.rand(4)):
         assert torch.equal(numbers, torch.rand(4, generator=generator))
     assert random.random() == random.Random(seed).random()
+
+
+def test_new_memory_holds_no_results_that_were_freed() -> None:
+    for size in (64, 1 << 12, 1 << 22):
+        for _ in range(8):
+            right = [torch.ones(size) for _ in range(3)]
+            del right
+            assert not (torch.empty(size) == 1).any()
