@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,3 +32,10 @@ def test_new_memory_holds_no_results_that_were_freed() -> None:
             right = [torch.ones(size) for _ in range(3)]
             del right
             assert not (torch.empty(size) == 1).any()
+
+
+def test_hypothesis_draws_the_same_examples_whatever_they_take() -> None:
+    """By itself it draws others in each run, each of which is to take 200 ms at most."""
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for before, line in pairwise(path.read_text(encoding="utf-8").splitlines()):
+            assert not line.startswith("@given(") or "BOUNDED" in before, f"{path.name}: {line}"

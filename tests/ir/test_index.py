@@ -27,6 +27,7 @@ from fusec.ir.index import (
     product,
 )
 from fusec.tools.interpreter.expression import Env, eval_scalar
+from tests.passes.pipelines import BOUNDED
 
 N, M, C, T = Size("N", 5), Size("M", 3), Size("C", 40), Size("T", 6, 2)
 K = Size("K", 8)
@@ -128,12 +129,14 @@ def divides(tree: object, point: Point) -> bool:
             return True
 
 
+@settings(BOUNDED, max_examples=100)
 @given(TREES, points())
 def test_arithmetic_agrees_with_integers(tree: object, point: Point) -> None:
     assume(divides(tree, point))
     assert point.value(build(tree)) == compute(tree, point)
 
 
+@settings(BOUNDED, max_examples=100)
 @given(TREES, TREES, points())
 def test_substitution_is_composition(tree: object, other: object, point: Point) -> None:
     assume(divides(tree, point) and divides(other, point))
@@ -143,7 +146,7 @@ def test_substitution_is_composition(tree: object, other: object, point: Point) 
     assert point.value(replaced) == eval_scalar(build(tree), Env(point.env.sizes, points=held))
 
 
-@settings(max_examples=300)
+@settings(BOUNDED, max_examples=300)
 @given(TREES, points())
 def test_claims_of_the_prover_hold(tree: object, point: Point) -> None:
     assume(divides(tree, point))
@@ -155,6 +158,7 @@ def test_claims_of_the_prover_hold(tree: object, point: Point) -> None:
     assert high is None or high >= seen
 
 
+@settings(BOUNDED, max_examples=100)
 @given(st.lists(TREES, min_size=2, max_size=5), st.randoms())
 def test_equal_sums_are_one_object(trees: list[object], random: object) -> None:
     terms = [build(tree) for tree in trees]
