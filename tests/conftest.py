@@ -139,6 +139,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.manual_seed(seed)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Wait for kernels that a test has left a compiler with, while all is as the test set it up.
+
+    The next test may count what is built, and would count these if they took long.
+    """
+    from fusec.runtime.kernels.background import wait_for_all  # local: as above
+
+    wait_for_all()
+
+
 def pytest_collection_finish() -> None:
     # What has been imported stays: the collector need not look through it in each of its rounds,
     # nor begin one for each 700 objects of a trace. What is old it leaves alone: caches of torch

@@ -1,13 +1,16 @@
-"""What ran before a test, which differs from run to run, decides neither numbers nor memory."""
+"""What ran before a test differs from run to run: it decides nothing of what the test sees."""
 
 from __future__ import annotations
 
 import random
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+
+from fusec.runtime.kernels.background import Background
 
 
 @pytest.fixture
@@ -24,6 +27,15 @@ def test_a_test_and_its_fixtures_draw_from_the_seed_of_the_run(
     for numbers in (drawn, torch.rand(4)):
         assert torch.equal(numbers, torch.rand(4, generator=generator))
     assert random.random() == random.Random(seed).random()
+
+
+LEFT: list[Background[None]] = []
+
+
+@pytest.mark.parametrize("again", (False, True))
+def test_what_a_test_builds_in_the_background_ends_with_it(again: bool) -> None:
+    assert not any(one._thread.is_alive() for one in LEFT)
+    LEFT.append(Background(lambda: time.sleep(0.2)))
 
 
 def test_new_memory_holds_no_results_that_were_freed() -> None:
