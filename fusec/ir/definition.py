@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fusec.ir.expr import Buffer, Expr, IndexValue, Load, Reduce, loads, postorder
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size
+from fusec.ir.index import Axis, Index, Runtime, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,11 @@ def by_name(sizes: Iterable[Size]) -> tuple[Size, ...]:
 def sizes_in(values: Iterable[Index]) -> set[Size]:
     """Return the symbolic sizes in indices, including those in extents of their axes."""
     found: set[Size] = set()
-    for atom in (a for value in values for monomial, _ in value.terms for a in monomial):
+    for atom in (a for value in values for a in value.atoms()):
         match atom:
             case Size():
                 found.add(atom)
-            case FloorDiv() | Mod():
-                found |= sizes_in((atom.dividend, atom.divisor))
-            case Axis():
-                found |= sizes_in((atom.extent,))
-            case Runtime():
+            case Axis() | Runtime():
                 found |= sizes_in((atom.extent,))
     return found
 

@@ -412,14 +412,7 @@ def both(a: Expr | None, b: Expr | None) -> Expr | None:
 
 def index_exprs(value: Index) -> Iterator[Expr]:
     """Yield the expressions inside an index (of gathers)."""
-    for monomial, _ in value.terms:
-        for atom in monomial:
-            match atom:
-                case Runtime():
-                    yield atom.expr
-                case FloorDiv() | Mod():
-                    yield from index_exprs(atom.dividend)
-                    yield from index_exprs(atom.divisor)
+    return (atom.expr for atom in value.atoms() if isinstance(atom, Runtime))
 
 
 children: Callable[[Expr], tuple[Expr, ...]] = operator.attrgetter("children")

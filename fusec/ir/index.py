@@ -40,7 +40,7 @@ from fusec.ir.intern import Node
 from fusec.ir.polynomial import common_factors, shifted
 
 _NO_AXES: frozenset[Axis] = frozenset()
-_Value = TypeVar("_Value", int, "Index")
+_Value = TypeVar("_Value", int, float, "Index")
 
 
 class Index(Node):

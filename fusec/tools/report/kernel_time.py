@@ -38,7 +38,7 @@ from typing import TypeAlias
 
 from fusec.errors import InternalError
 from fusec.ir.expr import Const, Expr, IndexValue, Op
-from fusec.ir.index import Axis, FloorDiv, Index, Mod, Runtime, Size, product
+from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, product
 from fusec.ir.machine import Machine
 from fusec.ir.program import For, Let, Program, Put, Statement, statements
 from fusec.tools.static_checks import DotTile, Section, StaticReport
@@ -202,26 +202,23 @@ def added_bytes(program: Program) -> float:
 
 def _value(value: Index, made: Mapping[Expr, Expr], at: Mapping[Axis, float]) -> float:
     """Evaluate an index with sizes at their hints, other axes at their middle, loads at 0."""
-    total = float(value.const)
-    for monomial, coefficient in value.terms:
-        part = float(coefficient)
-        for atom in monomial:
-            match atom:
-                case Axis():
-                    part *= at.get(atom, (atom.extent.hint() - 1) / 2)
-                case Size():
-                    part *= atom.hint
-                case FloorDiv():
-                    divisor = max(1.0, _value(atom.divisor, made, at))
-                    part *= _value(atom.dividend, made, at) / divisor
-                case Mod():
-                    part *= _value(atom.divisor, made, at) / 2
-                case Runtime():
-                    part *= _computed(atom.expr, made, at)
-                case _:
-                    raise InternalError(f"{atom} in an index", stage="report")
-        total += part
-    return total
+
+    def of(atom: Atom) -> float:
+        match atom:
+            case Axis():
+                return at.get(atom, (atom.extent.hint() - 1) / 2)
+            case Size():
+                return atom.hint
+            case FloorDiv():
+                return _value(atom.dividend, made, at) / max(1.0, _value(atom.divisor, made, at))
+            case Mod():
+                return _value(atom.divisor, made, at) / 2
+            case Runtime():
+                return _computed(atom.expr, made, at)
+            case _:
+                raise InternalError(f"{atom} in an index", stage="report")
+
+    return value.evaluate(of)
 
 
 def _computed(value: Expr, made: Mapping[Expr, Expr], at: Mapping[Axis, float]) -> float:
