@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.aliasing.overlap import called_name, tensor_of, written_by
 from fusec.frontend.fx_passes.fx_nodes import called_with
+from fusec.ir.expr import reach
 from fusec.torch_interior import EXAMPLE, OpOverload, OpOverloadPacket, pytree, qualified_name
 
 Column: TypeAlias = tuple[Any, ...]
@@ -132,13 +133,7 @@ def closure(
     nodes: Iterable[fx.Node], beside: Callable[[fx.Node], Iterable[fx.Node]] = _INPUTS
 ) -> set[fx.Node]:
     """Return nodes, those beside them, and so on: all that they follow from, unless told."""
-    pending = list(nodes)
-    found = set(pending)
-    while pending:
-        new = [node for node in beside(pending.pop()) if node not in found]
-        found.update(new)
-        pending += new
-    return found
+    return set(reach(nodes, beside))
 
 
 # -- values ----------------------------------------------------------------------------------------
