@@ -50,6 +50,7 @@ ELSEWHERE = {
     "tools/bisect/source": "tools/bisect/test_excerpt",
     "tools/bisect/trial": "tools/bisect/test_bisect",
     # Parts of lowering, of the printers and of the form that is printed.
+    "codegen/cpp/index": "codegen/cpp/test_printer",
     "codegen/cpp/lane_order": "codegen/cpp/test_vector_tiles",
     "codegen/lowering/layout": "codegen/lowering/test_lower",
     "codegen/lowering/orient": "codegen/test_contraction",

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from fusec.codegen.cpp.fields import fields
 from fusec.codegen.cpp.gathers import steady_gathers
+from fusec.codegen.cpp.index import IndexPrinter
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, own_loads, points_ahead
 from fusec.codegen.cpp.text import comment, literal
@@ -31,9 +32,9 @@ from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, DType, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, Kind, compute_type
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
-from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index, most, product
+from fusec.ir.index import Axis, Index, Runtime, Size, index, most
 from fusec.ir.names import Names
 from fusec.ir.program import (
     Carry,
@@ -74,16 +75,14 @@ class CppPrinter:
         self.names = Names(("status",))
         self.frees: list[str] = []
         self.loops: list[Axis] = []
-        self.of_sizes: dict[Atom, str] = {}
-        self.hoisted: list[str] = []
-        self.place = 0  # line at which `hoisted` is inserted: before all loops
+        self.place = 0  # line at which quotients of sizes are defined: before all loops
         self.unrounded = stored_alone(program.body)
         self.exponentials = dict(program.exponentials)
         self.positions: dict[Expr, Index] = {}
-        self.safe: dict[Runtime, str] = {}
         self.fetched: dict[Load, Index | None] = {}
         self.fields = fields(program.body)
         self.calls = has_many_gathers(program.body, self.lane, self.code.gathers)
+        self.index = IndexPrinter(self.name, self.operand, self.lane, calls=self.calls)
         arrays = (s.buffer for s in statements(program.body) if isinstance(s, Scratch))
         self.operands = {b for b in arrays if b.dtype is BF16 and program.multiplies}
 
@@ -104,9 +103,13 @@ class CppPrinter:
             self.emit(f"// {comment(line)}")
         self.emit(f"{self.head()} {{")
         self.depth += 1
-        (self.open_places if program.table else self.open_grid)()
+        if program.table:
+            self.open_places()
+        else:
+            self.open_grid()
         self.block(program.body)
-        self.lines[self.place : self.place] = self.hoisted
+        indent = "  " * (2 if program.table else 1)
+        self.lines[self.place : self.place] = [indent + q for q in self.index.definitions()]
         self.depth -= 1
         self.emit("}")
         self.depth -= 1
@@ -123,7 +126,7 @@ class CppPrinter:
             self.emit(self.pragma())
         for axis in self.program.grid:
             i = self.name(axis)
-            self.emit(f"for (long long {i} = 0; {i} < {self.scalar_index(axis.extent)}; ++{i})")
+            self.emit(f"for (long long {i} = 0; {i} < {self.index.scalar(axis.extent)}; ++{i})")
         self.emit("{")
         self.depth += 1
 
@@ -144,7 +147,7 @@ class CppPrinter:
         self.place = len(self.lines)
         rest = "places[2 * place + 1]"
         for axis in reversed(program.grid):
-            i, extent = self.name(axis), self.scalar_index(axis.extent)
+            i, extent = self.name(axis), self.index.scalar(axis.extent)
             part = rest if axis is program.grid[0] else f"{rest} % ({extent})"
             self.emit(f"const long long {i} = {part};")
             rest = f"{rest} / ({extent})"
@@ -172,7 +175,7 @@ class CppPrinter:
         text = f"#pragma omp parallel for{collapse} schedule({omp_schedule(self.program)})"
         work = self.program.work
         if work is not None and not work.is_constant:
-            return f"{text} if ({self.scalar_index(work)} >= {self.code.parallel_work})"
+            return f"{text} if ({self.index.scalar(work)} >= {self.code.parallel_work})"
         if work is not None and work.const < self.code.parallel_work:
             return f"{text} if (0)"
         return text
@@ -217,11 +220,11 @@ class CppPrinter:
     def multiply(self, product: Multiply) -> None:
         into, left, right = product.into, product.left, product.right
         columns = self.least(tuple(panels * product.width for panels in product.panels))
-        rows, terms, around = self.least(product.rows), self.least(product.terms), self.safe
+        rows, terms, around = self.least(product.rows), self.least(product.terms), self.index.safe
         places = (a for m in (left, right) for a in m.start.atoms() if isinstance(a, Runtime))
-        self.safe = dict(around)
+        self.index.safe = dict(around)
         for gather in (a for a in places if a not in around):
-            self.safe[gather] = self.check(gather, f"{rows} > 0 && {terms} > 0")
+            self.index.safe[gather] = self.check(gather, f"{rows} > 0 && {terms} > 0")
         narrow = right.buffer.dtype in (BF16, I8)
         sides = (
             self.matrix(into, into.row, into.panel),
@@ -230,16 +233,16 @@ class CppPrinter:
         )
         ahead = read_ahead(product, self.program)
         function = f"f_multiply_{right.buffer.dtype}" if narrow else f"f_multiply{ahead}"
-        adds = f"{self.scalar_index(product.adds)} != 0"
+        adds = f"{self.index.scalar(product.adds)} != 0"
         if product.adds.is_constant:
             adds = "true" if product.adds.const else "false"
         self.emit(f"{function}({', '.join(sides)}, {rows}, {columns}, {terms}, {adds});")
-        self.safe = around
+        self.index.safe = around
 
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
         """Return the arguments for a matrix: a pointer to its start, and the given strides."""
-        start = f"{self.name(matrix.buffer)} + {self.scalar_index(matrix.start)}"
-        return ", ".join((start, *map(self.scalar_index, steps)))
+        start = f"{self.name(matrix.buffer)} + {self.index.scalar(matrix.start)}"
+        return ", ".join((start, *map(self.index.scalar, steps)))
 
     def loop(self, loop: For) -> None:
         block = transposed_block(loop, self.lane)
@@ -248,10 +251,10 @@ class CppPrinter:
             return
         i = self.name(loop.axis)
         stop = self.least(loop.stops)
-        start = self.scalar_index(loop.start)
-        around = self.safe
+        start = self.index.scalar(loop.start)
+        around = self.index.safe
         steady = (g for g in steady_gathers(loop, self.lane) if g not in around)
-        self.safe = {**around, **{gather: self.check(gather) for gather in steady}}
+        self.index.safe = {**around, **{gather: self.check(gather) for gather in steady}}
         if not self.loops:
             self.fetched = points_ahead(loop, self.program, self.lane)
         if is_unrolled(loop, self.lane, self.code):
@@ -268,7 +271,7 @@ class CppPrinter:
         self.loops.pop()
         self.depth -= 1
         self.emit("}")
-        self.safe = around
+        self.index.safe = around
 
     def check(self, gather: Runtime, wanted: str = "true") -> str:
         """Print a check of an index; return the name of the index, 0 where it is out of range.
@@ -277,22 +280,22 @@ class CppPrinter:
             wanted: whether anything is read there.
         """
         place, name = self.operand(gather.expr, False), f"at_{len(self.lines)}"
-        inside = f"fusec_in_range({place}, {self.scalar_index(gather.extent)})"
+        inside = f"fusec_in_range({place}, {self.index.scalar(gather.extent)})"
         self.emit(
             f"const long long {name} = fusec_checked({inside}, {wanted}, status) ? {place} : 0;"
         )
         return name
 
     def least(self, stops: tuple[Index, ...]) -> str:
-        text = self.scalar_index(stops[0])
+        text = self.index.scalar(stops[0])
         for other in stops[1:]:
-            text = f"fusec_least({text}, {self.scalar_index(other)})"
+            text = f"fusec_least({text}, {self.index.scalar(other)})"
         return text
 
     def transposed(self, block: Block) -> None:
         """Print a loop that copies a block into an array as one call."""
         memory = self.name(block.memory)
-        at = f"{memory} + {self.scalar_index(block.start)}, {self.scalar_index(block.step)}"
+        at = f"{memory} + {self.index.scalar(block.start)}, {self.index.scalar(block.step)}"
         m, mask = ("", "") if block.guard is None else ("m", f", {block.guard.name}")
         array = self.name(block.array)
         dtype = block.array.dtype
@@ -306,7 +309,7 @@ class CppPrinter:
         if length is not None and length * buffer.dtype.itemsize <= self.code.stack_bytes:
             self.emit(f"alignas(64) {kind} {name}[{length}];")
             return
-        size = f"sizeof({kind}) * ({self.scalar_index(statement.length)})"
+        size = f"sizeof({kind}) * ({self.index.scalar(statement.length)})"
         self.emit(f"{kind} *{name} = ({kind} *)fusec_allocate({size});")
         self.frees.append(f"fusec_free({name});")
 
@@ -319,7 +322,7 @@ class CppPrinter:
             size = load.buffer.dtype.itemsize
             every = lines_apart(at, self.loops[-1], self.code.cache_line // size)
             once = f"if ({self.name(self.loops[-1])} % {every} == 0) " if every > 1 else ""
-            place = f"{self.name(load.buffer)} + {self.scalar_index(at)}"
+            place = f"{self.name(load.buffer)} + {self.index.scalar(at)}"
             self.emit(f"{once}__builtin_prefetch({place});")
 
     # -- values ------------------------------------------------------------------------------------
@@ -366,9 +369,9 @@ class CppPrinter:
                 return f"f_select({self.operand(node.condition, False)}, {then}, {other})"
             case IndexValue():
                 if not vector:
-                    text = self.scalar_index(node.index)
+                    text = self.index.scalar(node.index)
                     return text if node.dtype is I64 else f"(int)({text})"
-                return self.vector_index(node.index, node.dtype)
+                return self.index.vector(node.index, node.dtype)
             case Reduce() | Scan():
                 how = "h" if isinstance(node, Reduce) else "scan"
                 values = ", ".join(self.operand(value, True) for value in node.children)
@@ -394,12 +397,12 @@ class CppPrinter:
     def random(self, node: Op) -> str:
         """Return random bits for the lanes; at strides 1, 2 and 4, four elements a counter."""
         seed, position = node.args
-        base, by = self.along_lane(self.positions.get(position, index(0)))
+        base, by = self.index.along_lane(self.positions.get(position, index(0)))
         step = by.const if by is not None and by.is_constant else 0
         which = base % max(step, 1)
         if step in (1, 2, 4) and which.is_constant and not self.is_vector(seed):
             kind = f"run{step}<{which.const}>" if step > 1 else "run"
-            first = self.scalar_index(base - which)
+            first = self.index.scalar(base - which)
             return f"f_random_{kind}({self.operand(seed, False)}, {first})"
         return f"f_random({self.operand(seed, True)}, {self.operand(position, True)})"
 
@@ -425,8 +428,8 @@ class CppPrinter:
         kind = compute_type(buffer.dtype)
         zero = literal(Const(0, kind))
         masked = guard is not None and guard[1]
-        if not vector or (self.along_lane(offset)[1] is index(0) and not masked):
-            text = f"lds_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)})"
+        if not vector or (self.index.along_lane(offset)[1] is index(0) and not masked):
+            text = f"lds_{buffer.dtype}({self.name(buffer)} + {self.index.scalar(offset)})"
             text = text if guard is None else f"({guard[0]} ? {text} : {zero})"
             return f"v_{_VALUE[kind]}({text})" if vector else text
         if guard is not None and not masked:
@@ -437,7 +440,7 @@ class CppPrinter:
     def put(self, statement: Put) -> None:
         buffer, offset, guard = statement.buffer, statement.offset, statement.guard
         if self.lane is None or self.lane not in offset.axes:
-            line = f"sts_{buffer.dtype}({self.name(buffer)} + {self.scalar_index(offset)}, "
+            line = f"sts_{buffer.dtype}({self.name(buffer)} + {self.index.scalar(offset)}, "
             line += f"{self.operand(statement.value, False)});"
             self.emit(line if guard is None else f"if ({guard.name}) {line}")
             return
@@ -448,7 +451,7 @@ class CppPrinter:
     def put_pair(self, low: Put, high: Put) -> None:
         """Print two vector stores, each of every other element, as one."""
         buffer, guard = low.buffer, low.guard
-        base = self.scalar_index(self.along_lane(low.offset)[0])
+        base = self.index.scalar(self.index.along_lane(low.offset)[0])
         values = ", ".join(self.operand(put.value, True) for put in (low, high))
         m = "" if guard is None else "m"
         mask = "" if guard is None else f", {self.operand(guard, True)}"
@@ -458,34 +461,34 @@ class CppPrinter:
         self, verb: str, buffer: Buffer, offset: Index, *value: str, mask: str | None = None
     ) -> str:
         """Return a vector load or store: contiguous, strided, or by an index vector."""
-        pointer, (base, by) = self.name(buffer), self.along_lane(offset)
+        pointer, (base, by) = self.name(buffer), self.index.along_lane(offset)
         tail = "".join(f", {text}" for text in (*value, mask) if text is not None)
         kind = f"{'' if mask is None else 'm'}_{buffer.dtype}"
         if by is index(1):
-            if (verb, mask) == ("st", None) and buffer.base in self.operands:
+            if verb == "st" and mask is None and buffer.base in self.operands:
                 verb = "st_operand"
-            return f"{verb}{kind}({pointer} + {self.scalar_index(base)}{tail})"
+            return f"{verb}{kind}({pointer} + {self.index.scalar(base)}{tail})"
         half = half_of_pair(buffer, offset, self.lane) if verb == "ld" else None
         if half is not None:
-            at = f"{pointer} + {self.scalar_index(base - half)}"
+            at = f"{pointer} + {self.index.scalar(base - half)}"
             return f"ldp{kind}<{half}>({at}{tail})"
         if by is not None:
-            at = f"{pointer} + {self.scalar_index(base)}, {self.scalar_index(by)}"
+            at = f"{pointer} + {self.index.scalar(base)}, {self.index.scalar(by)}"
             return f"{verb}g{kind}({at}{tail})"
-        called = "called_" if self.calls and (verb, mask is None) == ("ld", False) else ""
-        return f"{called}{verb}i{kind}({pointer}, {self.vector_index(offset, I64)}{tail})"
+        called = "called_" if self.calls and verb == "ld" and mask is not None else ""
+        return f"{called}{verb}i{kind}({pointer}, {self.index.vector(offset, I64)}{tail})"
 
     def guarded(self, guard: Expr | None, offset: Index) -> tuple[str, bool] | None:
         """Return a load's guard, and whether it has lanes, after range checks of its gathers."""
         text = None if guard is None else self.operand(guard, False)
         vector = guard is not None and self.is_vector(guard)
         gathers = (atom for atom in offset.atoms() if isinstance(atom, Runtime))
-        for gather in (g for g in gathers if g not in self.safe):
+        for gather in (g for g in gathers if g not in self.index.safe):
             expr = gather.expr
             wide = self.is_vector(expr)
             place = self.operand(expr, False)
             name = place if expr.dtype is I64 else f"to_i64({place})"
-            extent = self.scalar_index(gather.extent)
+            extent = self.index.scalar(gather.extent)
             ok = f"fusec_in_range({name}, {extent})"
             if text is not None and vector != wide:
                 text = text if vector else f"v_bool({text})"
@@ -497,104 +500,3 @@ class CppPrinter:
             self.emit(f"const {kind} {checked} = fusec_checked({ok}, {wanted}, status);")
             text = checked
         return None if text is None else (text, vector)
-
-    # -- indices -----------------------------------------------------------------------------------
-
-    def along_lane(self, offset: Index) -> tuple[Index, Index | None]:
-        """Split an offset into its lane-free part and its lane stride, None if not uniform."""
-        if self.lane is None or self.lane not in offset.axes:
-            return offset, index(0)
-        by = offset.coefficient(self.lane)
-        if by is None or by.axes:
-            return offset, None
-        return offset - by * index(self.lane), by
-
-    def scalar_index(self, value: Index) -> str:
-        """Return an index without lanes as C++."""
-        parts: list[str] = []
-        for monomial, coefficient in value.terms:
-            factors = [self.scalar_atom(atom) for atom in monomial]
-            if coefficient != 1:
-                factors.append(f"{coefficient}LL")
-            parts.append(" * ".join(factors))
-        if value.const or not parts:
-            parts.append(
-                f"{value.const}LL" if parts or abs(value.const) >= 2**31 else str(value.const)
-            )
-        return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
-
-    def scalar_atom(self, atom: object) -> str:
-        match atom:
-            case Axis() | Size():
-                return self.name(atom)
-            case FloorDiv() | Mod():
-                known = self.of_sizes.get(atom)
-                if known is not None:
-                    return known
-                function = "floordiv" if isinstance(atom, FloorDiv) else "mod"
-                a, b = self.scalar_index(atom.dividend), self.scalar_index(atom.divisor)
-                text = f"fusec_{function}({a}, {b})"
-                if any(isinstance(a, Axis | Runtime) for a in index(atom).atoms()):
-                    return text
-                return self.hoist(atom, text if atom.divisor.is_constant else f"{b} ? {text} : 0")
-            case Runtime():
-                return self.safe.get(atom) or f"(long long){self.operand(atom.expr, False)}"
-            case _:
-                raise InternalError(atom, stage="codegen.cpp")
-
-    def hoist(self, atom: FloorDiv | Mod, text: str) -> str:
-        """Define a quotient of sizes once before all loops, and return its name.
-
-        Nested quotients without names would double the length of the text with each division.
-        Where a divisor is 0, the result is 0: the code that uses it never runs.
-        """
-        name = f"q_{len(self.of_sizes)}"
-        self.of_sizes[atom] = name
-        indent = "  " * (2 if self.program.table else 1)
-        self.hoisted.append(f"{indent}const long long {name} = {text};")
-        return name
-
-    def vector_index(self, value: Index, dtype: DType) -> str:
-        """Return an index with lanes as a vector of i64 or i32."""
-        kind = _VALUE[dtype]
-        cast = "" if dtype is I64 else "(int)"
-        base, by = self.along_lane(value)
-        if by is index(0):
-            return f"v_{kind}({cast}({self.scalar_index(value)}))"
-        if by is not None:
-            iota = "v_iota()" if dtype is I64 else "to_i32(v_iota())"
-            lanes = (
-                iota if by is index(1) else f"{iota} * v_{kind}({cast}({self.scalar_index(by)}))"
-            )
-            rest = f"v_{kind}({cast}({self.scalar_index(base)}))"
-            return lanes if base is index(0) else f"({rest} + {lanes})"
-        parts: list[str] = []
-        plain = index(value.const)
-        for monomial, coefficient in value.terms:
-            if self.lane is None or not any(self.lane in atom.axes for atom in monomial):
-                plain = plain + coefficient * product(index(a) for a in monomial)
-                continue
-            factors = [self.vector_atom(atom, dtype) for atom in monomial]
-            if coefficient != 1:
-                factors.append(f"v_{kind}({coefficient})")
-            parts.append(" * ".join(factors))
-        if plain is not index(0):
-            parts.append(f"v_{kind}({cast}({self.scalar_index(plain)}))")
-        return "(" + " + ".join(parts) + ")"
-
-    def vector_atom(self, atom: object, dtype: DType) -> str:
-        kind = _VALUE[dtype]
-        match atom:
-            case Axis() if atom is self.lane:
-                return "v_iota()" if dtype is I64 else "to_i32(v_iota())"
-            case FloorDiv() | Mod() if self.lane in atom.axes:
-                a = self.vector_index(atom.dividend, dtype)
-                b = self.vector_index(atom.divisor, dtype)
-                name = "floordiv" if isinstance(atom, FloorDiv) else "remainder"
-                called = self.calls and dtype is I64
-                return f"{'called' if called else 'f'}_{name}({a}, {b})"
-            case Runtime() if self.is_vector(atom.expr):
-                text = self.operand(atom.expr, True)
-                return text if atom.expr.dtype is dtype else f"to_{kind}({text})"
-            case _:
-                return f"v_{kind}({self.scalar_atom(atom)})"
