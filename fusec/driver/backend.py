@@ -153,8 +153,8 @@ def tell_kept(split: SplittingCompiler, options: Options) -> list[Trace]:
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
         reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
-        said = f"Unsupported: torch does not trace it: {reason}"
-        traces.append(Trace(f"of {kept.op}", problem=said))
+        traces.append(Trace(f"of {kept.op}", outside=kept.op))
+        traces[-1].fail(Unsupported(f"torch does not trace it: {reason}"))
         logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
         for observer in observers_of(options):
             observer.kept(kept.part, options, traces[-1])

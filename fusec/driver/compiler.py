@@ -129,7 +129,7 @@ def _or_eagerly(
     except Exception as error:
         if options.strict and not isinstance(error, Unsupported):
             raise
-        trace.problem = f"{type(error).__name__}: {error}"
+        trace.fail(error)
         explain_fallback(f"graph {trace.name!r}", error, options)
         return run_eagerly(gm)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusec.errors import note_stage
+from fusec.errors import Unsupported, note_stage
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,8 @@ class Trace:
         key: of its entry in the cache.
         passes: a pass of the user that has run -> the lines that it made or rewrote.
         problem: why the graph runs as eager kernels, or None.
+        reason: of an ``Unsupported`` that is the problem; "" of any other.
+        outside: the operation that PyTorch runs between compiled graphs; "" of a graph.
     """
 
     name: str
@@ -42,6 +44,13 @@ class Trace:
     key: str = ""
     passes: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
+    reason: str = ""
+    outside: str = ""
+
+    def fail(self, error: Exception) -> None:
+        """Note why the graph runs as eager kernels."""
+        self.problem = f"{type(error).__name__}: {error}"
+        self.reason = error.reason if isinstance(error, Unsupported) else ""
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

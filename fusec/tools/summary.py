@@ -148,6 +148,8 @@ class GraphSummary:
         seconds: stage -> wall seconds.
         modules: path -> class, of the modules that its nodes are in.
         called: the module that was called when it was compiled: "h.3 (Block)"; of a backward "".
+        reason: where the problem is that something is unsupported, what; else "".
+        outside: the operation that PyTorch runs between compiled graphs; "" of a graph.
     """
 
     compile: str
@@ -160,6 +162,8 @@ class GraphSummary:
     seconds: Mapping[str, float]
     modules: Mapping[str, str] = field(default_factory=dict)
     called: str = ""
+    reason: str = ""
+    outside: str = ""
 
     @property
     def id(self) -> str:
@@ -270,6 +274,8 @@ def summarize(gm: fx.GraphModule, trace: Trace) -> GraphSummary:
         dict(trace.wall_seconds),
         module_kinds(gm),
         calling(),
+        trace.reason,
+        trace.outside,
     )
 
 

@@ -118,13 +118,9 @@ def explanation(
     """Return the report on graphs, and on what was seen while they were traced."""
     graphs = tuple(report_graph(one, expected) for one in staged)
     outside = tuple(
-        OutsideReport(
-            one.summary.name.removeprefix("of "),
-            str(one.place),
-            one.summary.problem.removeprefix("Unsupported: "),
-        )
+        OutsideReport(one.summary.outside, str(one.place), one.summary.reason)
         for one in seen.graphs
-        if one.summary.problem
+        if one.summary.outside
     )
     return Explanation(target, graphs, seen.breaks, seen.unseen, seen.recompiles, outside)
 

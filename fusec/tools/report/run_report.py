@@ -20,7 +20,8 @@ The JSON form, schema 1, is stable: fields are added, never renamed or removed::
                               "multiplied": {type: n}, "us"}],
                  "externs": [{"name", "op", "reason", "module", "source", "bytes",
                               "multiplied": {type: n}, "us"}],
-                 "modules": {path: class}, "called", "place", "calls", "run_seconds"}],
+                 "modules": {path: class}, "called", "reason", "outside", "place", "calls",
+                 "run_seconds"}],
      "launches": [{"graph", "name", "module", "eager", "reason", "calls", "seconds"}]}
 
 Seconds are of the wall clock. ``seconds`` of a launch are null where they were not measured.
@@ -338,7 +339,7 @@ def _launch_bound(seen: Seen) -> Iterator[Advice]:
 
 def _bisected(seen: Seen, graph: SeenGraph) -> str:
     """Return the command that finds the defect behind a failed compile."""
-    if graph.summary.problem.startswith("Unsupported: "):
+    if graph.summary.reason:
         return f"{NONE} is known"
     program = seen.what if seen.what.endswith(".py") else "SCRIPT"
     return f"fusec bisect --crash {program}, which ends with a file for a bug report"

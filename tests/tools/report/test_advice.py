@@ -19,8 +19,8 @@ def program(*graphs: SeenGraph, **more: object) -> Seen:
     return replace(Seen("m.py", 10.0, graphs, compile_seconds={"Dynamo": 2.0}), **more)
 
 
-def graph(seconds: float, *, calls: int = 10, problem: str = "") -> SeenGraph:
-    return SeenGraph(replace(MADE, problem=problem), LINES[7], calls, seconds)
+def graph(seconds: float, *, calls: int = 10, problem: str = "", reason: str = "") -> SeenGraph:
+    return SeenGraph(replace(MADE, problem=problem, reason=reason), LINES[7], calls, seconds)
 
 
 def test_shares_of_the_time_come_before_what_costs_once() -> None:
@@ -62,7 +62,7 @@ def test_a_graph_that_nobody_times_takes_at_most_what_is_elsewhere() -> None:
 def test_what_has_no_remedy_is_no_advice_but_is_said() -> None:
     nothing = Remedy("none: another object runs the same code")
     seen = program(
-        graph(6.0, problem="Unsupported: a complex number"),
+        graph(6.0, problem="Unsupported: a complex number", reason="a complex number"),
         recompiles=(Recompile(LINES[1], "an id", nothing),),
         breaks=(Break(LINES[2], "unknown", Remedy("none is known")),),
     )
