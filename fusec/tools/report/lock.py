@@ -31,10 +31,9 @@ from fusec.frontend.origin import called, module_path, op_name, origin_of
 from fusec.ir.decision import Decision
 from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder, reach
-from fusec.ir.graph import Extern, ForeachKernel, Kernel, Schedule, all_launches, launched_externs
+from fusec.ir.graph import Extern, ForeachKernel, Kernel, all_launches, launched_externs
 from fusec.ir.names import identifier, operation_words
 from fusec.passes.fusion.libraries import ATEN
-from fusec.passes.memory.buffers import plan_host
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan, print_binding
 from fusec.tools.report.explanation import GraphReport, axes_of_additions, report_graph
 from fusec.tools.report.stages import Staged
@@ -311,13 +310,9 @@ def lock_graph(staged: Staged) -> LockedGraph:
     calls = launched_externs(schedule)
     program = Program(staged.observed.graph.graph, [call.node for call in calls])
     kernels = [_kernel(launch, program, staged) for launch in all_launches(schedule)]
-    peak = _peak(schedule, staged.target)
+    peak = peak_bytes(staged.compiled.host)
     called = _folded([_call(call, program) for call in calls])
     return LockedGraph(*numbers, peak, _folded(kernels), called, loops, rejected)
-
-
-def _peak(schedule: Schedule, target: Target) -> int:
-    return peak_bytes(plan_host(schedule, target.codegen.overwritable, target.codegen.run_bytes))
 
 
 def _eager_calls(report: GraphReport) -> tuple[LockedCall, ...]:

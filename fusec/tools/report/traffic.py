@@ -143,11 +143,10 @@ LARGEST = 6
 
 def usage_of(staged: Staged, layers: Layers) -> Usage | None:
     """Return the memory of a graph; None where it runs as eager kernels, or runs nothing."""
-    record = staged.records.get("memory")
-    if staged.compiled is None or record is None or not staged.compiled.schedule.steps:
+    if staged.compiled is None or not staged.compiled.schedule.steps:
         return None
     names = staged.observed.names
-    moments, largest = _usage(record.structure)
+    moments, largest = _usage(staged.compiled.host)
     sizes = ((names.get(b.name, b.name), size) for b, size in largest.items())
     return Usage(moments, _ranked(sizes, layers))
 
