@@ -85,9 +85,6 @@ class ModelError(FusecError):
         described: what it raised, and where.
     """
 
-    def __init__(self, described: str) -> None:
-        super().__init__(described)
-
     @classmethod
     def raised(cls, error: BaseException) -> ModelError:
         """Return the error for what the user's code raised, with the last line of that code."""
@@ -108,9 +105,6 @@ class PassError(FusecError):
     """
 
     exit_code: ClassVar[int] = 2
-
-    def __init__(self, name: str, seen: str) -> None:
-        super().__init__(name, seen)
 
     def __str__(self) -> str:
         name, seen = self.args
@@ -265,12 +259,8 @@ class KernelFault(FusecError):
         seen: what it did, as "did not end in 20 s".
     """
 
-    def __init__(self, seen: str) -> None:
-        super().__init__(seen)
-        self.seen = seen
-
     def __str__(self) -> str:
-        return f"its first run, in a process of its own, {self.seen}"
+        return f"its first run, in a process of its own, {self.args[0]}"
 
 
 def note_stage(error: BaseException, stage: str) -> None:
