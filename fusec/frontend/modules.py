@@ -22,7 +22,7 @@ from types import FrameType
 
 from torch import fx, nn
 
-from fusec.frontend.origin import dotted, module_path, printable
+from fusec.frontend.origin import dotted, module_path, module_stack, printable
 from fusec.ir.expr import reach
 from fusec.ir.names import identifier
 
@@ -36,8 +36,7 @@ def module_kinds(graph: fx.GraphModule) -> dict[str, str]:
     """Return path -> class name of the modules that enclose a graph's nodes, directly or not."""
     found: dict[str, str] = {}
     for node in graph.graph.nodes:
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        for expression, kind in stack.values():
+        for expression, kind in module_stack(node).values():
             name = kind if isinstance(kind, str) else kind.__name__
             found[dotted(str(expression))] = name.rpartition(".")[2]
     for path in list(found):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,16 +85,18 @@ def module_path(node: Any) -> str:
     Dynamo records a stack of modules by the expressions that lead there, ``L['self'].h.3.mlp`` or
     ``L['self']._modules['h']._modules['3']``; a backward's nodes have their forward's.
     """
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    stack = module_stack(node)
     return dotted(str(list(stack.values())[-1][0])) if stack else ""
+
+
+def module_stack(node: Any) -> Mapping[str, tuple[Any, Any]]:
+    """Return key -> (expression, class) of the modules around an FX node, the outermost first."""
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
 
 
 def model_name(graph: Any) -> str:
     """Return a label that identifies a graph's model: its outermost class and first source line."""
-    stacks = (
-        node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-        for node in graph.graph.nodes
-    )
+    stacks = map(module_stack, graph.graph.nodes)
     kinds = (next(iter(stack.values()))[1] for stack in stacks if stack)
     kind = next((getattr(k, "__name__", str(k)).rpartition(".")[2] for k in kinds), "")
     lines = (line for node in graph.graph.nodes for line in origin_of(node).source)
