@@ -39,7 +39,7 @@ from fusec.archive.sizes import (
 from fusec.errors import UsageError
 from fusec.runtime.cache.entry import decode
 from fusec.runtime.calls.convention import Convention
-from fusec.runtime.calls.executable import DTYPES, BoxedCall, bind
+from fusec.runtime.calls.executable import DTYPES, BoxedCall, bind, has_strides
 from fusec.runtime.calls.ranges import Ranges
 from fusec.runtime.calls.stored import Stored, load_kernels, read_parts
 from fusec.runtime.kernels.processor import missing_features, needed_features
@@ -292,11 +292,8 @@ def _wanted(contract: Contract, args: Sequence[Any], name: str) -> list[Any]:
 def _same(arg: torch.Tensor, want: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> bool:
     """Return True if a tensor differs at most in strides along axes of extent one."""
     dtype, shape, strides = want
-    if (arg.dtype, arg.shape) != (dtype, shape):
-        return False
-    return arg.numel() == 0 or all(
-        n == 1 or a == b for n, a, b in zip(shape, arg.stride(), strides, strict=True)
-    )
+    same = (arg.dtype, arg.shape) == (dtype, shape)
+    return same and (arg.numel() == 0 or has_strides(arg, strides))
 
 
 # -- what this machine is --------------------------------------------------------------------------

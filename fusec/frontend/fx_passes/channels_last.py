@@ -25,10 +25,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.frontend.fallbacks import draws_random_numbers
-from fusec.frontend.fx_passes.fx_nodes import call_like, fakes_of, hint_of, is_view, value_of_call
+from fusec.frontend.fx_passes.fx_nodes import (
+    call_like,
+    fakes_of,
+    has_strides,
+    hint_of,
+    is_view,
+    value_of_call,
+)
 from fusec.frontend.ops.registry import aten
 from fusec.frontend.origin import op_name
 from fusec.torch_interior import FakeTensor, OpOverload
@@ -176,7 +182,7 @@ class _Flow:
             return
         found = value_of_call(node)
         pairs = zip(fakes_of(before), fakes_of(found), strict=True)
-        if not all(_lie_alike(x, y) for x, y in pairs):
+        if not all(has_strides(x, y) for x, y in pairs):
             self.traced[node] = before
             node.meta["val"] = _changed(before, found)
             node.meta.pop("tensor_meta", None)
@@ -240,13 +246,6 @@ def _behind(node: fx.Node) -> fx.Node:
     return place
 
 
-def _lie_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return all(
-        statically_known_true(n == 1) or statically_known_true(a == b)
-        for n, a, b in zip(x.shape, x.stride(), y.stride(), strict=True)
-    )
-
-
 def _changed(before: Any, found: Any) -> Any:
     """Return the new traced value, with the old one of each tensor whose strides are equivalent.
 
@@ -255,6 +254,6 @@ def _changed(before: Any, found: Any) -> Any:
     if isinstance(found, tuple | list):
         each = [_changed(x, y) for x, y in zip(before, found, strict=True)]
         return each if isinstance(found, list) else tuple(each)
-    if isinstance(found, torch.Tensor) and _lie_alike(before, found):
+    if isinstance(found, torch.Tensor) and has_strides(before, found):
         return before
     return found

@@ -151,14 +151,6 @@ def has_shape(x: torch.Tensor, shape: Sequence[Any]) -> bool:
     return x.dim() == len(shape) and all(statically_known_true(a == b) for a, b in pairs)
 
 
-def has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
-    """Return True for a tensor with another one's strides, where it has several elements."""
-    triples = zip(x.shape, x.stride(), like.stride(), strict=True)
-    return all(
-        statically_known_true(a == b) for n, a, b in triples if not statically_known_true(n == 1)
-    )
-
-
 def has_elements(value: Any, item: Any, *rows: int) -> bool:
     """Return True for an item's shape and type behind axes of rows, and for tuples of such."""
     if isinstance(item, torch.Tensor) and isinstance(value, torch.Tensor):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.errors import InvalidIR
 from fusec.ir.decision import Decision
@@ -155,6 +156,14 @@ def tensor_of(node: Any) -> torch.Tensor | None:
     """Return a node's traced tensor; None for anything else."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def has_strides(x: torch.Tensor, like: torch.Tensor) -> bool:
+    """Return True for a tensor with another one's strides, where it has several elements."""
+    triples = zip(x.shape, x.stride(), like.stride(), strict=True)
+    return all(
+        statically_known_true(a == b) for n, a, b in triples if not statically_known_true(n == 1)
+    )
 
 
 def count_elements(value: torch.Tensor) -> int:

@@ -44,13 +44,12 @@ from fusec.frontend.fx_passes.columns import (
     are_alike,
     closure,
     has_shape,
-    has_strides,
     is_plain,
     joined,
     writes,
 )
 from fusec.frontend.fx_passes.dynamo_graph import plain_parts
-from fusec.frontend.fx_passes.fx_nodes import called_with, hint_of
+from fusec.frontend.fx_passes.fx_nodes import called_with, has_strides, hint_of
 from fusec.frontend.fx_passes.loop_bodies import contiguous, without_gradient
 from fusec.frontend.fx_passes.rolled_columns import RolledColumns, RolledLoop
 from fusec.torch_interior import EXAMPLE, FakeTensor, FakeTensorMode, keep_sources, pytree

@@ -62,15 +62,19 @@ def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """
     if tensor.stride() == strides or tensor.numel() == 0:
         return tensor
-    if all(
-        n == 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    ):
+    if has_strides(tensor, strides):
         return tensor.as_strided_(tensor.shape, strides)
     if 0 in strides:  # an expanded result: a dense copy cannot have these strides
         raise RuntimeError(
             f"an eager kernel returned strides {tensor.stride()}, {strides} were traced"
         )
     return _copied(tensor, strides)
+
+
+def has_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Return True for a tensor with these strides, along axes of one element with any."""
+    triples = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(n == 1 or a == b for n, a, b in triples)
 
 
 def _copied(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -32,7 +32,7 @@ from fusec.driver.observers import USER_PASSES
 from fusec.errors import WrongGraph
 from fusec.frontend.fallbacks import draws_random_numbers, is_impure, talks_to_ranks
 from fusec.frontend.origin import op_name, origin_of
-from fusec.runtime.calls.executable import BoxedCall
+from fusec.runtime.calls.executable import BoxedCall, has_strides
 from fusec.runtime.race.agreement import disagreement
 from fusec.tools.verify.kernels import (
     Exact,
@@ -365,7 +365,6 @@ def _other_strides(got: torch.Tensor, eager: torch.Tensor) -> str:
     """Return how strides differ along extents above one, or ""."""
     if got.layout is not torch.strided or eager.layout is not torch.strided or not got.numel():
         return ""
-    pairs = zip(got.shape, got.stride(), eager.stride(), strict=True)
-    if all(n == 1 or a == b for n, a, b in pairs):
+    if has_strides(got, eager.stride()):
         return ""
     return f"strides {list(got.stride())}, eager {list(eager.stride())}"
