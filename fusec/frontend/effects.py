@@ -80,19 +80,19 @@ def effect_of(
         packed: library -> the second operand of a product, transposed and packed for that library.
     """
     forms = {view.form for view in argument_views(args)}
-    if target is aten.copy_.default and _are_views(args[:2], 2):
+    if target is aten.copy_.default and _are_views(args[:2]):
         return CopyInto()
     if any(form.has_bit for form in forms):
         return _of_whole_call(target)
     if target in UPDATES and args and isinstance(args[0], View):
         moved = _moved(target, bound_arguments(target, args, dict(kwargs)))
         return Scatter(extern_name(UPDATES[target]), moved)
-    if target in WINDOW_UPDATES and _are_views(args[:2], 2) and len(forms) == 1:
+    if target in WINDOW_UPDATES and _are_views(args[:2]) and len(forms) == 1:
         window = _window(bound_arguments(target, args, dict(kwargs)))
         return WindowUpdate(window, extern_name(aten.copy_.default))
     if NumberForm.COMPLEX in forms:
         return _of_whole_call(target)
-    if target is aten.mm.default and _are_views(args, 2):
+    if target is aten.mm.default and _are_views(args):
         a, w = args
         assert isinstance(a, View) and isinstance(w, View)
         return Product(
@@ -116,8 +116,8 @@ def _of_whole_call(target: Any) -> Effect:
     return Pending() if is_collective and extern_name(target) != _WAIT else Unknown()
 
 
-def _are_views(args: Args, count: int) -> bool:
-    return len(args) == count and all(isinstance(arg, View) for arg in args)
+def _are_views(args: Args) -> bool:
+    return len(args) == 2 and all(isinstance(arg, View) for arg in args)
 
 
 def _window(named: dict[str, Any]) -> Window:

@@ -101,19 +101,19 @@ def _encoder(dtype: DType, layout: FloatFormat) -> str:
     lines += [
         f"    code = tl.where(code > {layout.largest}, {layout.too_large}, code)",
         f"    code = tl.where(size > 0x7f800000, {layout.nan}, code)",
-        *_signed(layout, "bits"),
+        *_signed(layout),
         "    return code.to(tl.uint8)",
     ]
     return "\n".join(lines)
 
 
-def _signed(layout: FloatFormat, bits: str) -> list[str]:
+def _signed(layout: FloatFormat) -> list[str]:
     """Return the lines that give a code its sign."""
     if not layout.has_sign:
         return []
     if layout.has_negative_zero:
-        return [f"    code = code | (({bits} >> 24) & 0x80)"]
-    return [f"    code = tl.where(code != 0, code | (({bits} >> 24) & 0x80), code)"]
+        return ["    code = code | ((bits >> 24) & 0x80)"]
+    return ["    code = tl.where(code != 0, code | ((bits >> 24) & 0x80), code)"]
 
 
 def _decoder(dtype: DType, layout: FloatFormat) -> str:

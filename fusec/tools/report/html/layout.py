@@ -189,11 +189,11 @@ def _around(start: Place, end: Place, lane: int) -> str:
     return "".join([*parts, f"L{end.x} {end.y - 5}"])
 
 
-def _towards(corner: Place, other: Place, radius: int = 5) -> Place:
-    """Return the point ``radius`` pixels from a corner, towards another one."""
+def _towards(corner: Place, other: Place) -> Place:
+    """Return the point five pixels from a corner, towards another one."""
 
     def step(here: int, there: int) -> int:
         distance = there - here
-        return here + max(-radius, min(radius, distance // 2 if abs(distance) < 10 else distance))
+        return here + max(-5, min(5, distance // 2 if abs(distance) < 10 else distance))
 
     return Place(step(corner.x, other.x), step(corner.y, other.y))
