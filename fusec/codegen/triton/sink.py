@@ -72,7 +72,8 @@ def _sink_block(body: Iterable[_Region]) -> tuple[Statement, ...]:
         inside = tuple(statements(group))
         for value in (v for s in inside for v in reads(s)):
             block.emit(value)
-        block.flush(frozenset(_changed(s) for s in inside if isinstance(s, Put | Update | Carry)))
+        written = frozenset(s.buffer.base for s in inside if isinstance(s, Put))
+        block.flush(written.union(s.var for s in inside if isinstance(s, Update | Carry)))
         for statement in group:
             if isinstance(statement, For):
                 statement = replace(statement, body=_sink_block(_each(statement.body)))
@@ -112,11 +113,6 @@ class _Block:
 
     def _depth(self, value: Expr) -> int:
         return self._reductions.get(value, 0)
-
-
-def _changed(statement: Put | Update | Carry) -> Buffer | Expr:
-    """Return the buffer that a statement writes, or the carry that it updates."""
-    return statement.buffer.base if isinstance(statement, Put) else statement.var
 
 
 # -- stores that share tiles -----------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 
 from fusec.errors import InternalError
-from fusec.ir.canonical import Canonical, Leaf, canonical, common
+from fusec.ir.canonical import Leaf, canonical, common
 from fusec.ir.contraction import multiplied
 from fusec.ir.decision import Decision
 from fusec.ir.expr import Buffer, loads, reductions
@@ -122,7 +122,8 @@ class _Fuser:
         self.buffers = {k: line.of_kind(Buffer) for k, line in self.lines.items()}
         self.reads = {k: line.reads for k, line in self.definitions.items()}
         kinds, self.known = judged.kinds, judged.known
-        self.kind = {k: kinds.setdefault(_kind(c), len(kinds)) for k, c in self.lines.items()}
+        forms = {k: (c.form, *map(_described, c.leaves)) for k, c in self.lines.items()}
+        self.kind = {k: kinds.setdefault(form, len(kinds)) for k, form in forms.items()}
         self.attempts: dict[tuple[int, ...], _Estimate | str] = {}
         self.learned = Learned()
         self.made: dict[tuple[int, ...], Kernel] = {}
@@ -459,12 +460,8 @@ class _Fuser:
             raise InternalError(f"{name}: {rejection.reason}", stage="passes.fuse") from rejection
 
 
-def _kind(line: Canonical) -> tuple[object, ...]:
-    """Return the key of a definition's estimate: its form, and layouts, but not which buffers."""
-    return (line.form, *map(_described, line.leaves))
-
-
 def _described(leaf: Leaf) -> object:
+    """Return what an estimate depends on of a definition's leaf: not which buffer it is."""
     match leaf:
         case Buffer():
             return leaf.shape, leaf.strides

@@ -433,11 +433,6 @@ def died(events: list[Event], death: str, most: int) -> Culprit | None:
 
 
 def _counted(excerpt: Excerpt) -> str:
-    lines, sizes = len(excerpt.lines), [_elements(one.type) for one in excerpt.inputs]
-    return (
-        f"{lines} operation{'s' * (lines != 1)} and {sum(sizes)} element{'s' * (sum(sizes) != 1)}"
-    )
-
-
-def _elements(kind: TensorType | int) -> int:
-    return math.prod(kind.shape) if isinstance(kind, TensorType) else 1
+    lines, kinds = len(excerpt.lines), [one.type for one in excerpt.inputs]
+    size = sum(math.prod(kind.shape) if isinstance(kind, TensorType) else 1 for kind in kinds)
+    return f"{lines} operation{'s' * (lines != 1)} and {size} element{'s' * (size != 1)}"

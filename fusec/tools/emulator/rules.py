@@ -402,10 +402,6 @@ def _grid_control(one: Instruction, _: Kind) -> Row | None:
     return Row(known[one.opcode[1]]) if one.opcode[1] in known else None
 
 
-def _nothing(_one: Instruction, _: Kind) -> Row | None:
-    return Row("nothing")
-
-
 RULES: dict[str, Rule] = {
     "add": _either(_integer_sum("iadd"), _floats("fadd")),
     "sub": _either(_integer_sum("isub"), _floats("fsub")),
@@ -460,7 +456,7 @@ RULES: dict[str, Rule] = {
     "trap": lambda _one, _: Row("trap"),
     "setmaxnreg": _set_registers,
     "griddepcontrol": _grid_control,
-    **dict.fromkeys(("membar", "nanosleep", "prefetch", "discard"), _nothing),
+    **dict.fromkeys(("membar", "nanosleep", "prefetch", "discard"), lambda *_: Row("nothing")),
     "createpolicy": lambda one, _: Row("mov", (one.operands[0], 0), type=CODES["U64"]),
 }
 """The rule of each opcode."""

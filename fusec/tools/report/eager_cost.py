@@ -302,16 +302,13 @@ def _whole_call(first: fx.Node, members: set[fx.Node]) -> EagerCall:
     whole = first.meta.get("original_aten") if len(members) > 1 else None
     read = {source for node in members for source in node.all_input_nodes} - members
     written = {node for node in members if any(user not in members for user in node.users)}
-    moved = sum(_bytes_of(node) for node in read | written)
+    values = [node.meta.get("val") for node in read | written]
+    moved = sum(map(tensor_bytes, tensors_in(values)))
     if whole is None:
         args, kwargs = fx.map_arg((first.args, first.kwargs), lambda n: n.meta.get("val"))
         moved = _traffic(first.target, args, kwargs, first.meta.get("val"))
     line = next(iter(origin_of(first).source), "")
     return EagerCall(op_name(whole or first.target), moved, module_path(first), line)
-
-
-def _bytes_of(node: fx.Node) -> int:
-    return sum(map(tensor_bytes, tensors_in(node.meta.get("val"))))
 
 
 def node_costs(graph: fx.GraphModule) -> list[tuple[fx.Node, int]]:
