@@ -245,6 +245,16 @@ class Kernel:
         return tuple(dict.fromkeys(store.buffer.base for store in self.stores))
 
     @property
+    def loads(self) -> tuple[Load, ...]:
+        """The distinct loads among its nodes."""
+        return tuple(node for node in kernel_nodes(self) if isinstance(node, Load))
+
+    @property
+    def reductions(self) -> tuple[Reduce, ...]:
+        """The distinct reductions among its nodes, inner ones first."""
+        return tuple(node for node in kernel_nodes(self) if isinstance(node, Reduce))
+
+    @property
     def sizes(self) -> tuple[Size, ...]:
         """The symbolic sizes that it needs, by name; of a flat kernel, its program's arguments."""
         indices = [i for s in self.stores for i in (*s.indices, *s.buffer.strides)]

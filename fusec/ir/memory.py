@@ -52,7 +52,7 @@ def overwritable(kernel: Kernel) -> Mapping[Buffer, tuple[Buffer, ...]]:
     found: dict[Buffer, tuple[Buffer, ...]] = {}
     operands = {b: footprint(b) for b in kernel.reads if b not in kernel.writes}
     places: dict[Buffer, set[Index]] = {b: set() for b in operands}
-    for load in loads(s.expr for s in kernel.stores):
+    for load in kernel.loads:
         if load.buffer in places:
             places[load.buffer].add(load.buffer.offset(load.indices))
     for store in kernel.stores:
@@ -103,8 +103,8 @@ def _beside(kernel: Kernel, store: Store) -> list[tuple[Reduce, set[Buffer]]]:
     loaded = {node for node in at_store if isinstance(node, Load)}
     awaited = set(postorder((store.expr,)))
     found = []
-    for node in postorder(s.expr for s in kernel.stores):
-        if not isinstance(node, Reduce) or frozenset(node.over) | node.axes != axes:
+    for node in kernel.reductions:
+        if frozenset(node.over) | node.axes != axes:
             continue
         if awaited.issuperset(n for n in postorder(node.bodies) if isinstance(n, Reduce)):
             found.append((node, {n.buffer for n in loads(node.bodies) if n not in loaded}))

@@ -196,7 +196,7 @@ def serial_axes(nodes: Iterable[Expr]) -> frozenset[Axis]:
 
 def serial_reductions(kernel: Kernel) -> list[Reduce]:
     """Return the scatters and scans of a kernel."""
-    return [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and serial_axes((n,))]
+    return [n for n in kernel.reductions if serial_axes((n,))]
 
 
 def shared_axes(kernel: Kernel) -> tuple[Axis, ...]:
@@ -204,7 +204,7 @@ def shared_axes(kernel: Kernel) -> tuple[Axis, ...]:
 
     All that the kernel stores varies along them. Each part reads the places of all sources.
     """
-    found = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    found = kernel.reductions
     stored = (axes_in(store.indices) for store in kernel.stores)
     places = frozenset(hit.axis for n in found for hit in hits_of(n))
     free = places.intersection(*stored).difference(*(n.over for n in found))

@@ -267,7 +267,7 @@ def verify_kernel(kernel: Kernel) -> None:
         apart = one.buffer.base is not other.buffer.base or are_apart(_places(one), _places(other))
         check(apart, head, f"an element of {one.buffer} may be stored twice")
     places = {(store.buffer, store.indices) for store in kernel.stores}
-    for load in loads(store.expr for store in kernel.stores):
+    for load in kernel.loads:
         same = load.buffer.base not in bases or (load.buffer, load.indices) in places
         check(same, head, f"{load.buffer} is written, and read at another index")
 
@@ -280,7 +280,7 @@ def verify_flat(kernel: FlatKernel) -> None:
     """
     head = f"flat kernel {kernel.name}"
     _verify_reductions(kernel, head)
-    places: list[Load | Store] = [*kernel.stores, *loads(s.expr for s in kernel.stores)]
+    places: list[Load | Store] = [*kernel.stores, *kernel.loads]
     for place in places:
         flat = place.buffer.base is not place.buffer
         check(flat, head, f"{place.buffer} is not addressed by its element offset")

@@ -113,7 +113,7 @@ def gathered_operations(kernel: Kernel, machine: Machine) -> int:
     A window's loops read all of its operands at each point. One that lies apart along the lanes is
     gathered element by element, which takes half as long as a vector's multiply-add for each.
     """
-    windows = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and is_window(n)]
+    windows = [n for n in kernel.reductions if is_window(n)]
     wide = tuple(a for a in kernel.axes if a.extent.hint() >= machine.vector // 2)
     lane = fastest_axis(kernel, wide) if windows and machine.vector > 1 else None
     if lane is None:
@@ -159,7 +159,7 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
     operations += gathered_operations(kernel, machine)
     work = max(moved / machine.bytes_per_us, operations / machine.operations_per_us)
     if streams:
-        sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+        sums = kernel.reductions
         points = sum(count(n.axes | frozenset(n.over)) for n in sums)
         work = max(work, points / machine.operations_per_us)
     elif machine.multiplies and (products := kernel_products(kernel, machine)):
@@ -198,7 +198,7 @@ def _added_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
 
 def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
     """Return the time to store and load the partial results of a split loop."""
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce) and found.axis in n.over]
+    sums = [n for n in kernel.reductions if found.axis in n.over]
     size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts
     return 2 * size / machine.bytes_per_us
 

@@ -25,8 +25,8 @@ from typing import TypeAlias
 from fusec.errors import InternalError
 from fusec.ir.contraction import factors
 from fusec.ir.edges import edges_of_terms, edges_when
-from fusec.ir.expr import Buffer, Expr, Load, Reduce
-from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.expr import Buffer, Expr, Reduce
+from fusec.ir.graph import Kernel
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, index
 
 Span: TypeAlias = tuple[int, int]
@@ -40,11 +40,10 @@ Visit: TypeAlias = tuple[tuple[Index, ...], Limits]
 
 def kernel_traffic(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     """Return buffer -> (bytes read, bytes written), each element counted once."""
-    nodes = kernel_nodes(kernel)
-    looped = _of_loops([n for n in nodes if isinstance(n, Reduce)])
+    looped = _of_loops(kernel.reductions)
     read: dict[Buffer, dict[Visit, None]] = {}
     written: dict[Buffer, dict[Visit, None]] = {}
-    for load in (n for n in nodes if isinstance(n, Load)):
+    for load in kernel.loads:
         own = tuple((axis, span) for axis, span in looped if axis in load.axes)
         limits = own if load.guard is None else _guarded(load.guard, own)
         read.setdefault(load.buffer, {})[load.indices, limits] = None

@@ -166,7 +166,7 @@ def _member(kernel: FlatKernel, axes: tuple[Axis, ...]) -> _Member | None:
     """Return a kernel as a candidate member; None if it accesses one buffer at two offsets."""
     mapping = {old: index(new) for old, new in zip(kernel.grid, axes, strict=True)}
     kernel = FlatKernel(kernel.substitute(mapping))
-    accesses = [(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    accesses = [(n.buffer, n.indices[0]) for n in kernel.loads]
     accesses += [(s.buffer, s.indices[0]) for s in kernel.stores]
     places: dict[Buffer, Index] = {}
     for buffer, at in accesses:

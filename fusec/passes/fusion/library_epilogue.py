@@ -25,7 +25,7 @@ from functools import partial
 
 from fusec.ir.argument import whole_view
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, cast, index_exprs, loads, op
+from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, cast, index_exprs, op
 from fusec.ir.extern import BiasedProduct, Convolution, Fresh, Product
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
 from fusec.ir.index import Index, index
@@ -159,7 +159,7 @@ def _with_activation(schedule: Schedule, call: Extern, readers: list[Kernel]) ->
     if not isinstance(call.effect, Convolution):
         return None
     (made,) = call.writes
-    found = {n for k in readers for n in loads(s.expr for s in k.stores) if n.buffer is made}
+    found = {n for k in readers for n in k.loads if n.buffer is made}
     if not found or any(load.guard is not None for load in found):
         return None
     active = Buffer(made.name, made.shape, made.strides, made.dtype)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, postorder, reach
+from fusec.ir.expr import Buffer, Expr, Load, Reduce, children, loads, postorder, reach, reductions
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.machine import Machine
 from fusec.ir.online import find_row_maxima
@@ -28,11 +28,10 @@ def sweeps_again(kernel: Kernel, machine: Machine) -> Mapping[Buffer, int]:
 
     Loops of products are left out: they have tiles, which are shared otherwise.
     """
-    nodes = kernel_nodes(kernel)
-    sums = [node for node in nodes if isinstance(node, Reduce)]
+    sums = kernel.reductions
     if machine.is_cpu or not sums or any(factors(node) is not None for node in sums):
         return {}
-    loaded = sum(count(n.axes) * n.dtype.itemsize for n in nodes if isinstance(n, Load))
+    loaded = sum(count(n.axes) * n.dtype.itemsize for n in kernel.loads)
     if loaded <= machine.rows.kept_bytes:
         return {}
     maxima = find_row_maxima(s.expr for s in kernel.stores)
@@ -57,10 +56,9 @@ def sweeps_again(kernel: Kernel, machine: Machine) -> Mapping[Buffer, int]:
 
 def _slices(reduction: Reduce) -> dict[Buffer, int]:
     """Return buffer -> the bytes that a reduction, with those inside it, reads for one result."""
-    nodes = postorder((reduction,))
-    over = {axis for n in nodes if isinstance(n, Reduce) for axis in n.over}
+    over = {axis for n in reductions(reduction) for axis in n.over}
     found: dict[Buffer, int] = {}
-    for load in (n for n in nodes if isinstance(n, Load)):
+    for load in loads((reduction,)):
         if swept := load.axes & over:
             size = count(swept) * load.dtype.itemsize
             found[load.buffer] = max(size, found.get(load.buffer, 0))
@@ -75,7 +73,7 @@ def held_bytes(size: int, programs: int, machine: Machine) -> int:
 def _depths(kernel: Kernel, maxima: Mapping[Reduce, Reduce]) -> dict[Expr, int]:
     """Return expression -> sweeps before it. Sums share the sweep of the maximum they refer to."""
     found: dict[Expr, int] = {}
-    for node in postorder(s.expr for s in kernel.stores):
+    for node in kernel_nodes(kernel):
         below = max((found[c] for c in children(node)), default=0)
         if isinstance(node, Reduce) and node in maxima:
             found[node] = found[maxima[node]]

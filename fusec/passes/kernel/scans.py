@@ -28,7 +28,7 @@ from fusec.ir.serial import runs_backwards, scan_of, turned
 
 def run_scans(kernel: Kernel) -> Kernel:
     """Return the kernel with its scans as ``Scan``s."""
-    groups = _groups(n for n in kernel_nodes(kernel) if isinstance(n, Reduce))
+    groups = _groups(kernel.reductions)
     if not groups:
         return kernel
     rewritten = _in_one_loop(kernel.map(lambda exprs: rewrite(exprs, _run)), groups)
@@ -36,7 +36,7 @@ def run_scans(kernel: Kernel) -> Kernel:
     if backwards:
         rewritten = rewritten.substitute(backwards)
     used = axes_of(rewritten.stores)
-    bound = (a for n in kernel_nodes(rewritten) if isinstance(n, Reduce) for a in n.over)
+    bound = (a for n in rewritten.reductions for a in n.over)
     inside = dict.fromkeys((*(a for a in rewritten.inside if a in used), *bound))
     return replace(rewritten, inside=tuple(inside))
 

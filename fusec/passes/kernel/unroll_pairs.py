@@ -18,11 +18,12 @@ Likewise a sum over pairs, each of a byte with two weights, becomes the sum of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir.contraction import factors
 from fusec.ir.expr import Reduce, loads
-from fusec.ir.graph import FlatKernel, kernel_nodes
+from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
@@ -53,7 +54,7 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 
     Products that run as tiles stay as they are.
     """
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    sums = kernel.reductions
     paired = {axis for axis in kernel.inside if _is_summed(kernel, axis, sums)}
     tiles = any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine)
     if not paired or tiles:
@@ -62,7 +63,7 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
 
 
-def _is_summed(kernel: FlatKernel, axis: Axis, sums: list[Reduce]) -> bool:
+def _is_summed(kernel: FlatKernel, axis: Axis, sums: Sequence[Reduce]) -> bool:
     """Return True for an axis of pairs along which nothing is stored, and all that it has is added
     up, along other axes as well."""
     if axis.extent is not _TWO or axis.limit is not None or axis in serial_axes(sums):
@@ -83,7 +84,7 @@ def _walks_pairs(node: Reduce, axis: Axis) -> bool:
 
 def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:
     """Return True for an axis of pairs over which, and along which, there is no reduction."""
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    sums = kernel.reductions
     reduced = axis in serial_axes(sums) or any(axis in n.over for n in sums)
     return is_of_pairs(kernel, axis) and not reduced
 

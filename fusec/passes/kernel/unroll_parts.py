@@ -198,15 +198,13 @@ def _parts_of(axis: Axis, place: Axis, starts: Sequence[int]) -> Sequence[Substi
 
 def _fills_vectors(kernel: FlatKernel, length: int) -> bool:
     """Return True if parts are whole vectors in each tensor, in a kernel without products."""
-    loads = (n for n in kernel_nodes(kernel) if isinstance(n, Load))
-    wide = all(length * n.dtype.itemsize % VECTOR_BYTES == 0 for n in loads)
+    wide = all(length * n.dtype.itemsize % VECTOR_BYTES == 0 for n in kernel.loads)
     return wide and _sums_only(kernel)
 
 
 def _sums_only(kernel: FlatKernel) -> bool:
     """Return True for a kernel without products, and without other reductions than sums."""
-    sums = (n for n in kernel_nodes(kernel) if isinstance(n, Reduce))
-    return all(n.monoid is SUM and factors(n) is None for n in sums)
+    return all(n.monoid is SUM and factors(n) is None for n in kernel.reductions)
 
 
 def _ends(kernel: FlatKernel) -> dict[Axis, set[int]]:

@@ -29,8 +29,8 @@ import math
 from dataclasses import replace
 
 from fusec.ir.dtype import F8
-from fusec.ir.expr import Cast, Expr, Load, Reduce
-from fusec.ir.graph import Kernel, Store, kernel_nodes
+from fusec.ir.expr import Cast, Expr, Load
+from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
@@ -193,7 +193,7 @@ def _divides(columns: int, extent: Index) -> bool:
 
 def _products(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
     """Return a kernel's skinny products; empty if it has other reductions or ragged axes."""
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    sums = kernel.reductions
     found = [match_streamed(n, machine) for n in sums]
     ragged = any(a.limit is not None for a in kernel.axes)
     if ragged or any(set(n.over) != set(kernel.inside) for n in sums):

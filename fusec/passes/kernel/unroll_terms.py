@@ -22,7 +22,6 @@ from fusec.ir.expr import (
     Const,
     Expr,
     IndexValue,
-    Load,
     Op,
     Reduce,
     Select,
@@ -33,7 +32,7 @@ from fusec.ir.expr import (
     rebuild,
     substitute,
 )
-from fusec.ir.graph import FlatKernel, kernel_nodes
+from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import is_index_only
@@ -154,14 +153,13 @@ def _terms(kernel: FlatKernel) -> tuple[Axis, ...]:
 
     None unless all its sums are short, and have a factor that reads no memory.
     """
-    nodes = kernel_nodes(kernel)
-    sums = [n for n in nodes if isinstance(n, Reduce)]
+    sums = kernel.reductions
     if not all(n.monoid is SUM and all(map(is_short, n.over)) for n in sums):
         return ()
     factors = [side for n in sums for side in children(n.body) if is_index_only(side)]
     if len(factors) != len(sums) or not all(is_op(n.body, "mul") for n in sums):
         return ()
-    along = axes_in(factors) - axes_in(n for n in nodes if isinstance(n, Load))
+    along = axes_in(factors) - axes_in(kernel.loads)
     found = tuple(a for a in kernel.grid if a in along and is_short(a))
     stored = all(set(found) <= s.indices[0].axes for s in kernel.stores)
     few = product(a.extent for a in found).const <= MOST_POINTS

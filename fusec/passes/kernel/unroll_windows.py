@@ -14,11 +14,12 @@ Worked example, three places, stride 1, four neighbours::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.ir.contraction import is_product
 from fusec.ir.expr import Load, Reduce, reductions
-from fusec.ir.graph import FlatKernel, kernel_nodes
+from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
@@ -62,9 +63,7 @@ def unroll_windows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 
 def _find(kernel: FlatKernel, machine: Machine) -> Overlap | None:
     """Return the overlap of a kernel's windows whose elements are vectors of lanes, or None."""
-    nodes = kernel_nodes(kernel)
-    sums = [n for n in nodes if isinstance(n, Reduce)]
-    loads = [n for n in nodes if isinstance(n, Load)]
+    sums, loads = kernel.reductions, kernel.loads
     if any(n.monoid is not SUM or not n.dtype.is_float for n in sums) or any(
         a.limit is not None for a in kernel.axes
     ):
@@ -86,7 +85,7 @@ def _find(kernel: FlatKernel, machine: Machine) -> Overlap | None:
     return None
 
 
-def _is_window(along: Axis, places: Axis, sums: list[Reduce], most: int) -> bool:
+def _is_window(along: Axis, places: Axis, sums: Sequence[Reduce], most: int) -> bool:
     """Return True if the sums along some places are over one small window, perhaps with channels.
 
     They sum no other sums, and others are no products, whose tiles have schedules of their own.
@@ -102,7 +101,7 @@ def _is_window(along: Axis, places: Axis, sums: list[Reduce], most: int) -> bool
     return small and len(window) in (2, 3) and along not in window
 
 
-def _lane(kernel: FlatKernel, loads: list[Load], machine: Machine) -> Axis | None:
+def _lane(kernel: FlatKernel, loads: Sequence[Load], machine: Machine) -> Axis | None:
     """Return the axis that fills vectors, contiguous or constant in all memory, or None."""
     stored = [store.indices[0] for store in kernel.stores]
     for axis in kernel.axes:

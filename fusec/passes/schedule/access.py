@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fusec.ir.expr import Load, index_exprs
-from fusec.ir.graph import FlatKernel, Kernel, Store, kernel_nodes
+from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index, product
 
 VECTOR_BYTES = 16
@@ -27,8 +27,7 @@ class Access:
 
 def accesses(kernel: Kernel) -> list[Access]:
     """Return the loads and stores of a kernel, each once."""
-    loads = [node for node in kernel_nodes(kernel) if isinstance(node, Load)]
-    places: list[Load | Store] = [*kernel.stores, *loads]
+    places: list[Load | Store] = [*kernel.stores, *kernel.loads]
     pairs = [(place.buffer.offset(place.indices), place.buffer.dtype) for place in places]
     return [Access(offset, dtype.itemsize, count(offset.axes)) for offset, dtype in pairs]
 
@@ -73,7 +72,7 @@ def limiting_axes(kernel: Kernel) -> frozenset[Axis]:
 
 def offsets_with_neighbour(kernel: FlatKernel) -> frozenset[Index]:
     """Return the offsets of loads, and of stores, whose neighbour in memory is accessed as well."""
-    loads = {(n.buffer, n.indices[0]) for n in kernel_nodes(kernel) if isinstance(n, Load)}
+    loads = {(n.buffer, n.indices[0]) for n in kernel.loads}
     stores = {(store.buffer, store.indices[0]) for store in kernel.stores}
     found: set[Index] = set()
     for places in (loads, stores):

@@ -25,7 +25,7 @@ def nest_order(kernel: Kernel, lane: Axis | None, machine: Machine) -> tuple[Axi
     On a CPU, reductions may accumulate in private arrays.
     """
     inside = [a for a in kernel.inside if a is not lane]
-    reductions = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    reductions = kernel.reductions
     before: dict[Axis, set[Axis]] = {a: set() for a in inside}
     for node in reductions:
         for hit in hits_of(node):

@@ -8,8 +8,8 @@ three tiles. Accesses that are contiguous along different axes (a transpose) get
 
 from __future__ import annotations
 
-from fusec.ir.expr import Op, postorder
-from fusec.ir.graph import FlatKernel, Kernel
+from fusec.ir.expr import Op
+from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
 from fusec.passes.schedule.access import (
@@ -72,8 +72,8 @@ def _width(extent: int, block: int, tuning: RowTuning) -> int:
 
 def _is_heavy(kernel: Kernel) -> bool:
     """Return True if a kernel calls a function that needs more registers than its operands."""
-    nodes = postorder(s.expr for s in kernel.stores)
-    return any(isinstance(n, Op) and n.name in ("sin", "cos", "tan", "lgamma") for n in nodes)
+    dear = ("sin", "cos", "tan", "lgamma")
+    return any(isinstance(n, Op) and n.name in dear for n in kernel_nodes(kernel))
 
 
 def tile_elements(kernel: Kernel, fast: Axis, tuning: RowTuning) -> int:

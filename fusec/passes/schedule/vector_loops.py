@@ -44,9 +44,7 @@ def loop_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
 
 def _streams(kernel: Kernel, machine: Machine) -> list[StreamedProduct]:
     """Return the sums of a kernel that stream weights, each for a single row of a block."""
-    found = (
-        match_skinny(n, machine.loops.always) for n in kernel_nodes(kernel) if isinstance(n, Reduce)
-    )
+    found = (match_skinny(n, machine.loops.always) for n in kernel.reductions)
     return [product for product in found if product is not None]
 
 
@@ -62,10 +60,10 @@ def _ahead(kernel: Kernel, machine: Machine) -> int:
         return max(1, tuning.ahead_bytes // max(panels))
     if streams and not all(p.narrow for p in streams):
         return tuning.ahead
-    read = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    read = kernel.loads
     columns = streams[0].columns[:1] if streams else kernel.grid
     if not streams:
-        read = [n for n in read if n.dtype.is_integer] if _is_packed(kernel) else []
+        read = tuple(n for n in read if n.dtype.is_integer) if _is_packed(kernel) else ()
     offsets = [load.buffer.offset(load.indices) for load in read]
     steps = (offset.coefficient(column) for offset in offsets for column in columns)
     return max((s.hint() // machine.vector for s in steps if s is not None), default=1)
@@ -73,7 +71,7 @@ def _ahead(kernel: Kernel, machine: Machine) -> int:
 
 def _is_packed(kernel: Kernel) -> bool:
     """Return True for products with integers of which several are in a word: sums of terms each."""
-    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    sums = kernel.reductions
     several = bool(sums) and all(len(n.over) > 1 and n.dtype is F32 for n in sums)
     return several and all(reads_narrow(store.expr) for store in kernel.stores)
 
@@ -225,7 +223,7 @@ def transposed_axes(kernel: Kernel, machine: Machine) -> tuple[Axis, Axis] | Non
     if not written:
         return None
     lane = max(written, key=written.__getitem__)
-    found = [n for n in kernel_nodes(kernel) if isinstance(n, Load)]
+    found = kernel.loads
     read: dict[Axis, int] = {}
     for axis in long:
         transposed = [n for n in found if is_transposed(n, axis, lane)]
@@ -252,7 +250,7 @@ def accepts_loops(kernel: Kernel, machine: Machine) -> bool:
     """Return True if there is one loop order that is legal for all reductions of the kernel."""
     if serial_reductions(kernel):  # planning sees merged axes, which may be too long for an array
         kernel = run_scans(coalesce(kernel))
-        if any(isinstance(n, Reduce) and scan_of(n) for n in kernel_nodes(kernel)):
+        if any(map(scan_of, kernel.reductions)):
             return False  # some run forwards, others backwards
     lane = fastest_axis(kernel, lane_candidates(kernel))
     return nest_order(kernel, lane, machine) is not None
@@ -262,10 +260,8 @@ def _sums_many(kernel: Kernel, lane: Axis, block: int) -> bool:
     """Return True if a float sum over the lane axis has at least two blocks of elements."""
     if lane.limit is not None or lane.extent.hint() < 2 * block:
         return False
-    return any(
-        isinstance(n, Reduce) and n.monoid is SUM and n.dtype.is_float and lane in n.over
-        for n in postorder(s.expr for s in kernel.stores)
-    )
+    sums = (n for n in kernel.reductions if n.monoid is SUM and n.dtype.is_float)
+    return any(lane in n.over for n in sums)
 
 
 def _scans_dear(kernel: Kernel, lane: Axis, block: int, least: int) -> bool:

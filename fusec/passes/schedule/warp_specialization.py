@@ -23,8 +23,8 @@ from dataclasses import replace
 
 from fusec.ir.cpu_tuning import Sides
 from fusec.ir.dtype import DType
-from fusec.ir.expr import Expr, Load, Reduce, postorder
-from fusec.ir.graph import Kernel, kernel_nodes
+from fusec.ir.expr import Expr, Load, postorder
+from fusec.ir.graph import Kernel
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, filled, programs, tilings
@@ -81,7 +81,7 @@ def _team(one: ProductKernel) -> Sides:
 
 def _is_plain(one: ProductKernel) -> bool:
     """Return True if a kernel only sums products of matrices in memory, in one loop."""
-    use, sums = one.use, (n for n in kernel_nodes(one.kernel) if isinstance(n, Reduce))
+    use, sums = one.use, one.kernel.reductions
     flat = len(use.tiled) == 2 and not use.whole and not use.outer
     alone = flat and use.tiled == one.kernel.grid[-2:] and all(n in one.products for n in sums)
     return alone and all(_is_copied(side) for side in _sides(one)) and _lies_along_terms(one)
@@ -167,7 +167,7 @@ def _registers(one: ProductKernel, tiling: Tiling) -> float:
     kernel, work, lanes = one.kernel, one.work, tiling.lanes
     sums, inner = ([area(axes, lanes) for axes in tiles] for tiles in (work.sums, work.inner))
     operands = {axes for axes, _ in work.loads}
-    loads = [n for n in kernel_nodes(kernel) if isinstance(n, Load) and n.axes not in operands]
+    loads = [n for n in kernel.loads if n.axes not in operands]
     tiles = [n for n in loads if len(n.axes & lanes.keys()) > 1]
     held = sum(sums) + sum(inner) + len(sums) * max(inner, default=0) / 2
     held += sum(area(axes, lanes) for axes in work.parts) / 2

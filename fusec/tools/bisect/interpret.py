@@ -27,7 +27,7 @@ from fusec.driver.trace import Trace
 from fusec.errors import InternalError
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.frontend.fx_passes.freezing import RECIPE
-from fusec.ir.expr import Buffer, loads
+from fusec.ir.expr import Buffer
 from fusec.ir.extern import Constant
 from fusec.ir.graph import Graph, Kernel, Schedule, View
 from fusec.ir.host import HostProgram
@@ -273,7 +273,7 @@ def stored(structure: Any) -> list[Any]:
     """Run a kernel, captured, planned or lowered, and return the arrays that it writes."""
     match structure:
         case Kernel():
-            reads = [load.buffer for load in loads(store.expr for store in structure.stores)]
+            reads = [load.buffer for load in structure.loads]
             writes = [store.buffer for store in structure.stores]
         case Planned():
             return stored(lower(structure.kernel, structure.plan))

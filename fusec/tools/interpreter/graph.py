@@ -23,7 +23,7 @@ import numpy as np
 
 from fusec.errors import InternalError
 from fusec.ir.dtype import NumberForm
-from fusec.ir.expr import Buffer, loads
+from fusec.ir.expr import Buffer
 from fusec.ir.graph import (
     Argument,
     CallStep,
@@ -392,7 +392,7 @@ def run_kernel(kernel: Kernel, buffers: dict[Buffer, Array], sizes: Mapping[Size
 
 def _check_aliases(kernel: Kernel) -> None:
     places = {(line.buffer, line.indices) for line in kernel.stores}
-    for load in loads(line.expr for line in kernel.stores):
+    for load in kernel.loads:
         if load.buffer.base in kernel.writes and (load.buffer, load.indices) not in places:
             raise InternalError(
                 f"kernel {kernel.name} reads {load}, which it writes at another index", stage=STAGE
