@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 @contextmanager
@@ -33,13 +35,26 @@ def settle(limit: float = 0.3, glance: float = 0.005) -> None:
     """Wait until no thread of this process runs, at most ``limit`` seconds.
 
     Threads that have nothing to do spin before they sleep, in case a call comes: torch's for 2 to
-    5 ms, ONNX Runtime's for 40 (2026-11-26). Calls of another peer would compete with them.
+    5 ms, ONNX Runtime's for 40 (2026-11-26). Calls of another peer would compete with them. One
+    that waits for a core, on a machine that is busy with others' programs, has not come to rest.
     """
     deadline, rests = time.perf_counter() + limit, 0
     while rests < 2 and time.perf_counter() < deadline:
         before = time.process_time()
         time.sleep(glance)
-        rests = rests + 1 if time.process_time() - before < glance / 10 else 0
+        ran = time.process_time() - before > glance / 10
+        rests = 0 if ran or _others_run() else rests + 1
+
+
+def _others_run() -> bool:
+    """Return True if another thread of this process runs or waits for a core, as Linux says."""
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended meanwhile
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state in "RD" and task.name != own:
+                return True
+    return False
 
 
 def interleaved(
