@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 import time
 from itertools import pairwise
@@ -38,6 +40,9 @@ def test_what_a_test_builds_in_the_background_ends_with_it(again: bool) -> None:
     LEFT.append(Background(lambda: time.sleep(0.2)))
 
 
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or "LD_PRELOAD" in os.environ, reason="another allocator"
+)
 def test_new_memory_holds_no_results_that_were_freed() -> None:
     for size in (64, 1 << 12, 1 << 22):
         for _ in range(8):
