@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -193,6 +194,14 @@ def _torch_has_the_threads_it_had() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_found_where_they_were() -> Iterator[None]:
+    """Undo what the command line does in its own process: the folder of a model is on the path."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(autouse=True, scope="session")

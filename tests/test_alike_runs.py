@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,12 @@ LEFT: list[Background[None]] = []
 def test_what_a_test_builds_in_the_background_ends_with_it(again: bool) -> None:
     assert not any(one._thread.is_alive() for one in LEFT)
     LEFT.append(Background(lambda: time.sleep(0.2)))
+
+
+@pytest.mark.parametrize("again", (False, True))
+def test_where_a_test_looks_for_modules_is_its_own(again: bool) -> None:
+    assert "nowhere" not in sys.path
+    sys.path.append("nowhere")
 
 
 @pytest.mark.skipif(
