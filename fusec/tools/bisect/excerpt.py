@@ -26,6 +26,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from fusec.driver.launches import described_launches
+from fusec.frontend.fx_passes.fx_nodes import hint_of
 from fusec.frontend.origin import origin_of
 from fusec.torch_interior import FakeTensorMode, OpOverload, qualified_name
 
@@ -161,20 +162,16 @@ def from_graph(gm: fx.GraphModule, *, trains: bool = False) -> Excerpt:
 def _type(value: Any) -> Type:
     match value:
         case torch.Tensor() if value.layout is torch.strided:
-            shape, strides = map(_number, value.shape), map(_number, value.stride())
+            shape, strides = map(hint_of, value.shape), map(hint_of, value.stride())
             return TensorType(tuple(shape), tuple(strides), value.dtype, str(value.device))
         case torch.SymInt():
-            return _number(value)
+            return hint_of(value)
         case bool():
             return None
         case int():
             return value
         case _:
             return None
-
-
-def _number(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _target(node: fx.Node) -> str | None:

@@ -27,6 +27,7 @@ from fusec.driver.trace import Trace
 from fusec.errors import InternalError
 from fusec.frontend.fx_passes.dynamo_graph import copied
 from fusec.frontend.fx_passes.freezing import RECIPE
+from fusec.frontend.fx_passes.fx_nodes import hint_of
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import Constant
 from fusec.ir.graph import Graph, Kernel, Schedule, View
@@ -260,9 +261,8 @@ def drawn(node: fx.Node) -> Any:
     like = node.meta.get("val", node.meta.get("example_value"))
     if not isinstance(like, Tensor):
         return 7
-    shape = [int(s) if isinstance(s, int) else int(s.node.hint) for s in like.shape]
     generator = torch.Generator().manual_seed(sum(node.name.encode()))
-    numbers = torch.randn(shape, generator=generator)
+    numbers = torch.randn([*map(hint_of, like.shape)], generator=generator)
     return numbers > 0 if like.dtype is torch.bool else numbers.to(like.dtype)
 
 

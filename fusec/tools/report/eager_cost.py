@@ -22,7 +22,7 @@ from torch import fx
 
 from fusec.errors import ModelError
 from fusec.frontend.fx_passes.flex_attention import decomposed_flex_attention, is_flex_attention
-from fusec.frontend.fx_passes.fx_nodes import is_tangent
+from fusec.frontend.fx_passes.fx_nodes import hint_of, is_tangent
 from fusec.frontend.origin import module_path, op_name, origin_of
 from fusec.frontend.size_facts import UNSEEN
 from fusec.ir.expr import reach
@@ -123,7 +123,7 @@ class _Counter(TorchDispatchMode):
             step(
                 *(one for init in states for one in init), *(x.select(0, 0) for x in xs), *captured
             )
-        self.calls += self.calls[known:] * (_seen(xs[0].shape[0]) - 1)
+        self.calls += self.calls[known:] * (hint_of(xs[0].shape[0], UNSEEN) - 1)
 
     def count_iteration(
         self,
@@ -210,16 +210,10 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
         return int(tensor.numel()) * tensor.element_size()
     total = tensor.element_size()
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        seen = _seen(extent)
+        seen = hint_of(extent, UNSEEN)
         if not (type(stride) is int and stride == 0) or seen == 0:
             total *= seen
     return total
-
-
-def _seen(extent: Any) -> int:
-    """Return the hint of a size, or a guess for a size that depends on data."""
-    symbolic = isinstance(extent, torch.SymInt)
-    return UNSEEN if symbolic and not extent.node.has_hint() else int(extent)
 
 
 def count_eager(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[EagerCost, EagerCost]:
