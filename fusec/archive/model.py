@@ -211,13 +211,13 @@ class Model:
         return tuple(map(str, self._calling.tensors))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is trained, by name."""
+        """Yield the trained parameters by name."""
         for weight, tensor in zip(self._calling.weights, self._weights, strict=True):
             if weight.parameter:
                 yield weight.names[0], tensor
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Yield what is trained, as an optimizer takes it."""
+        """Yield the trained parameters, as an optimizer takes them."""
         return (tensor for _, tensor in self.named_parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:

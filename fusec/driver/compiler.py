@@ -122,7 +122,7 @@ def compile_graph(
 def _or_eagerly(
     compiled: Callable[[], BoxedCall], gm: fx.GraphModule, options: Options, trace: Trace
 ) -> BoxedCall:
-    """Return what ``compiled`` does; if that fails, the graph itself, unless ``strict``."""
+    """Return the result of ``compiled``; if it fails, the graph run eagerly, unless ``strict``."""
     try:
         with long_compile(f"graph {trace.name}"), _telling(trace):
             return compiled()
@@ -197,7 +197,7 @@ def run_eagerly(gm: fx.GraphModule) -> BoxedCall:
 def compile_entry(
     gm: fx.GraphModule, name: str, options: Options, trace: Trace, addition: Addition | None = None
 ) -> Entry:
-    """Return what the cache has of a graph, which is compiled if it has nothing; ``trace``, too.
+    """Return a graph's cache entry, compiled on a miss; it is noted in ``trace``, too.
 
     Nothing of it is loaded, so that its device need not be here.
     """
@@ -279,7 +279,7 @@ def _compile(gm: fx.GraphModule, name: str, options: Options, trace: Trace) -> B
 def _binding(
     gm: fx.GraphModule, name: str, options: Options, trace: Trace
 ) -> Callable[[Mapping[str, Callable[..., None]]], BoxedCall]:
-    """Return what makes a callable of a graph's wrapper and its kernels."""
+    """Return a function that makes a graph's callable of its kernels."""
     device = main_device(gm)
     called = json.loads(trace.manifest)["taken"]["calls"]
     outside = of_graph(gm, _compile_parts(gm, name, options, called))
@@ -313,7 +313,7 @@ def bind_stored(stored: Stored, options: Options) -> BoxedCall | None:
 
 
 def salt_of(device: torch.device, target: Target, options: Options) -> tuple[str, ...]:
-    """Return what the code of each graph depends on: versions, options, the machine."""
+    """Return the part of all cache keys that is no graph: versions, options, the machine."""
     versions = (fingerprint(), cpu_features(), _compiler(options))
     raced = _processor(device) if _races(options) else ""
     machine = target.machine
@@ -347,7 +347,7 @@ _LAST_COMPILER = "compiler"
 def _compile_parts(
     gm: fx.GraphModule, name: str, options: Options, called: Collection[str]
 ) -> Mapping[str, Callable[..., Any]]:
-    """Return what runs in the place of a graph's parts, by attribute: their compiled form.
+    """Return the compiled form of each subgraph that the wrapper calls, by attribute.
 
     Args:
         called: the nodes that the wrapper calls.
@@ -461,7 +461,7 @@ def _generate(
     addition: Addition | None,
     hooks: Sequence[CompileHooks],
 ) -> tuple[Entry, Callable[[], Entry]]:
-    """Return what a graph's entry says of its kernels, and what builds these."""
+    """Return a graph's entry without its kernels, and a function that builds and adds these."""
     target, compiled = context.target, _observed(gm, context, hooks)
     about = {"model": model_name(gm), "graph": context.trace.name, "target": target.name}
     blobs = {

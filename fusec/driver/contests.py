@@ -172,7 +172,7 @@ def random_inputs(group: Group, device: torch.device) -> list[Any]:
 
 
 def argument_specs(graph: Graph) -> list[TensorSpec | int]:
-    """Return what a graph's arguments are, at the hints of sizes."""
+    """Return the types of a graph's arguments, at the hints of sizes; a size is its hint."""
     return [
         item.hint if isinstance(item, Size) else _spec(item.shape, item.strides, item.dtype)
         for item in graph.inputs
@@ -340,7 +340,7 @@ def timed_batch(convolution: fx.Node, most: int) -> tuple[int, float]:
 
 
 def describe_arguments(convolution: fx.Node) -> str:
-    """Return what a convolution's time depends on beside the number of its images."""
+    """Return the types and options of a convolution, without the number of its images."""
     images = images_of(convolution)
 
     def described(node: fx.Node) -> str:

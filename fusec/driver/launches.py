@@ -33,7 +33,7 @@ def describe_launches(
     code: Mapping[str, str],
     work: Mapping[Kernel | ForeachKernel | Extern, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return what an entry says of the launches of a schedule.
+    """Return the description of a schedule's launches that is kept in a cache entry.
 
     Args:
         code: kernel name -> the name of the first one of the same code.

@@ -76,7 +76,7 @@ class Observer:
         names: Sequence[str],
         options: Options,
     ) -> Around | None:
-        """Return what is put around each call of the graphs that are compiled from a trace.
+        """Return a wrapper for each call of the graphs that are compiled from a trace.
 
         Args:
             traced: a copy of AOTAutograd's graph as it came: of forward and backward, or inference.
@@ -87,11 +87,11 @@ class Observer:
         return None
 
     def watch_compile(self, options: Options, trace: Trace) -> CompileHooks | None:
-        """Return what is told of the stages and the code of a graph; the trace has its name."""
+        """Return hooks for a graph's stages and its code; the trace has its name."""
         return None
 
     def watch_calls(self, gm: fx.GraphModule, name: str, options: Options) -> CallHooks | None:
-        """Return what is called in and around each call of a compiled graph."""
+        """Return hooks for each call of a compiled graph, and for its launches."""
         return None
 
     def compiled(self, gm: fx.GraphModule, options: Options, trace: Trace) -> None:

@@ -168,7 +168,7 @@ def _leave_constants_to_the_last(joint: fx.Graph) -> None:
 
 
 def _compared_with_extremes(nodes: NodeDefinitions) -> set[fx.Node]:
-    """Return what maxima and minima are taken of that a node compares with other values."""
+    """Return the operands of maxima and minima that a node compares with other values."""
     found: set[fx.Node] = set()
     for node in nodes.gm.graph.find_nodes(op="call_function", target=aten.eq.Tensor):
         lines = [line for side in node.all_input_nodes for line in nodes.of(_source(side, nodes))]

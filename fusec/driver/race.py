@@ -159,7 +159,7 @@ class RaceJudge:
         return decide(choice, contest, verdict, missing)
 
     def race(self, contest: Contest, reference: str, budget_s: float) -> Verdict:
-        """Return what a race of a contest's candidates measured."""
+        """Race a contest's candidates, and return the verdict."""
         device = self.races.device
         on_cpu = device.type == "cpu"
         verdict = race(

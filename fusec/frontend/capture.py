@@ -507,7 +507,7 @@ class NodeDefinitions(_Capture):
         return self.env[node]
 
     def inside(self, load: Load) -> Expr:
-        """Return what a node computes an element from; the load of it if that is not pointwise."""
+        """Return the expression of a loaded element; the load itself if that is not pointwise."""
         node = None if load.guard is not None else self.node_of.get(load.buffer)
         lines = () if node is None else self.of(node)
         if len(lines) != 1 or reductions(lines[0].expr):

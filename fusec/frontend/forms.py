@@ -57,7 +57,7 @@ def value_of_memory(memory: Value, form: NumberForm) -> TensorValue:
 
 
 def memory_of_value(value: TensorValue, form: NumberForm) -> Value:
-    """Return what is in the memory of a tensor of a value: the inverse of ``value_of_memory``."""
+    """Return the numbers in memory of a value's tensor: the inverse of ``value_of_memory``."""
     if isinstance(value, Value):
         return negated(value) if form is NumberForm.NEGATIVE else value
     return interleaved(value.re, negated(value.im) if form is NumberForm.CONJUGATE else value.im)

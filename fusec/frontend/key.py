@@ -35,7 +35,7 @@ def graph_key(gm: fx.GraphModule, *salt: str) -> str:
 
 
 def _attribute(node: fx.Node, gm: fx.GraphModule) -> str:
-    """Return what code depends on in an attribute: a subgraph, which may be a loop's body."""
+    """Return the key of an attribute: of a subgraph, which may be a loop's body, or of numbers."""
     held = operator.attrgetter(str(node.target))(gm)
     return graph_key(held) if isinstance(held, fx.GraphModule) else str(numbers_of(node, gm))
 

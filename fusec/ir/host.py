@@ -192,7 +192,7 @@ def _lines(program: HostProgram) -> Iterator[str]:
 
 
 def _effects(steps: tuple[Step, ...]) -> str:
-    """Return what steps read of others, and what they write."""
+    """Print the buffers that steps read of others, and those that they write."""
     written = dict.fromkeys(b for step in steps for b in step.writes)
     read = dict.fromkeys(b for step in steps for b in step.reads if b not in written)
     sizes = dict.fromkeys(size for step in steps for size in step.defines_sizes)

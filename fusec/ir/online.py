@@ -73,7 +73,7 @@ def scale_of(node: Reduce, row_max: Reduce) -> Scale:
 
 
 def reference(top: Expr) -> Expr:
-    """Return what terms refer to: their maximum, or 0 while all scores are -inf, to avoid NaN."""
+    """Return the maximum that is subtracted from scores; 0 while all are -inf, to avoid NaN."""
     return select(op("eq", top, -math.inf), 0.0, top)
 
 

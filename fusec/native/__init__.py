@@ -16,5 +16,5 @@ def path() -> Path:
 
 
 def flags() -> list[str]:
-    """Return what a C compiler is told beside the program that uses them."""
+    """Return the arguments with which a C compiler builds a program that uses these files."""
     return ["-I", str(path()), *map(str, sorted(path().glob("*.c"))), "-ldl"]

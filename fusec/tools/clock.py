@@ -128,7 +128,7 @@ class Clock(Observer):
         return None if recorded or options.verify else self.hooks(graph_id(name), device)
 
     def hooks(self, graph: str, device: torch.device) -> CallHooks:
-        """Return what times a graph's launches by their names, and its calls by the name ""."""
+        """Return hooks that time a graph's launches by name, and its calls under the name ""."""
         self._devices.append(device.type)
         timing = _on_gpu if device.type == "cuda" else _on_cpu
 

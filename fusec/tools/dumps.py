@@ -109,7 +109,7 @@ class Records:
         return done
 
     def add(self, compiled: Compiled) -> None:
-        """Keep what behind all stages has been made."""
+        """Keep the plans, programs, sources and wrapper, which are made after all stages."""
         plans, programs, sources = compiled.plans, compiled.programs, compiled.sources
         self._keep("plan", plans, lambda: "\n".join(print_plan(k, p) for k, p in plans.items()))
         self._keep("program", programs, printed(programs))

@@ -71,7 +71,7 @@ def _joint(lets: Sequence[Let], over: tuple[Axis, ...]) -> JointSum:
 
 
 def _moved(sum_: Let, others: Sequence[Let], between: Sequence[Statement]) -> list[Let] | None:
-    """Return what moves to the front along with a sum, or None if the sum has to stay."""
+    """Return the values that move to the front along with a sum, or None if it has to stay."""
     made: dict[Expr, Let] = {s.var: s for s in between if isinstance(s, Let)}
     needed = needed_values([sum_], made)
     moved = [let for var, let in made.items() if var in needed]

@@ -71,7 +71,7 @@ _AFFINE = "recurrence"
 
 
 def scanned(x: torch.Tensor, how: str) -> torch.Tensor:
-    """Return what a function makes of the slices so far, contiguous as what eager interleaves."""
+    """Return the scan of a tensor's slices, contiguous as eager's, which interleaves parts."""
     x = x.contiguous()
     match how:
         case "add":
@@ -106,7 +106,7 @@ class _Function:
     terms: tuple[Term, ...]
 
     def scan(self, field: int) -> tuple[str, tuple[fx.Node, ...]] | None:
-        """Return what scans a field, and the tensors that it takes; None if it is unknown."""
+        """Return a field's scan by name, and the tensors that it takes; None if it is unknown."""
         leaf, left, right = self.leaves[field], _field(field), _field(field + len(self.leaves))
         for name in _SINGLE:
             if self.terms[field] == _term(name, left, right):
@@ -236,7 +236,7 @@ class _Scans:
                     self.known[node] = found
 
     def _elements(self, node: Any) -> _Elements | None:
-        """Return what the slices of a tensor are; a tensor that is not known is a leaf."""
+        """Return the elements that each slice of a tensor combines; an unknown one is a leaf."""
         tensor, length = tensor_of(node), _length(node)
         if node in self.known or tensor is None or length is None:
             return self.known.get(node)

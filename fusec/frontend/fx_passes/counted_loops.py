@@ -113,7 +113,7 @@ def _start(value: Any) -> Any:
 
 
 def _step(body: fx.GraphModule, place: int) -> int:
-    """Return what each step adds to a carried number; 0 if that is no constant."""
+    """Return the constant that each step adds to a carried number; 0 if it is none."""
     counter = body.graph.find_nodes(op="placeholder")[place]
     returned: Any = body.graph.output_node().args[0]
     made = returned[place]

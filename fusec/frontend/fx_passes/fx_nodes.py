@@ -30,7 +30,7 @@ def decide(node: fx.Node, decision: Decision) -> None:
 
 
 def called_with(function: Callable[..., Any], node: fx.Node) -> Any:
-    """Return a function of a call's arguments; None if it has no parameter for one of them."""
+    """Call a function with a node's arguments; None if it has no parameter for one of them."""
     try:
         given = inspect.signature(function).bind(*node.args, **node.kwargs)
     except TypeError:

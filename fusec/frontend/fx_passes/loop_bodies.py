@@ -318,7 +318,7 @@ def _line(node: fx.Node, body: LoopBody) -> tuple[Rolled, Rolled]:
 
 
 def _operand(operand: Any, node: fx.Node, body: LoopBody) -> Rolled:
-    """Return what is added to states, or multiplied by."""
+    """Return the operand that states are added to or multiplied by, as the loop's body has it."""
     made, own = tensor_of(node), tensor_of(operand)
     assert made is not None
     if type(operand) in (int, float) and made.dtype.itemsize >= 4:  # else eager takes f32

@@ -155,7 +155,7 @@ def _decide(
 
 
 def _gains(convolutions: list[fx.Node], machine: Machine, judge: Judge) -> dict[fx.Node, Decided]:
-    """Return what is decided of each convolution alone: the judge sees those that matter most."""
+    """Return the format chosen for each convolution alone: a judge decides those that gain most."""
     ruled = {node: gain_by_rule(node, machine) for node in convolutions}
     gains: dict[fx.Node, Decided] = {}
     expected, left = 0.0, machine.races.gains * sum(map(_gained_us, ruled.values()))

@@ -108,7 +108,7 @@ def roll_loops(gm: fx.GraphModule, least: int) -> None:
 
 
 def _results(graph: fx.Graph, least: int) -> list[_Collected]:
-    """Return what collects at least some values in a graph, in its order, and last values."""
+    """Return the nodes that collect ``least`` values or more, in order, and last values."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     found = [*filter(None, map(_joined_values, graph.nodes))]
     for base, calls in _filled(graph).items():

@@ -461,7 +461,7 @@ class _Fuser:
 
 
 def _described(leaf: Leaf) -> object:
-    """Return what an estimate depends on of a definition's leaf: not which buffer it is."""
+    """Return the facts of a leaf that an estimate depends on: not which buffer it is."""
     match leaf:
         case Buffer():
             return leaf.shape, leaf.strides

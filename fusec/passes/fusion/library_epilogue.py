@@ -116,7 +116,7 @@ def _applied(call: Extern) -> Extern:
 
 
 def _summand(store: Store, made: Buffer) -> View | None:
-    """Return what a store adds to a call's result, as a view of the store's shape, or None."""
+    """Return the summand that a store adds to a call's result, as a view of its shape, or None."""
     expr = _uncast(store.expr)
     if not isinstance(expr, Op) or expr.name != "add":
         return None

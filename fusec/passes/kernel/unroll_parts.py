@@ -229,7 +229,7 @@ def _compared(condition: Expr) -> tuple[Axis, int] | None:
 
 
 def _taken(node: Expr, axis: Axis, start: int) -> Expr:
-    """Return what the outermost conditions choose for a part: chains are long."""
+    """Return the branch that the outermost conditions choose for a part: chains are long."""
     while isinstance(node, Select):
         compared = _compared(node.condition)
         if compared is None or compared[0] is not axis:

@@ -138,7 +138,7 @@ class Binary:
 
     @staticmethod
     def of(compiled: Any) -> Binary:
-        """Return what is kept of a kernel that Triton has compiled."""
+        """Return the binary and plain metadata of a kernel that Triton has compiled."""
         plain = (bool, int, float, str, tuple, list, type(None))
         kept = {k: v for k, v in compiled.metadata._asdict().items() if isinstance(v, plain)}
         return Binary(bytes(compiled.kernel), json.dumps(kept, sort_keys=True, default=str))
@@ -148,7 +148,7 @@ class Binary:
 
 
 def compile_kernel(kernel: TritonSource, target: str) -> Any:
-    """Return what Triton makes of a kernel for ``target``, such as "sm_90"; no device is needed.
+    """Compile a kernel with Triton for ``target``, such as "sm_90"; no device is needed.
 
     Raises:
         BuildError: if Triton or ptxas rejects the kernel.

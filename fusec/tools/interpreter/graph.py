@@ -110,7 +110,7 @@ def from_storage(buffer: Buffer, env: Env) -> Array:
 
 
 def _real(values: Array, form: NumberForm) -> Array:
-    """Return what memory has of a tensor in a form."""
+    """Return the real numbers that memory has for a tensor of a number form."""
     if form.is_complex:
         values = np.stack((values.real, -values.imag if form.has_bit else values.imag), -1)
     return -values if form is NumberForm.NEGATIVE else values
@@ -228,7 +228,7 @@ def _run_body(body: Interpreted, env: Env, extern: ExternCall | None, kernel: Ke
 
 
 def _statements(body: Interpreted) -> Iterator[Line | HostStatement]:
-    """Yield what a body runs; only a host program has the allocations that its steps need."""
+    """Yield the statements of a body, with the allocations that only a host program has itself."""
     if isinstance(body, HostProgram):
         yield from body.statements
         return

@@ -120,15 +120,15 @@ class Seen(Report):
         return sum(graph.run_seconds for graph in self.graphs)
 
     def advice(self) -> list[str]:
-        """Return what to do, what takes most of the time first."""
+        """Return remedies, that of the largest share of the time first."""
         return [str(one) for one in advice_on(self) if one.helps]
 
     def unmended(self) -> list[str]:
-        """Return what costs time, too, with no remedy that is known."""
+        """Return the costs of time without a known remedy."""
         return [str(one) for one in advice_on(self) if not (one.helps or one.remedy.meant)]
 
     def notes(self) -> list[str]:
-        """Return what was compiled again because the program does two things, each in a line."""
+        """Return the recompiles that the program needs, as it does two things: a line each."""
         found = [one for one in advice_on(self) if one.remedy.meant]
         whys = (one.remedy.change.partition(": ")[2] for one in found)
         return [f"{n.place}: {n.seconds:.1f} s more: {w}" for n, w in zip(found, whys, strict=True)]

@@ -86,7 +86,7 @@ class OwnChoices(TorchDispatchMode):
 
 
 def with_either_choice(compared: Callable[[], _Said], is_off: Callable[[_Said], bool]) -> _Said:
-    """Return what a comparison with eager's kernels says; if it is off, once more, as above.
+    """Compare with eager's kernels; if that is off, once more with ``OwnChoices``.
 
     Args:
         compared: runs these kernels, and compares.
@@ -211,7 +211,7 @@ class Verification:
         self.local = threading.local()
 
     def hooks(self) -> CallHooks:
-        """Return what is called in each call of the graph."""
+        """Return the hooks for each call of the graph."""
         return CallHooks(call=self.around, stored=self.stored)
 
     def around(self, call: BoxedCall) -> BoxedCall:

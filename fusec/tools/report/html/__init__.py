@@ -48,7 +48,7 @@ def render(document: Document) -> str:
 
 
 def _boxes(document: Document, templates: Environment) -> dict[str, Any]:
-    """Return what the page's script shows of each box: its panel, and the numbers of its texts."""
+    """Return, for the page's script, each box's panel, its listings and the ids of its calls."""
     panel = templates.get_template("panel.html")
     return {
         f"g{g}-b{k}": {
