@@ -290,7 +290,7 @@ def is_guarded() -> bool:
 
 
 def keep_dynamo_names(gm: fx.GraphModule, part: fx.GraphModule) -> None:
-    """Copy what Dynamo notes of a graph and its inputs to a part of the graph."""
+    """Copy Dynamo's notes on a graph and on its inputs to a part of the graph."""
     part.meta.update(gm.meta)
     if hasattr(gm, "_param_name_to_source"):
         part._param_name_to_source = gm._param_name_to_source

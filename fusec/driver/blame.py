@@ -43,7 +43,7 @@ def blame(error: BaseException) -> Blame:
 
 
 def _held(frame: FrameType) -> Iterator[Origin]:
-    """Yield the origins of what a frame was processing."""
+    """Yield the origins of the nodes and values among a frame's variables."""
     for value in list(frame.f_locals.values()):
         if isinstance(value, fx.Node):
             if value.op == "call_function" or value.op == "call_method":

@@ -136,7 +136,7 @@ def _or_eagerly(
 
 @contextmanager
 def _telling(trace: Trace) -> Iterator[None]:
-    """Say each stage as it begins, if a line of a terminal shows what a compile is at."""
+    """Show each stage as it begins in the terminal's line of progress, if there is one."""
     phase = trace.phase
 
     def told(stage: str) -> AbstractContextManager[Any]:
@@ -333,7 +333,7 @@ def _compiler(options: Options) -> str:
 
 
 def _remember_compiler(options: Options) -> None:
-    """Tell later processes with the same cache, which may have no compiler, what built it."""
+    """Keep the compiler's identity in the cache, for later processes that have no compiler."""
     about = {"model": "(the C++ compiler that made them)", "graph": "", "target": ""}
     identity = cpp_kernel.compiler_identity(options.cxx).encode()
     blobs, cache = {ABOUT: json.dumps(about).encode(), "identity": identity}, open_cache(options)
@@ -492,7 +492,7 @@ def _observed(
 def _tell_cached_code(
     gm: fx.GraphModule, name: str, target: Target, options: Options, hooks: Sequence[CompileHooks]
 ) -> None:
-    """Tell what the code of a graph in the cache is: an entry has no text of it."""
+    """Give hooks the code of a cached graph, compiled again: an entry has no text of it."""
     try:
         untimed = replace(options, race_budget_s=0.0)
         _observed(gm, context_for(gm, target, untimed, Trace(name)), hooks)

@@ -97,7 +97,7 @@ class CompileContext:
         return self.target.machine
 
     def observed(self, stage: Stage, structure: Any) -> Callable[[Any], None]:
-        """Tell observers what a stage is about to take; return what tells them what it made."""
+        """Give observers a stage's input; return a function that gives them its output."""
         told = [observe(stage, structure) for observe in self.observe]
 
         def made(structure: Any) -> None:

@@ -290,7 +290,7 @@ def _refuse_others(program: HostProgram) -> None:
 
 
 def _called(statement: HostStatement) -> tuple[Step, ...]:
-    """Return what a statement calls: of a loop, what its body calls, unless C cannot run it."""
+    """Return the steps of a statement: of a loop those of its body, unless C cannot run it."""
     match statement:
         case HostLoop(loop, body, native):
             return body.steps if native or body.kernels != body.steps else (loop,)

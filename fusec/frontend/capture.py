@@ -130,7 +130,7 @@ class _Capture:
     def _lower_body(
         self, part: fx.GraphModule, lines: GraphBuilder, given: Iterable[Any]
     ) -> tuple[Any, ...]:
-        """Return what a loop's body returns, given some values; its lines go into ``lines``."""
+        """Lower a loop's body at given values, and return its results; lines go into ``lines``."""
         body = _Capture(part, lines)
         body.given, body.extents = self.given, self.extents
         body.env.update(zip(part.graph.find_nodes(op="placeholder"), given, strict=True))

@@ -130,7 +130,7 @@ def lower_loop(
 
 
 def _groups(node: fx.Node, has_condition: bool) -> list[list[Any]]:
-    """Return what a loop carries, what it takes rows of, and what it takes whole."""
+    """Return a loop's carried values, the tensors it takes rows of, and those it takes whole."""
     groups = [list(group) for group in node.args[1 + has_condition :]]  # type: ignore[arg-type]
     if node.kwargs:
         raise Unsupported("a loop that writes its arguments")
@@ -149,7 +149,7 @@ def _told(
     given: Iterable[Any],
     lower: Lower,
 ) -> Buffer:
-    """Define what a loop's condition says of some values."""
+    """Define the buffer of a loop's condition at given values."""
     apart = replace(lines, nodes=[])
     results = lower(condition, apart, given)
     (told,) = _all_stored(apart, node, results, (_CONDITION,))

@@ -107,7 +107,7 @@ def effect_of(
 
 
 def _of_whole_call(target: Any) -> Effect:
-    """Return what is known of a call that no pass rewrites."""
+    """Return the effect of a call that no pass rewrites: fresh, an alias, pending or unknown."""
     if getattr(target, "overloadpacket", None) in _FRESH:
         return Fresh()
     if isinstance(target, OpOverload) and target.is_view:

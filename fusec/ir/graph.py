@@ -414,7 +414,7 @@ class RowLoop:
 
     @property
     def outside(self) -> dict[Buffer, View]:
-        """The body's inputs and results -> what they are, or are a chunk of, outside."""
+        """Input or result of the body -> the view outside that it is, or is a chunk of."""
         inner = self._inner(0, len(self.views) + len(self.added))
         found = dict(zip(inner, (*self.views, *map(whole_view, self.added)), strict=True))
         for buffer, part in self.chunks.items():

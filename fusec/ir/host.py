@@ -205,7 +205,7 @@ def _names(buffers: tuple[Buffer, ...]) -> str:
 
 
 def name_of(step: Step) -> str:
-    """Return the name of a launch, the node of a call, or what a step defines."""
+    """Return a step's name: of a launch its own, of a call its node's."""
     match step:
         case Kernel() | ForeachKernel() | RowLoop():
             return step.name

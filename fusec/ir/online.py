@@ -173,7 +173,7 @@ ONLINE_RULES = Rules((factor_outside_sum, Reduce))
 
 
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:
-    """Return a product without what is invariant along ``over``, and what applies that to it."""
+    """Return a product without factors invariant along ``over``, and functions that apply these."""
     around: Outside
     match root:
         case Select(condition=c, then=a, other=Const(value=0)) if c.axes.isdisjoint(over):

@@ -69,7 +69,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class StoredScatter:
-    """The store whose value a scatter makes, and what it begins with."""
+    """The store whose value a scatter computes, and the value that its elements begin with."""
 
     store: Store
     start: Expr
@@ -229,7 +229,7 @@ def stored_scatters(kernel: Kernel) -> dict[Reduce, StoredScatter]:
 
 
 def _reductions_with_start(value: Expr) -> Iterator[tuple[Reduce, Expr]]:
-    """Yield reductions that a value is, and what each begins with."""
+    """Yield each reduction that makes a value, with the value that it begins with."""
     match value:
         case Reduce():
             yield value, identities(value)[-1]

@@ -258,7 +258,7 @@ def reads_narrow(value: Expr, size: int = 0) -> bool:
 
 
 def _is_narrow(weights: Expr, rows: Expr) -> bool:
-    """Return True if weights are narrower than what they are multiplied as, beside some rows."""
+    """Return True if weights are narrower in memory than as operands of a product with rows."""
     return reads_narrow(weights, narrow_operand(rows, HALF).dtype.itemsize)
 
 

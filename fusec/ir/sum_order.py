@@ -53,7 +53,7 @@ class _Known:
     made: dict[Expr, Let | Update] = field(default_factory=dict)
 
     def adds(self, put: Put) -> bool:
-        """Return True if what is written follows from what the array held."""
+        """Return True if the written value follows from one that the array held."""
         needed = needed_values([put], self.made)
         found = (accessed(self.made[value]) for value in needed if value in self.made)
         return put.buffer.base in found

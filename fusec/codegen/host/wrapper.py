@@ -435,7 +435,7 @@ def _received(buffer: Buffer, text: str) -> str:
 
 
 def _described(step: Step | None) -> tuple[str, str | None, tuple[Buffer, ...]]:
-    """Return the name of a step's launch, what stored its values, and these."""
+    """Return a step's launch, the kernel or library behind it, and the buffers it writes."""
     match step:
         case Kernel() | ForeachKernel():
             return step.name, step.name, step.writes

@@ -304,7 +304,7 @@ class Values:
                 self._let(scope, node, shown)
 
     def _scan(self, scope: Scope, node: Scan) -> None:
-        """Combine the terms of this iteration with what the loop of ``scope`` has so far."""
+        """Combine the terms of this iteration with the state of the loop of ``scope``."""
         terms = tuple(map(self._atom, node.bodies))
         lanes = tuple(a for a in node.over if a in self.lanes)
         if lanes and (guard := self._conjunction(scope, [*self._masks_of(lanes)])) is not None:
@@ -329,7 +329,7 @@ class Values:
                 scope.body.append(Update(old, end))
 
     def _scan_row(self, scope: Scope, node: Scan, around: Scope, terms: State) -> None:
-        """Combine the terms with what a private array has so far, declared in ``around``."""
+        """Combine the terms with the state in a private array, declared in ``around``."""
         if node not in self.rows:
             fields = zip(identities(node), carried(node), strict=True)
             self.rows[node] = tuple(
@@ -345,7 +345,7 @@ class Values:
                 scope.body.append(Put(row.buffer, row.indices[0], value, None))
 
     def _row(self, scope: Scope, node: Scan, neutral: Const) -> Load:
-        """Declare an array for what a scan has so far, filled with its identity."""
+        """Declare an array for the state of a scan, filled with its identity."""
         array, slot = self._array(scope, node, neutral.dtype, "row", node.over)
         self._fill(scope, array, slot, neutral)
         return Load(array.flat(), (slot,))
@@ -363,7 +363,7 @@ class Values:
         return found
 
     def _carried(self, scope: Scope, node: Scan, lanes: frozenset[Axis]) -> tuple[Var | Const, ...]:
-        """Declare carries for what a scan combines; a field that no result needs is constant."""
+        """Declare carries for a scan's fields; one that no result needs is constant."""
         carries: list[Var | Const] = []
         parts = zip(node.monoid.fields, identities(node), carried(node), strict=True)
         for part, neutral, is_needed in parts:

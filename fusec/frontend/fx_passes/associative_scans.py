@@ -217,7 +217,7 @@ class _Scans:
             before = node
 
     def _move(self, node: fx.Node, name: str) -> None:
-        """Read a call that moves slices, by what it makes of their bounds."""
+        """Follow a call that moves slices: do the same to their bounds."""
         known: Callable[[fx.Node], Any] = self._elements if name == "slice" else self.known.get
         parts = {given: known(given) for given in node.all_input_nodes}
         if not parts or None in parts.values() or written_by(node) != [None]:

@@ -46,7 +46,7 @@ _BY_STRIDES = {
     *(aten.sym_stride.int, aten.sym_storage_offset.default),
 }
 _CANNOT = (RuntimeError, ValueError, NotImplementedError)
-"""What tracing raises for a view that strides do not allow, or an operation that needs others."""
+"""Errors of tracing a view that strides do not allow, or an operation that needs others."""
 
 
 def images_of(node: fx.Node) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from fusec.torch_interior import EXAMPLE, OpOverload, OpOverloadPacket, pytree, 
 Column: TypeAlias = tuple[Any, ...]
 """What stands at one place of each iteration."""
 _WRITERS = ("batch_norm", "instance_norm", "__setitem__", "__iadd__", "__isub__", "__imul__")
-"""What writes without a name that says so: running statistics, and methods of operators."""
+"""Calls that write without a name that says so: running statistics, methods of operators."""
 _OWN = (".", "torch.", "_operator.", "math.")
 _OTHERS = ("torch.ops.", "torch._higher_order_ops.")
 _PLAIN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size, int, float)

@@ -94,7 +94,7 @@ class LoopBody:
         self.counts = not any(rolled.varies for rolled in self.given.values())
 
     def _value(self, column: Column) -> Any:
-        """Return what stands for a column in the body."""
+        """Return the body's value for a column."""
         if is_same(column) and not isinstance(column[0], fx.Node):
             return column[0]
         if column not in self.values:

@@ -422,7 +422,7 @@ class RolledColumns:
         return True
 
     def _behind(self, node: fx.Node, first: int) -> set[fx.Node]:
-        """Return a node, and what it follows from of what stands behind a place."""
+        """Return a node, and those behind a place in the graph that it follows from."""
         return closure([node], lambda n: [x for x in n.all_input_nodes if self.order[x] >= first])
 
     def followers(self, states: Column) -> set[fx.Node]:

@@ -131,7 +131,7 @@ def _is_transposed(node: Any) -> bool:
 
 
 def _transposed(total: fx.Node, node: Any) -> Any:
-    """Return a matrix, transposed: what it is a transposition of, if it is one."""
+    """Return the transposition of a matrix: its own argument, if it is one itself."""
     if _is_transposed(node):
         return node.args[0]
     return call_like(total, aten.permute.default, node, [1, 0])

@@ -78,7 +78,7 @@ def recurrence(
 
 
 def _before(x: torch.Tensor, dim: int, backwards: bool) -> torch.Tensor:
-    """Return what a run along a dimension has one step before each point, and 0 at the first."""
+    """Shift a tensor by one step along a dimension, from before each point; 0 at the first."""
     here = (-1, 1) if backwards else (1, -1)
     if x.shape[dim] == 0:
         return x

@@ -62,7 +62,7 @@ def _narrowed(graph: Graph) -> Graph:
 
 
 def _part_of(buffer: Buffer, places: set[tuple[Index, ...]]) -> Buffer | None:
-    """Return a buffer for what is read of another one, from the first element on; None: all."""
+    """Return a buffer of the leading part of another one that is read; None: all is."""
     if not places or not buffer.is_row_major:
         return None
     shape = list(buffer.shape)

@@ -84,7 +84,7 @@ def _squared(reduction: Reduce) -> Op | None:
 
 
 def _is_sum(load: Load, line: Def, total: Reduce, value: Expr, over: Axes) -> bool:
-    """Return True if a load of a line reads what is computed from the sum of ``value``."""
+    """Return True if a load reads a line that is computed from the sum of ``value``, ``total``."""
     lengths = [[axis.extent for axis in axes] for axes in (total.over, over)]
     if load.guard is not None or total.monoid is not SUM or lengths[0] != lengths[1]:
         return False

@@ -32,7 +32,7 @@ class Ranks:
         self.store = store
 
     def published(self, key: str) -> Verdict | None:
-        """Return what a rank has published under a key, or None."""
+        """Return the verdict that a rank has published under a key, or None."""
         try:
             name = _name(key)
             if not self.store.check([name]):  # ``get`` would wait for it

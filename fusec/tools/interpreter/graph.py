@@ -117,7 +117,7 @@ def _real(values: Array, form: NumberForm) -> Array:
 
 
 def _seen(values: Array, form: NumberForm) -> Array:
-    """Return a tensor, given what memory has of it: over the same memory, unless it has a bit."""
+    """Return the tensor of numbers in memory: over the same memory, unless it has a bit."""
     if not form.is_complex:
         return -values if form.has_bit else values
     seen: Array = values.view(np.result_type(values.dtype, np.complex64))[..., 0]

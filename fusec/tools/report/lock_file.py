@@ -74,7 +74,7 @@ class Record:
         return dict(sorted(decided.items()))
 
     def around(self, context: CompileContext) -> CompileContext:
-        """Return a context whose judge takes what is pinned, and is recorded."""
+        """Return a context whose judge takes pinned candidates, and is recorded."""
         return replace(context, judge=partial(self._decide, context.judge))
 
     def _decide(self, judge: Judge, choice: Choice) -> Decided:
@@ -97,7 +97,7 @@ class Pinned(Record):
     """A record that is followed: no measurement of this machine is used."""
 
     def around(self, context: CompileContext) -> CompileContext:
-        """Return a context whose judge takes what is pinned, else decides by rule."""
+        """Return a context whose judge takes pinned candidates, else decides by rule."""
         return super().around(replace(context, judge=judge_by_rule))
 
 
@@ -134,7 +134,7 @@ def print_lock(lock: Lock) -> str:
 
 
 def _data(value: Any) -> Any:
-    """Return a record as dictionaries and lists, without what two records are not compared by."""
+    """Return a record as dictionaries and lists, without fields that comparison leaves out."""
     if is_dataclass(value):
         return {f.name: _data(getattr(value, f.name)) for f in fields(value) if f.compare}
     return list(map(_data, value)) if isinstance(value, tuple) else value

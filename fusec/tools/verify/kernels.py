@@ -152,7 +152,7 @@ _tallies: list[Tally] = []
 
 
 def summary(tallies: Iterable[Tally]) -> list[str]:
-    """Return a report of tallies, in lines: what agreed, and what was off."""
+    """Return a report of tallies, in lines: kernels and graphs that agreed, and that were off."""
     rows = list(tallies)
     kernels = [row for row in rows if not row.whole]
     graphs = [row for row in rows if row.whole]
