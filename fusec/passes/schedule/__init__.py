@@ -83,9 +83,7 @@ def cpu_plans(kernel: FlatKernel, machine: Machine) -> tuple[Plan, ...]:
     """Return plans of a kernel for a CPU: the one chosen by rule comes first."""
     if has_transformed(kernel):
         return transformed.plans(kernel, machine)
-    if unrolls_rows(kernel, machine):
-        return loop_plans(kernel, machine)
-    if contraction.accepts(kernel, machine):
+    if not unrolls_rows(kernel, machine) and contraction.accepts(kernel, machine):
         return contraction.plans(kernel, machine)
     return loop_plans(kernel, machine)
 
