@@ -74,17 +74,19 @@ def test_operands_of_16_bits_are_multiplied_as_they_lie_in_memory() -> None:
 @pytest.mark.parametrize("rows", [4, 16, 64])
 def test_weights_are_read_as_integers(rows: int) -> None:
     torch._dynamo.reset()
-    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, columns=256))
+    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, columns=256), target=AVX2)
     assert "ld_i8" in kernel.source
     assert "round_bf16(f32(" not in kernel.notation
-    (graph,) = fusec.explain(linear, *operands(rows, torch.bfloat16, columns=256)).graphs
+    (graph,) = fusec.explain(
+        linear, *operands(rows, torch.bfloat16, columns=256), target=AVX2
+    ).graphs
     assert not graph.externs
 
 
 @pytest.mark.parametrize("rows", [4, 16])
 def test_blocks_of_rows_share_a_conversion(rows: int) -> None:
     torch._dynamo.reset()
-    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, terms=512))
+    *_, kernel = fusec.kernels(linear, *operands(rows, torch.bfloat16, terms=512), target=AVX2)
     assert 0 < kernel.source.count("ld_i8(") < kernel.source.count("f_hsum(")
 
 
