@@ -72,12 +72,14 @@ class Case:
 
     Attributes:
         exact: returns its results in fp64, where eager has none on CPUs.
+        machine: what the machine has besides two multiprocessors.
     """
 
     fn: Callable[..., Any]
     calls: list[list[Tensor]]
     train: bool = False
     exact: Callable[..., Tensor] | None = None
+    machine: Mapping[str, float] = field(default_factory=dict)
 
 
 # -- each plan of a kernel -------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def check(case: Case, seed: int, target: str, offer: Offer = further_plans) -> i
     """
     torch._dynamo.reset()
     options = Options.from_compile(None, {"strict": True, "verify": True, "race": "fused"})
-    run = Sweep(two_multiprocessors(target), options, seed, offer=offer)
+    run = Sweep(two_multiprocessors(target, **case.machine), options, seed, offer=offer)
     if case.exact is None:
         found = compare(case.fn, *case.calls, train=case.train, backend=run.backend)
         wrong = [f"{result.name}: {result.problem}" for result in found.faults]
@@ -137,10 +139,10 @@ def check(case: Case, seed: int, target: str, offer: Offer = further_plans) -> i
     return sum(kernel.count for kernel in run.swept)
 
 
-def two_multiprocessors(target: str) -> Target:
+def two_multiprocessors(target: str, **machine: float) -> Target:
     """Return a target on which programs with roles take several tiles each."""
     known = find_target(target)
-    return replace(known, machine=replace(known.machine, units=2))
+    return replace(known, machine=replace(known.machine, units=2, **machine))
 
 
 @dataclass(slots=True)
@@ -390,6 +392,23 @@ def attention(seed: int) -> Case:
     return Case(fn, [[q, k, v, *extra]], train)
 
 
+def gradients(seed: int) -> Case:
+    """Return an attention whose backward adds one gradient to memory, on `sm_90`.
+
+    On a machine where launches cost nothing and products much, few heads are worth it.
+    """
+    draw = random.Random(seed)
+    fn = draw.choice((plain, causal, causal))
+    depth = draw.choice((64, 64, 96, 128))
+    few, shared = draw.choice(((2, 1), (1, 2), (2, 2)))
+    queries = draw.randint(200, 260)
+    keys = draw.randint(200, 260) if fn is plain else queries
+    dtype = draw.choice((torch.bfloat16, torch.float16))
+    heads = ((few * shared, queries), (few, keys), (few, keys))
+    inputs = [row(n, 1, h, t, depth, dtype=dtype) for n, (h, t) in enumerate(heads)]
+    return Case(fn, [inputs], True, machine={"launch_us": 0.0, "products_per_us": 3e4})
+
+
 # -- products --------------------------------------------------------------------------------------
 
 
@@ -515,6 +534,7 @@ def grouped(seed: int) -> Case:
 
 KINDS: Mapping[str, Callable[[int], Case]] = {
     "attention": attention,
+    "gradients": gradients,
     "product": product,
     "grouped": grouped,
 }
