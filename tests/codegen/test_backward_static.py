@@ -64,6 +64,24 @@ def test_few_lanes_are_idle_in_the_backward_of_a_norm_of_no_power_of_two_columns
     assert first.expected.share > 0.89 and first.static.spill_bytes == 0
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("name", "width", "share"),
+    [
+        *(("layer norm", 1025, 0.9), ("layer norm", 4098, 0.85), ("layer norm", 9001, 0.62)),
+        *(("layer norm", 14001, 0.45), ("rms norm", 1001, 0.9), ("rms norm", 14001, 0.85)),
+    ],
+)
+def test_the_backward_of_a_norm_of_rows_that_are_not_aligned_spills_nothing(
+    name: str, width: int, share: float
+) -> None:
+    fn, (_, *inputs) = BACKWARDS[name][0], BACKWARDS[name][1](width, torch.bfloat16)
+    x = torch.empty((1 << 26) // width, width, dtype=torch.bfloat16)
+    first, *_ = check_kernels(staged(fn, x, *inputs, train=True)[-1:]).kernels
+    assert first.static is not None and first.expected is not None
+    assert first.expected.share > share and first.static.spill_bytes == 0
+
+
 WIDTHS = (64, 1000, 4096, 8192, 16384)
 
 

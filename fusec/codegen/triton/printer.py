@@ -44,8 +44,8 @@ from fusec.codegen.triton.elementwise import Chain, find_chains, readers
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.index import IndexText, fits_32_bits, is_plain, lane_extent, narrow_values
 from fusec.codegen.triton.joint_sums import JointSum, find_joint_sums
+from fusec.codegen.triton.load_widths import narrowed
 from fusec.codegen.triton.loops import longer_towards_the_end, shares_operands, unread_sums
-from fusec.codegen.triton.mask_widths import mask_lanes
 from fusec.codegen.triton.operations import (
     FUNCTIONS,
     LIBDEVICE,
@@ -111,7 +111,7 @@ class TritonPrinter:
         self.index = IndexText(self.names, frozenset(program.lanes))
         self.buffers = {b.base: self.names(b) for b in program.buffers}
         self.narrow = narrow_values(program)
-        self.masks = {} if program.multiplies else mask_lanes(program)
+        self.masks = {} if program.multiplies else narrowed(program)
         self.longer = longer_towards_the_end(program)
         self.unread: set[Expr] = set()
         self.needs: set[str] = set()

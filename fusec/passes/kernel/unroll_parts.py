@@ -109,8 +109,7 @@ def _part_beside_sums(kernel: FlatKernel, row: Axis, machine: Machine) -> int:
     each = vector * held_tiles(kernel, row)
     padded = power_of_two(extent)
     part = padded // tuning.most_parts
-    step = vector // 2 if part < tuning.warp_row else vector  # longer parts would be exchanged
-    if tuning.thread_parts * each > tuning.thread_values or extent % step:
+    if tuning.thread_parts * each > tuning.thread_values:
         return whole if whole >= tuning.warp_row else 0
     whole_fits = tuning.warp_row <= whole and extent <= tuning.parts * whole
     if whole_fits and tuning.most_parts * each <= tuning.thread_values:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fusec.ir.expr import Load, index_exprs
 from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index, product
+from fusec.passes.schedule.descriptors import is_multiple
 
 VECTOR_BYTES = 16
 """Widest load of one thread of a GPU."""
@@ -63,6 +64,15 @@ def is_transposed(load: Load, along: Axis, lane: Axis) -> bool:
     if any(True for _ in index_exprs(offset)) or offset.coefficient(along) is not index(1):
         return False
     return load.guard is None or along not in load.guard.axes
+
+
+def vector_along(load: Load, axis: Axis) -> int:
+    """Return how many elements, of at most 16 bytes, one access may load along an axis."""
+    width = VECTOR_BYTES // load.dtype.itemsize
+    begin = load.buffer.offset(load.indices) - index(axis)
+    while not is_multiple(begin, width):
+        width //= 2
+    return width
 
 
 def limiting_axes(kernel: Kernel) -> frozenset[Axis]:

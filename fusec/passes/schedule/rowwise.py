@@ -27,6 +27,7 @@ from fusec.passes.schedule.access import (
     fastest_axis,
     limiting_axes,
     offsets_with_neighbour,
+    vector_along,
 )
 from fusec.passes.schedule.nest import loop_nest
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan
@@ -110,7 +111,7 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     tiles = _tiles(kernel, row)
     width *= tiles * math.prod(part.tile for part in lanes[:-1])
     if loops:
-        fewer = _is_odd(kernel, row) or sums >= tuning.many_sums
+        fewer = sums >= tuning.many_sums or (_is_odd(kernel, row) and _is_wide(kernel, row, tuning))
         elements = tuning.loop_elements // 2 if fewer else tuning.loop_elements
         if tiles > 1 and not fewer:
             elements = max(width, tiles * tuning.warp_row)
@@ -148,9 +149,9 @@ def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, tuning: RowT
     sums, tiles = column_sums(kernel, row), _tiles(kernel, row)
     sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
     share = (1024 if width <= tuning.warp_row else 512) if sums else 256
-    # Many sums beside the row's tiles, or an address for each element: fewer of them a thread.
-    fewer = sums >= tuning.many_sums if height < 2 else _is_odd(kernel, row)
-    share //= 2 if fewer or (sums and sum(sizes) >= tuning.wide_bytes) else 1
+    # Many sums beside the row's tiles: fewer of them a thread.
+    fewer = height < 2 and sums >= tuning.many_sums
+    share //= 2 if fewer or (sums and _is_wide(kernel, row, tuning)) else 1
     warps = min(16, power_of_two(-(-width * height // share)))
     if tiles == 1:
         return warps
@@ -186,6 +187,11 @@ def _tiles(kernel: Kernel, row: Axis) -> int:
     return max(Counter(n.buffer for n in along).values(), default=1)
 
 
+def _is_wide(kernel: Kernel, row: Axis, tuning: RowTuning) -> bool:
+    """Return True if a thread's elements of rows would not fit its registers beside sums."""
+    return sum(b.dtype.itemsize for b in _row_tiles(kernel, row)) >= tuning.wide_bytes
+
+
 def _is_odd(kernel: Kernel, row: Axis) -> bool:
     """Return True if rows are not aligned to 16 bytes: each element needs its own address."""
     extent = row.extent
@@ -204,13 +210,18 @@ def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTun
 def _vectors_of_a_lane(kernel: Kernel, row: Axis, width: int) -> int:
     """Return how many vectors of a row each thread of a warp loads, if the warp has the row alone.
 
-    1 where rows are not aligned to 16 bytes, or where tensors differ in their type: threads would
-    exchange whole tiles.
+    1 where tensors differ in their type: threads would exchange whole tiles.
     """
     sizes = {b.dtype.itemsize for b in _row_tiles(kernel, row)}
-    if len(sizes) != 1 or _is_odd(kernel, row):
+    if len(sizes) != 1:
         return 1
-    return max(1, width * max(sizes) // (32 * VECTOR_BYTES))
+    return max(1, width // (32 * _vector_along(kernel, row)))
+
+
+def _vector_along(kernel: Kernel, row: Axis) -> int:
+    """Return the elements that one access may load of a row of each tensor."""
+    along = {n for n in kernel_nodes(kernel) if isinstance(n, Load) and row in n.axes}
+    return min((vector_along(n, row) for n in along if len(n.axes) > 1), default=1)
 
 
 def _parts(

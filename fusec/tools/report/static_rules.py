@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusec.codegen.triton.mask_widths import mask_lanes
+from fusec.codegen.triton.load_widths import narrowed
 from fusec.codegen.triton.pairs import join_pairs
 from fusec.codegen.triton.sink import sink
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Op, Var
@@ -44,7 +44,7 @@ SCATTERED = "lanes do not walk memory in steps of one element"
 SMALL = "the tile has less than 16 bytes for each thread"
 UNALIGNED = "rows begin between multiples of 16 bytes"
 MASKED = "the mask ends between multiples of 16 bytes"
-BESIDE_WIDER = "a mask in the layout of the wider tile beside it"
+BESIDE_WIDER = "in the layout of the tile beside it"
 _PROMISED = 16  # divides addresses and, if it divides their hints, sizes
 
 
@@ -100,7 +100,7 @@ def demands(program: Program) -> tuple[Demand, ...]:
     values = {s.var: s.value for s in body if isinstance(s, Let)}
     lanes = frozenset(program.lanes)
     threads = program.warps * 32
-    masks = {} if program.multiplies else mask_lanes(program)
+    masks = {} if program.multiplies else narrowed(program)
     found = []
     for statement in body:
         match statement:

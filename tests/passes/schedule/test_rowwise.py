@@ -93,7 +93,7 @@ def test_a_row_in_short_parts_is_lanes_as_a_whole() -> None:
 
 def test_a_channel_of_many_small_images_is_loaded_once() -> None:
     assert bindings(plan(split_rows(64, 256, 49))) == "m=grid  p=lanes(256)  c=lanes(64)"
-    assert bindings(plan(split_rows(64, 1024, 49))) == "m=grid  p=loop*32  c=lanes(64)"
+    assert bindings(plan(split_rows(64, 1024, 49))) == "m=grid  p=loop*64  c=lanes(64)"
 
 
 def test_long_parts_of_a_row_are_a_loop_of_4096_elements_an_iteration() -> None:

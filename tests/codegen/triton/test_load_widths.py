@@ -1,4 +1,4 @@
-"""A mask is loaded in the layout of the wider tile beside it, and exchanged by no threads."""
+"""Masks and weights have the layout of the rows beside them, and are exchanged by no threads."""
 
 from __future__ import annotations
 
