@@ -57,33 +57,49 @@ def terms(root: Expr, varying: Collection[Expr]) -> Iterator[tuple[Expr, frozens
         seen.update(fresh)
 
 
-def common_factor(root: Expr, inner: Collection[Axis]) -> tuple[Expr | None, Expr]:
-    """Return a factor that all terms of a sum share and that varies along no ``inner`` axis, with
-    the sum of the terms without it; None, and the sum itself, if there is none.
+def multiples(root: Expr, inner: Collection[Axis]) -> dict[Expr | None, Expr]:
+    """Return the terms that an expression is a sum of multiples of, by their factors, which vary
+    along no ``inner`` axis; the expression itself, by None, if there are none.
 
-    ``x[k]*(c[k]*s) + y[k]*(d[k]*s)`` has the factor s along k, beside ``x[k]*c[k] + y[k]*d[k]``.
+    ``x[k]*(c[k]*s + z) + y[k]*(d[k]*s + z)`` is s times ``x[k]*c[k] + y[k]*d[k]`` and z times
+    ``x[k] + y[k]`` along k, in this order. A sum whose terms have other factors each is left whole.
     """
-    found: dict[Expr, tuple[Expr | None, Expr]] = {}
+    found: dict[Expr, dict[Expr | None, Expr]] = {}
 
-    def cut(node: Expr) -> tuple[Expr | None, Expr]:
+    def is_steady(node: Expr) -> bool:
+        return node.axes.isdisjoint(inner) and not isinstance(node, Const)
+
+    def times(node: Expr, other: Expr) -> dict[Expr | None, Expr]:
+        if is_steady(other):
+            return {_product(factor, other): term for factor, term in found[node].items()}
+        return {factor: _product(term, other) for factor, term in found[node].items()}
+
+    def cut(node: Expr) -> dict[Expr | None, Expr]:
         match node:
+            case _ if node.axes.isdisjoint(inner):
+                pass
             case Op(name="mul", args=(a, b)) if node.dtype.is_float:
                 for one, other in ((a, b), (b, a)):
-                    if not isinstance(one, Const) and one.axes.isdisjoint(inner):
-                        return one, other
-                for one, other in ((a, b), (b, a)):
-                    factor, rest = found[one]
-                    if factor is not None:
-                        return factor, Op("mul", (rest, other))
-            case Op(name="add" | "sub" as name, args=(a, b)):
-                (factor, first), (other_factor, second) = found[a], found[b]
-                if factor is not None and factor is other_factor:
-                    return factor, Op(name, (first, second))
-        return None, node
+                    if not is_steady(one) and (is_steady(other) or found[one].keys() != {None}):
+                        return times(one, other)
+            case Op(name="add" | "sub" as name, args=(a, b)) if node.dtype.is_float:
+                a, b = (b, a) if name == "add" and is_steady(a) else (a, b)
+                steady = b if name == "add" else Op("neg", (b,))
+                if is_steady(b) and steady not in found[a]:
+                    return {**found[a], steady: Const(1, b.dtype)}
+                if found[a].keys() == found[b].keys():
+                    return {f: Op(name, (term, found[b][f])) for f, term in found[a].items()}
+        return {None: node}
 
     for node in postorder((root,)):
         found[node] = cut(node)
-    return found[root]
+    alone = any(isinstance(term, Const) for term in found[root].values())
+    return {None: root} if alone else found[root]
+
+
+def _product(a: Expr | None, b: Expr) -> Expr:
+    """Return a product, where None and a constant 1 are one."""
+    return b if a is None or (isinstance(a, Const) and a.value == 1) else Op("mul", (a, b))
 
 
 def is_linear(root: Expr, sources: Collection[Buffer]) -> bool:

@@ -321,6 +321,52 @@ def test_zeros_and_scales_of_transposed_groups_are_as_exact_as_eager() -> None:
         check(affine, x, packed, scale.t().contiguous(), scale.t().contiguous() / 16)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_zeros_that_are_subtracted_from_codes_are_as_exact_as_eager(rows: int) -> None:
+    def shifted(
+        x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+    ) -> torch.Tensor:
+        codes = torch.stack([packed & 15, packed >> 4], -1).reshape(*scale.shape, -1)
+        weights = (codes.to(x.dtype) - zero[..., None]) * scale[..., None]
+        return F.linear(x, weights.reshape(len(packed), -1))
+
+    x, packed, scale = int4_operands(rows, dtype=torch.float32)
+    check(shifted, x, packed, scale, scale * 15)
+
+
+def test_rows_of_a_column_share_the_sum_beside_its_zero() -> None:
+    """A group's zero multiplies the sum of x, which columns share: one addition for all of them."""
+
+    def affine(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> object:
+        weights = w.view(len(w), -1, 32).float() * scale[..., None] + zero[..., None]
+        return F.linear(x, weights.view(w.shape))
+
+    with seeded(0):
+        x, w = torch.randn(1, 128), torch.randint(-128, 128, (64, 128), dtype=torch.int8)
+        scale, zero = torch.rand(64, 4), torch.rand(64, 4)
+    torch._dynamo.reset()
+    (kernel,) = fusec.kernels(affine, x, w, scale, zero, target=AVX2)
+    innermost = kernel.source.split("for (")[-1].split("}")[0]
+    columns = innermost.count("ld_i8(")
+    assert columns > 1
+    assert len(re.findall(r"sum_acc\w* = \w+sum_acc\w* \+", innermost)) == columns + 1
+    check(affine, x, w, scale, zero)
+
+
+def test_nan_and_infinity_beside_a_zero_reach_their_rows_alone() -> None:
+    """Infinities may be NaN: the sum of a group's rows times a scale and a zero has both signs."""
+
+    def affine(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w.float() * scale[:, None] + scale[:, None])
+
+    x, w, scale = operands(4, torch.float32)
+    x[1, 5], x[2, 0] = torch.nan, torch.inf
+    torch._dynamo.reset()
+    ours, theirs = compile_with(affine)(x, w, scale), affine(x, w, scale)
+    assert torch.equal(ours.isfinite(), theirs.isfinite())
+    assert ours[1].isnan().all()
+
+
 @pytest.mark.parametrize(("columns", "groups"), [(1, 1), (33, 3), (150, 9)])
 def test_ragged_groups_of_four_bits_are_as_exact_as_eager(columns: int, groups: int) -> None:
     for rows in (1, 5):

@@ -7,7 +7,7 @@ import pytest
 from fusec.ir.dtype import BF16, F32, I64
 from fusec.ir.expr import Cast, Expr, IndexValue, Op, Select
 from fusec.ir.index import Runtime, index
-from fusec.ir.linear import common_factor, is_linear, terms
+from fusec.ir.linear import is_linear, multiples, terms
 from fusec.ir.monoid import MAX, SUM
 from tests.ir.graphs import axes, buffer, f32, load, total
 
@@ -85,12 +85,28 @@ def test_a_factor_that_all_terms_share_is_taken_out() -> None:
     x, c, d = (load(buffer(name, 8), inner) for name in "xcd")
     s, z = (load(buffer(name, 8), outer) for name in "sz")
     shared = op("add", op("mul", x, op("mul", c, s)), op("mul", op("mul", s, d), x))
-    assert common_factor(shared, {inner}) == (s, op("add", op("mul", c, x), op("mul", d, x)))
+    rest = op("add", op("mul", c, x), op("mul", d, x))
+    assert multiples(shared, {inner}) == {s: rest}
     for other in (
         op("add", op("mul", x, op("mul", c, s)), op("mul", x, d)),
         op("add", op("mul", x, s), op("mul", x, z)),
-        op("mul", x, op("add", op("mul", c, s), z)),
         op("mul", x, f32(2.0)),
+        op("add", op("mul", c, s), s),
+        op("add", op("mul", c, s), z),
     ):
-        assert common_factor(other, {inner}) == (None, other)
-    assert common_factor(shared, {inner, outer}) == (None, shared)
+        assert multiples(other, {inner}) == {None: other}
+    assert multiples(shared, {inner, outer}) == {None: shared}
+
+
+def test_a_zero_point_is_a_term_of_its_own() -> None:
+    inner, outer = axes("k g", 8, 8)
+    x, y, c, d = (load(buffer(name, 8), inner) for name in "xycd")
+    s, z = (load(buffer(name, 8), outer) for name in "sz")
+    low, high = (op("mul", r, op("add", op("mul", w, s), z)) for r, w in ((x, c), (y, d)))
+    assert multiples(low, {inner}) == {s: op("mul", c, x), z: x}
+    before = op("mul", op("add", z, op("mul", c, s)), x)
+    assert multiples(before, {inner}) == {s: op("mul", c, x), z: x}
+    both = {s: op("add", op("mul", c, x), op("mul", d, y)), z: op("add", x, y)}
+    assert multiples(op("add", low, high), {inner}) == both
+    shifted = op("mul", x, op("mul", op("sub", c, z), s))
+    assert multiples(shifted, {inner}) == {s: op("mul", c, x), op("mul", op("neg", z), s): x}

@@ -31,6 +31,7 @@ from fusec.codegen.lowering.tasks import (
     Depth,
     Keep,
     Task,
+    by_factor,
     cost_along,
     evaluated,
     roots,
@@ -44,7 +45,6 @@ from fusec.ir.dtype import BOOL
 from fusec.ir.expr import (
     Cast,
     Const,
-    Dot,
     Expr,
     IndexValue,
     Load,
@@ -59,14 +59,13 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, Index, Runtime, index, most, product
-from fusec.ir.linear import common_factor, dependents
+from fusec.ir.linear import dependents
 from fusec.ir.machine import CodeTuning
 from fusec.ir.monoid import SUM
 from fusec.ir.online import find_row_maxima, growth, reference, scale_of
 from fusec.ir.program import For, LaunchSettings, Let, Program, Put, Update
 from fusec.ir.rewrite import is_checked
 from fusec.ir.serial import Hit, hits_of, serial_axes
-from fusec.ir.streamed import reads_narrow
 from fusec.ir.transformed import has_transformed
 from fusec.passes.schedule.access import is_transposed
 from fusec.passes.schedule.plan import Plan
@@ -128,6 +127,8 @@ class _Lowering(LoopBounds):
         groups: dict[Axis | None, list[Task]] = {}
         done: list[tuple[Reduce, Accumulate]] = []
         cascade: list[tuple[Var, Var, Expr | None]] = []
+        partial = self._partial_sums(items)
+        apart: dict[tuple[Reduce, frozenset[Axis]], tuple[Var, ...]] = {}
         blocks: list[tuple[Accumulate, Accumulate]] = []
         kept: list[Keep] = []
         for total, row_max in self.row_maxima.items():
@@ -136,15 +137,17 @@ class _Lowering(LoopBounds):
         for item in items:
             left = self._loops_left(item)
             first = self.nest[self.layout.first(left)] if left else None
-            task: Task
             if isinstance(item, Reduce):
-                task = self._start(item)
-                done.append((item, task))
-            elif isinstance(item, Accumulate) and item.carries and left and self._cascades(item):
-                factor, rest = self._without_factor(item.reduction, left)
-                partial = self._carries(item.reduction)
-                cascade += ((*pair, factor) for pair in zip(item.carries, partial, strict=True))
-                task = Accumulate(rest, partial)
+                done.append((item, self._start(item)))
+                task: Task = done[-1][1]
+            elif isinstance(item, Accumulate) and item.reduction in partial:
+                for factor, term in partial[item.reduction].items():
+                    (outer,) = item.carries
+                    if (key := (term, outer.axes)) not in apart:
+                        apart[key] = self._carries(term, outer.axes)
+                        groups.setdefault(first, []).append(Accumulate(term, apart[key]))
+                    cascade += ((outer, carry, factor) for carry in apart[key])
+                continue
             elif isinstance(item, Accumulate) and self._is_block(item, left):
                 task = self._start(item.reduction)
                 blocks.append((item, task))
@@ -307,10 +310,13 @@ class _Lowering(LoopBounds):
         arrays, (slot, *_) = zip(*made, strict=True)
         return Accumulate(reduction, (), arrays, slot)
 
-    def _carries(self, reduction: Reduce) -> tuple[Var, ...]:
-        """Declare carries for partial results of a reduction, with the lanes of its bodies."""
+    def _carries(self, reduction: Reduce, around: frozenset[Axis] = frozenset()) -> tuple[Var, ...]:
+        """Declare carries for partial results of a reduction, with the lanes of its bodies, or, if
+        these are the same in all lanes, those ``around``: they are broadcast to other terms anyway.
+        """
         lanes = frozenset(a for a in (*reduction.axes, *reduction.over) if a in self.lanes)
-        return self._declared(self.here, reduction, lanes - frozenset(self._folds(reduction)))
+        lanes -= frozenset(self._folds(reduction))
+        return self._declared(self.here, reduction, lanes or around)
 
     def _folds(self, reduction: Reduce) -> tuple[Axis, ...]:
         """Return the lanes that each iteration reduces, which the carry therefore does not have.
@@ -338,6 +344,16 @@ class _Lowering(LoopBounds):
         summed = reduction.monoid is SUM and reduction.dtype.is_float
         return summed and reduction not in self.dots
 
+    def _partial_sums(self, items: list[Task | Reduce]) -> dict[Reduce, dict[Expr | None, Reduce]]:
+        """Return the partial sums of tasks whose loops have some, by what multiplies them."""
+        inner: dict[Reduce, set[Axis]] = {}
+        for item in items:
+            if isinstance(item, Accumulate) and item.carries and self._cascades(item):
+                node, left = item.reduction, self._loops_left(item)
+                if left:
+                    inner[node] = left | {a for a in node.over if a in self.lanes}
+        return by_factor(inner, whole=self.row_maxima)
+
     def _is_block(self, task: Accumulate, loops: set[Axis]) -> bool:
         """Return True if some loops take a block of the terms of an array's sums, which is summed
         apart for the same reason."""
@@ -345,18 +361,6 @@ class _Lowering(LoopBounds):
         begun = {loop for axis in inner for loop in self.layout.whole.get(axis, ())}
         apart = not task.carries and task.reduction not in self.scattered
         return apart and not begun.isdisjoint(self.here.bound) and self._cascades(task)
-
-    def _without_factor(self, node: Reduce, loops: set[Axis]) -> tuple[Expr | None, Reduce]:
-        """Return a factor that all terms of some loops share, and the sum without it.
-
-        It multiplies their partial sum: the scale of a group of integer weights. Terms of other
-        sums might overflow without theirs.
-        """
-        inner = loops | {a for a in node.over if a in self.lanes}
-        factor, body = common_factor(node.body, inner)
-        if factor is None or node in self.row_maxima or not reads_narrow(node.body):
-            return None, node
-        return factor, Reduce(SUM, node.over, body)
 
     def _finish(self, reduction: Reduce, task: Accumulate) -> None:
         lanes = tuple(a for a in reduction.over if a in self.lanes)
@@ -468,19 +472,6 @@ class _Lowering(LoopBounds):
         for array, value in zip(task.arrays, new, strict=True):
             var = self._var("new", array.dtype, lanes | value.axes)
             here += [Let(var, value), Put(array.flat(), task.slot, var, guard)]
-
-    def _multiply_slot(self, task: Accumulate) -> None:
-        """Add products of tiles to a slot of a private array."""
-        (array,) = task.arrays
-        assert task.slot is not None
-        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
-        total = self._var("old", array.dtype, lanes)
-        self.here.body.append(Let(total, Load(array.flat(), (task.slot,))))
-        for dot in self._products(task.reduction, None):
-            sum_ = Dot(dot.left, dot.right, dot.over, total, dot.tf32)
-            total = self._var("new", array.dtype, lanes)
-            self.here.body.append(Let(total, sum_))
-        self.here.body.append(Put(array.flat(), task.slot, total, None))
 
     def _refer(self, maximum: Reduce, old: Expr, top: Expr) -> Var:
         """Name what terms refer to once their maximum has grown from ``old`` to ``top``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.ir.expr import (
@@ -20,7 +20,10 @@ from fusec.ir.expr import (
 )
 from fusec.ir.graph import Store
 from fusec.ir.index import Axis, Index
+from fusec.ir.linear import multiples
+from fusec.ir.monoid import SUM
 from fusec.ir.scalar import SCALAR_OPS
+from fusec.ir.streamed import reads_narrow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +99,31 @@ def summed(tasks: Iterable[Task]) -> list[Reduce]:
             case _:
                 return []
     return found
+
+
+def by_factor(
+    inner: Mapping[Reduce, Collection[Axis]], *, whole: Container[Reduce]
+) -> dict[Reduce, dict[Expr | None, Reduce]]:
+    """Return partial sums of sums by the factors that multiply them; by None: by nothing.
+
+    Factors are scales and zeros of groups of integer weights; terms of other sums might overflow
+    without theirs. What zeros multiply is added up where more columns share it than there are rows:
+    each row takes an addition for it, each column's weights a multiply-add less.
+
+    Args:
+        inner: sum -> the axes of a partial sum.
+        whole: sums that stay as they are.
+    """
+    found: dict[Reduce, dict[Expr | None, Reduce]] = {}
+    for node, axes in inner.items():
+        taken = reads_narrow(node.body) and node not in whole
+        parts = multiples(node.body, axes) if taken else {None: node.body}
+        found[node] = {factor: Reduce(SUM, node.over, term) for factor, term in parts.items()}
+    several = [node for node, parts in found.items() if len(parts) > 1]
+    rows = {part for node in several for part in [*found[node].values()][1:]}
+    if len(rows) ** 2 < len(several):
+        return found
+    return found | {node: {None: node} for node in several}
 
 
 def evaluated(tasks: Iterable[Task | Reduce], arrays: Container[Expr]) -> list[Expr]:

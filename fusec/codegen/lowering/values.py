@@ -421,6 +421,19 @@ class Values:
         added = Let(new, Op("add", (old, own))), Put(array.flat(), slot, new, None)
         self._over_slots(self.here, slot, *read, *added)
 
+    def _multiply_slot(self, task: Accumulate) -> None:
+        """Add products of tiles to a slot of a private array."""
+        (array,) = task.arrays
+        assert task.slot is not None
+        lanes = frozenset(a for a in task.slot.axes if a in self.lanes)
+        total = self._var("old", array.dtype, lanes)
+        self.here.body.append(Let(total, Load(array.flat(), (task.slot,))))
+        for dot in self._products(task.reduction, None):
+            sum_ = Dot(dot.left, dot.right, dot.over, total, dot.tf32)
+            total = self._var("new", array.dtype, lanes)
+            self.here.body.append(Let(total, sum_))
+        self.here.body.append(Put(array.flat(), task.slot, total, None))
+
     def _over_slots(self, scope: Scope, slot: Index, *body: Statement) -> None:
         """Append statements for each slot of a private array."""
         for loop in reversed([a for a in self.nest if a in slot.axes and a not in scope.bound]):
