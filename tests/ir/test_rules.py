@@ -12,7 +12,7 @@ import pytest
 
 from fusec.codegen.lowering.values import uniform_comparison
 from fusec.codegen.triton.rules import GPU_RULES
-from fusec.ir.dtype import BF16, BOOL, F32, I8, I32, I64, DType
+from fusec.ir.dtype import BF16, BOOL, F32, I8, I32, I64, U8, DType
 from fusec.ir.expr import Cast, Const, Expr, Load, Reduce, Select, loads, op
 from fusec.ir.graph import Def
 from fusec.ir.index import Axis, IntoIndex, Runtime, index
@@ -80,6 +80,7 @@ ONE_HOT = Select(op("eq", position(R), N), at("x", M, 3), f32(0))
 EXAMPLES: dict[str, Expr] = {
     "implicit_rounding": Cast(Cast(X, BF16), F32),
     "fitting_integer": Cast(Cast(op("and", Cast(N, I32), const(15, I32)), I8), I32),
+    "known_integer": Cast(const(4, U8), I32),
     "own_type": Cast(Q, BOOL),
     "repeated_rounding": op("round_bf16", op("round_bf16", X)),
     "rounded_integer": op("round_bf16", Cast(Cast(at("n", M), I8), F32)),

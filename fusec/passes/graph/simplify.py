@@ -125,6 +125,19 @@ def fitting_integer(node: Cast) -> Expr:
     return node
 
 
+def known_integer(node: Cast) -> Expr:
+    """``i32(4:u8)`` is 4, of a number or an index without axes."""
+    match node.arg:
+        case Const(value=value, dtype=kind) if kind.is_integer:
+            number = Const(value, I64)
+        case IndexValue(index=at) if at.is_constant:
+            number = Const(at.const, I64)
+        case _:
+            return node
+    known = node.dtype.is_integer and fits(node.dtype, number)
+    return Const(number.value, node.dtype) if known else node
+
+
 def own_type(node: Cast) -> Expr:
     """``bool(x)`` of a bool x is x."""
     return node.arg if node.arg.dtype is node.dtype else node
@@ -485,6 +498,7 @@ def question_of_extreme(node: Reduce) -> Expr:
 VALUE_RULES = Rules(
     (implicit_rounding, Cast),
     (fitting_integer, Cast),
+    (known_integer, Cast),
     (own_type, Cast),
     (repeated_rounding, *ROUND.values()),
     (rounded_integer, *ROUND.values()),

@@ -35,6 +35,7 @@ from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
 from fusec.ir.streamed import StreamedProduct, divisors, match_streamed
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import points
 
 
@@ -67,14 +68,15 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
         return kernel
     count, columns = block
     product = _products(kernel, machine)[0]
-    grid, unrolled = _columns(product, columns, machine.vector)
     blocks, rows = _rows(product, count)
+    grid, unrolled = _columns(product, columns, machine.vector, in_blocks=bool(blocks))
     stores: list[Store] = []
     fewer, more = sorted((unrolled, rows), key=len)  # registers hold the fewer ones of a term
     for own, other in itertools.product(more, fewer):
         stores += kernel.substitute({**own, **other}).stores
     grid = (*product.batch, *grid, *product.parts, *blocks)
-    return replace(kernel, grid=grid, stores=tuple(stores), labels=())
+    made = replace(kernel, grid=grid, stores=tuple(stores), labels=())
+    return made.map(simplifier())
 
 
 def _rows(product: StreamedProduct, count: int) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
@@ -88,11 +90,13 @@ def _rows(product: StreamedProduct, count: int) -> tuple[tuple[Axis, ...], list[
 
 
 def _columns(
-    product: StreamedProduct, columns: int, vector: int
+    product: StreamedProduct, columns: int, vector: int, *, in_blocks: bool
 ) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:
     """Return the new grid axes, and for each unrolled column a substitution of the column axes.
 
-    With panels, ``columns`` counts vectors of columns.
+    With panels, ``columns`` counts vectors of columns. Of two in a byte a point has both, so that
+    no shift depends on the point; not with blocks of rows, beside which these are no part of a
+    panel any more.
     """
     column = product.columns[0]
     if not product.panel:
@@ -105,10 +109,12 @@ def _columns(
     part = Axis("part", index(product.panel // together))
     lane = Axis("lane", index(vector))
     parts = (part,) if product.panel > together else ()
-    first = index(part) * together if parts else index(0)
+    both = len(product.columns) > 2 and not in_blocks
+    far, near = (product.panel // columns, vector) if both else (vector, together)
+    first = index(part) * near if parts else index(0)
     found: list[dict[Axis, Index]] = []
     for c in range(columns):
-        at = first + c * vector + index(lane)
+        at = first + c * far + index(lane)
         places: dict[Axis, Index] = {}
         for axis in reversed(product.columns[1:]):
             places[axis], at = at % axis.extent, at // axis.extent

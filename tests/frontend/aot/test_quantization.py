@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -266,6 +267,23 @@ def test_packed_weights_are_read_as_they_lie(rows: int) -> None:
     assert "ld_u8(" in kernel.source
     assert not any(name in kernel.source for name in ("ldi_u8", "ldg_u8", "lds_u8"))
     assert ("f_multiply(" in kernel.source) == (rows > 14)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_bits_of_packed_weights_become_floats_without_shifts(rows: int) -> None:
+    weights, parameters, _ = packed(256, 256, 64, torch.bfloat16)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return aten._weight_int4pack_mm_for_cpu(x, weights, 64, parameters)
+
+    torch._dynamo.reset()
+    *_, kernel = fusec.kernels(product, torch.ones(rows, 256, dtype=torch.bfloat16))
+    innermost = kernel.source.split("for (")[-1].split("}")[0]
+    assert "f_field<15, 0>(" in innermost
+    assert "f_field<240, 0>(" in innermost
+    assert not any(name in kernel.source for name in ("f_shr(", "f_select("))
+    scaled = re.findall(r"v_t\w* = v_t\w* \* v_t\w*;", innermost)
+    assert bool(scaled) is (rows > 1)  # one row: scales multiply the sums of groups
 
 
 @pytest.mark.parametrize(("block", "halves"), quantization._BLOCKS)
