@@ -37,9 +37,11 @@ def quick_compiles_as_told() -> Iterator[None]:
 
 def prepare() -> None:
     """Build what all builds share, before a test takes away what that needs: a disk, a compiler."""
+    from fusec.runtime.kernels import cpp_kernel
+
     told = os.environ.get(TOLD)
     if told:
-        _precompiled(Path(told))
+        _precompiled(Path(told), cpp_kernel.vector_width())
 
 
 @contextmanager
@@ -96,7 +98,9 @@ def _build(
     more: Sequence[str] = (),
 ) -> bytes:
     """Build a translation unit; one that begins with the prelude, behind a precompiled one."""
-    prelude, header, libraries = _precompiled(folder)
+    from fusec.runtime.kernels import cpp_kernel
+
+    prelude, header, libraries = _precompiled(folder, cpp_kernel.vector_width())
     kernels = unit.removeprefix(prelude)
     if len(unit) > LARGE and kernels == unit and not more:
         return _built_once(folder, lambda: plainly(unit, options, (*flags, QUICK)), unit, flags)
@@ -116,18 +120,18 @@ def _built_once(folder: Path, build: Callable[[], bytes], *facts: object) -> byt
 
 
 @functools.cache
-def _precompiled(folder: Path) -> tuple[str, Path, Sequence[str]]:
+def _precompiled(folder: Path, width: int) -> tuple[str, Path, Sequence[str]]:
     """Return the prelude, a header of it beside which lies what g++ makes of it, and libraries.
 
-    The first process that asks makes them. A compiler that does not know such files reads the
-    header. Of all libraries that g++ links with, kernels need libgomp alone, and of that its name:
-    reading them all is a third of g++'s time.
+    The first process that asks makes them, for a width of vectors: a test may have another one. A
+    compiler that does not know such files reads the header. Of all libraries that g++ links with,
+    kernels need libgomp alone, and of that its name: reading them all is a third of g++'s time.
     """
     from fusec.codegen.cpp.prelude import prelude
     from fusec.runtime.kernels import cpp_kernel
 
-    text = prelude(cpp_kernel.vector_width())
-    made, compiler = folder / "made", cpp_kernel.find_compiler(None)
+    text = prelude(width)
+    made, compiler = folder / f"made{width}", cpp_kernel.find_compiler(None)
     made.mkdir(parents=True, exist_ok=True)
     with FileLock(made / "lock"):
         if not (made / "prelude.h").exists():

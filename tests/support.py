@@ -551,8 +551,10 @@ def on_processor(features: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processor, "cpu_features", lambda: features)
         cpp_kernel.vector_width.cache_clear()
-        yield
-    cpp_kernel.vector_width.cache_clear()
+        try:
+            yield
+        finally:
+            cpp_kernel.vector_width.cache_clear()
 
 
 @contextmanager
