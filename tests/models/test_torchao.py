@@ -1,7 +1,8 @@
 """torchao's quantised linear layers, as its tensor subclasses arrive in the graph.
 
-What is left to eager kernels are products with weights of float8: quantisation, dequantisation,
-scales, biases and activations are in kernels of fusec, and so are products with integer weights.
+What is left to eager kernels are products with weights of float8, and of two int8 where a processor
+has instructions for these (AVX-512 VNNI): quantisation, dequantisation, scales, biases and
+activations are in kernels of fusec, and so are other products with integer weights.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import torch
 from torch import nn
 
 import fusec
+from fusec.runtime.kernels.cpp_kernel import vector_width
 from tests.support import compile_with, seeded
+
+BYTES = {"_int_mm.default"} if vector_width() == 16 else set()
 
 CONFIGURATIONS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "int8": (lambda ao: ao.Int8WeightOnlyConfig(), set()),
@@ -29,22 +33,22 @@ CONFIGURATIONS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
         set(),
     ),
     "int4 packed": (lambda ao: packed_configuration(), set()),
-    "int8 dynamic": (lambda ao: ao.Int8DynamicActivationInt8WeightConfig(), set()),
+    "int8 dynamic": (lambda ao: ao.Int8DynamicActivationInt8WeightConfig(), BYTES),
     "int8 dynamic, one scale": (
         lambda ao: ao.Int8DynamicActivationInt8WeightConfig(granularity=ao.PerTensor()),
-        set(),
+        BYTES,
     ),
     "int8 dynamic, asymmetric": (
         lambda ao: ao.Int8DynamicActivationInt8WeightConfig(
             act_mapping_type=ao.MappingType.ASYMMETRIC
         ),
-        set(),
+        BYTES,
     ),
     "int8 static": (
         lambda ao: ao.Int8StaticActivationInt8WeightConfig(
             torch.full((1, 1), 0.03), granularity=ao.PerTensor()
         ),
-        set(),
+        BYTES,
     ),
     "int8 dynamic, int4": (
         lambda ao: ao.Int8DynamicActivationIntxWeightConfig(torch.int4, ao.PerGroup(32)),
