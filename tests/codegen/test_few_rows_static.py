@@ -113,7 +113,7 @@ def of_columns(x: Tensor, w: Tensor) -> Tensor:
         *((of_relu, (6144, 4101), 16, 24.0), (of_relu, (6144, 4101), 4, 20.0)),
         *((of_columns, (4096, 4101), 16, 16.0), (of_columns, (4101, 4096), 16, 13.0)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_few_rows_beside_weights_of_odd_stride_do_not_wait_for_long_steps(
     fn, weight: tuple[int, int], rows: int, us: float
