@@ -13,6 +13,26 @@ Sides: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTuning:
+    """Blocks of rows of a CPU's grouped products, of which each has the matrix of one group."""
+
+    blocks: tuple[tuple[float, int, int], ...] = (
+        (0.5, 1, 1), (1.5, 2, 2), (3, 6, 3), (8, 12, 3), (32, 24, 3),
+    )  # fmt: skip
+    """Most rows of a group, on average, the rows of its blocks, and of their parts: 12 sums and
+    three rows are the registers of AVX2 (``docs/decisions/experts.md``)."""
+    tile_block: int = 32
+    """Rows of a block where weights lie along columns, or the library has no instructions."""
+    half_rows: float = 8
+    """Most rows of a group, on average, of 16 bits that the library has instructions for: 16 of 8
+    groups of 1024 x 2048 in bf16 take 18 ms there, 26 in parts of three, 24 in tiles (AVX-512,
+    2026-11-29)."""
+    tiled_rows: tuple[int, int] = (3, 32)
+    """Least and most rows of a group, on average, whose f32 weights lie along columns: with others
+    the library is as fast (24 groups of 512 x 768, 1024 x 1536; AVX2, 2026-11-29)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CachedTuning:
     """Tiles of a CPU's kernels with products: arrays in a core's second-level cache."""
 

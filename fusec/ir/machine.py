@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fusec.ir.cpu_tuning import CachedTuning, LoopTuning, Sides, TransformedTuning
+from fusec.ir.cpu_tuning import CachedTuning, GroupTuning, LoopTuning, Sides, TransformedTuning
 from fusec.ir.dtype import F4X2, F8, F32, DType
 
 Shapes: TypeAlias = tuple[tuple[int, int, int, int], ...]
@@ -59,16 +59,7 @@ class FusionTuning:
     small_product: tuple[int, int] = (64, 8)
     """Rows, and columns and terms, up to which a product is a sum in a kernel: 4096 multiply-adds
     take less than a library's call around them."""
-    blocks: tuple[tuple[float, int, int], ...] = (
-        (0.5, 1, 1), (1.5, 2, 2), (3, 6, 3), (8, 12, 3), (32, 24, 3),
-    )  # fmt: skip
-    """Most rows of a grouped product's group, on average, the rows of its blocks, and of their
-    parts: 12 sums and three rows are the registers of AVX2 (``docs/decisions/experts.md``)."""
-    tile_block: int = 32
-    """The same where weights lie along columns, or the library multiplies element by element."""
-    tiled_rows: tuple[int, int] = (3, 32)
-    """Least and most rows of a group, on average, whose f32 weights lie along columns: with others
-    the library is as fast (24 groups of 512 x 768, 1024 x 1536; AVX2, 2026-11-29)."""
+    groups: GroupTuning = field(default_factory=GroupTuning)
     channel_product: int = 1 << 28
     """Multiply-adds up to which a 1 x 1 convolution of a channels-last image is a matrix product:
     MobileNetV3 takes 0.94 of the time, DenseNet-121 0.95; 2^24 gained it a third (2026-11-26)."""

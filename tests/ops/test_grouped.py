@@ -174,6 +174,16 @@ def test_neither_are_where_the_library_multiplies_16_bits_one_by_one(
         assert not report.graphs[0].externs
 
 
+@fusec_alone
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=("bf16", "f32"))
+def test_16_bits_of_more_rows_are_the_library_s_where_it_has_instructions(
+    dtype: torch.dtype,
+) -> None:
+    x, w, offs = case([12, 20, 8, 16])
+    report = fusec.explain(experts, x.to(dtype), w.to(dtype), offs, target="cpu:avx512")
+    assert bool(report.graphs[0].externs) is (dtype is torch.bfloat16)
+
+
 def test_gradients_are_the_library_s() -> None:
     check(experts, *case([3, 0, 4]), train=True)
     if BACKEND == "fusec":

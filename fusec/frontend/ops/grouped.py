@@ -39,7 +39,7 @@ from fusec.frontend.ops.registry import lowers
 from fusec.frontend.ops.scaled_products import TILE_ROWS, in_tiles
 from fusec.frontend.shapes import TensorType
 from fusec.frontend.value import ZERO, Value
-from fusec.ir.dtype import F8E4M3FN, F8E8M0FNU, F32, I32
+from fusec.ir.dtype import F8E4M3FN, F8E8M0FNU, F32, HALF, I32
 from fusec.ir.expr import Const, Expr, Load, Reduce, as_value, cast, op, read_index
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.index import product as extent_of
@@ -117,7 +117,7 @@ def grouped_rows(call: AtenCall, x: Value, w: Value, offs: Value) -> Value:
     def body(at: Indices) -> Expr:
         block, number, row, n = at if rows > 1 else (at[0], ZERO, ZERO, at[1])
         e = read_index(group.at((block,)), groups.count)
-        if rows == part == call.lines.fusion.tile_block:
+        if rows == part == call.lines.fusion.groups.tile_block:
             source, used, own = _row_of_tile(groups, e, first.at((block,)), row)
         else:
             start = add(first.at((block,)), _i32(number * part))
@@ -215,13 +215,15 @@ def _rows_of_block(call: AtenCall, x: Value, w: Value, groups: Index) -> tuple[i
     Raises:
         Unsupported: where the library's product of each group is as fast.
     """
-    fusion, slow = call.lines.fusion, x.dtype in call.lines.slow
+    tuning, slow = call.lines.fusion.groups, x.dtype in call.lines.slow
     each = x.shape[0].hint() / max(groups.hint(), 1)
     along = slow or _lies_along_terms(w)
-    block = next(((rows, part) for few, rows, part in fusion.blocks if along and each <= few), None)
-    least, most = fusion.tiled_rows
+    block = next(((rows, part) for few, rows, part in tuning.blocks if along and each <= few), None)
+    if along and not slow and x.dtype in HALF and each > tuning.half_rows:
+        raise Unsupported(CONTRACTION)
+    least, most = tuning.tiled_rows
     if block is None and (slow or (not along and least <= each <= most)):
-        return fusion.tile_block, fusion.tile_block
+        return tuning.tile_block, tuning.tile_block
     if block is None:
         raise Unsupported(CONTRACTION)
     return block
