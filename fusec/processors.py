@@ -11,6 +11,10 @@ and tiles beyond; each includes the ones before it::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Bf16 = Literal["tiles", "pairs", "widened"]
+"""How a CPU multiplies bf16: by tiles (AMX), pairs of terms at twice the rate of f32, or as f32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,13 @@ class Processor:
         features: what kernels may use, the architecture first, as ``cpu_features`` returns it.
         flags: with which a C++ compiler uses these features and no others.
         lanes: f32 elements of a vector register.
-        tiles: it multiplies tiles of bf16 (AMX).
+        bf16: how it multiplies bf16.
     """
 
     features: str
     flags: tuple[str, ...]
     lanes: int
-    tiles: bool = False
+    bf16: Bf16 = "widened"
 
 
 _V2 = "x86_64 popcnt sse4_1 sse4_2 ssse3"
@@ -42,7 +46,7 @@ PROCESSORS = {
         f"{_V4} {_TILES}",
         ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
         16,
-        tiles=True,
+        bf16="tiles",
     ),
 }
 """By the name of the target."""

@@ -36,7 +36,7 @@ from fusec.passes.fusion.split_loop import split_loop
 from fusec.passes.schedule import accepts_cpu, accepts_gpu, cpu_plans, gpu_plans
 from fusec.passes.schedule.plan import Plan
 from fusec.passes.stage import Stage
-from fusec.processors import PROCESSORS, target_called
+from fusec.processors import PROCESSORS, Bf16, target_called
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ def find_target(
     name: str,
     vector_width: int = 16,
     *,
-    tiles: bool = False,
+    bf16: Bf16 = "widened",
     threads: int = 1,
     tf32: bool = False,
     units: int = 0,
@@ -341,7 +341,7 @@ def find_target(
 
     Args:
         vector_width: f32 lanes of this CPU's vector registers: 16, 8 or 4.
-        tiles: whether this CPU multiplies tiles of bf16 (AMX).
+        bf16: how this CPU multiplies bf16.
         threads: number of threads of the CPU.
         tf32: whether f32 products on a GPU may round their operands to 10 bits of mantissa.
         units, bytes_per_us: multiprocessors of the GPU and the rate of its memory; 0: the row's.
@@ -354,14 +354,15 @@ def find_target(
         raise UsageError.unknown("target", name, tuple(TARGETS))
     row = TARGETS[name]
     if name in PROCESSORS:
-        vector_width, tiles = PROCESSORS[name].lanes, PROCESSORS[name].tiles
+        vector_width, bf16 = PROCESSORS[name].lanes, PROCESSORS[name].bf16
     if row.device == "cpu":
-        widened = row.machine.widened - {BF16} if tiles else row.machine.widened
+        widened = row.machine.widened - ({BF16} if bf16 != "widened" else set())
         own = replace(
             row.machine,
             vector=vector_width,
+            bf16=bf16,
             widened=widened,
-            slow_types=_slow_types(name, vector_width, tiles=tiles),
+            slow_types=_slow_types(name, vector_width, bf16),
             threads=threads,
         )
         return replace(row, machine=own)
@@ -369,13 +370,15 @@ def find_target(
     return replace(row, machine=replace(machine, sm=replace(machine.sm, tf32=tf32)))
 
 
-def _slow_types(name: str, vector_width: int, *, tiles: bool) -> frozenset[DType]:
+def _slow_types(name: str, vector_width: int, bf16: Bf16) -> frozenset[DType]:
     """Return the 16-bit types that the library of an x86-64 CPU multiplies element by element.
 
     Elsewhere all are taken to be fast. oneDNN has products of bf16 from AVX-512 on, of f16 for
     processors with AVX512-FP16, which are those with tiles.
     """
-    if tiles or (name not in PROCESSORS and platform.machine() not in ("x86_64", "AMD64")):
+    if bf16 == "tiles" or (
+        name not in PROCESSORS and platform.machine() not in ("x86_64", "AMD64")
+    ):
         return frozenset()
     return frozenset((F16,)) if vector_width == 16 else frozenset((BF16, F16))
 

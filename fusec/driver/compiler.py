@@ -419,7 +419,7 @@ def features_of(device: torch.device | None, options: Options | None = None) -> 
     by_rule = options is not None and options.by_rule
     here = {
         "vector_width": cpp_kernel.vector_width(),
-        "tiles": cpp_kernel.has_tiles(),
+        "bf16": cpp_kernel.bf16_products(),
         "threads": (os.cpu_count() or 1) if by_rule else torch.get_num_threads(),
         "tf32": allows_tf32(),
     }

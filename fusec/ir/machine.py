@@ -514,6 +514,7 @@ class Machine:
         products_per_us: multiply-adds of 16-bit matrix products; 0 where no schedule has them.
         slow_exact: slowdown of the library's products in f32, unless operands round to TF32.
         float8: time of products of 8 bits, as a share of that of 16 bits.
+        bf16: how a CPU's kernels multiply bf16 (``processors.Bf16``).
         widened: types that fusec's own products widen to f32, for want of instructions.
         slow_widened: slowdown of these products beside the library's, which has instructions.
         slow_types: types for which a CPU's library has no instructions, either.
@@ -539,6 +540,7 @@ class Machine:
     products_per_us: float = 0.0
     slow_exact: int = 8
     float8: float = 1.0
+    bf16: str = "widened"
     widened: frozenset[DType] = frozenset()
     slow_widened: int = 1
     slow_types: frozenset[DType] = frozenset()

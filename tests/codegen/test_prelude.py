@@ -6,7 +6,6 @@ loop over lanes (``v_...``) and one over scalars (``s_...``) in it.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import subprocess
@@ -24,6 +23,7 @@ from fusec.ir.dtype import DTYPES, F8
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
 from tests.codegen.prelude_library import MEMORY, VALUES, Array, Library, source
 from tests.float_cases import floats_near, narrowed
+from tests.guarded_page import GuardedPage
 from tests.philox import random_bits
 from tests.quick_build import QUICK as QUICK_BUILD
 
@@ -433,18 +433,10 @@ def test_eight_bit_floats_are_torchs_bit_by_bit(library: Library, dtype: str) ->
 # -- memory ----------------------------------------------------------------------------------------
 
 
-class GuardedPage:
-    """Memory that ends where nothing may be touched: the page behind it is not accessible."""
-
-    def __init__(self) -> None:
-        self.bytes = np.frombuffer(mmap.mmap(-1, 2 * mmap.PAGESIZE), "u1")
-        end = ctypes.c_void_p(self.bytes.ctypes.data + mmap.PAGESIZE)
-        assert ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-
-    def tail(self, dtype: str, count: int) -> Array:
-        """Return the last ``count`` elements before the guard."""
-        size = count * np.dtype(MEMORY[dtype]).itemsize
-        return self.bytes[mmap.PAGESIZE - size : mmap.PAGESIZE].view(MEMORY[dtype])
+def tail(page: GuardedPage, dtype: str, count: int) -> Array:
+    """Return the last ``count`` elements before the guard."""
+    size = count * np.dtype(MEMORY[dtype]).itemsize
+    return page.bytes[mmap.PAGESIZE - size : mmap.PAGESIZE].view(MEMORY[dtype])
 
 
 def some(dtype: str, count: int) -> Array:
@@ -484,7 +476,7 @@ def test_loads_and_stores_touch_only_their_lanes(library: Library, dtype: str) -
         touched = mask.astype(bool)
         count = int(offsets[touched].max(initial=-1)) + 1
         indices = np.where(touched, offsets, 1 << 40)  # far outside where it must not be read
-        memory = page.tail(dtype, count)
+        memory = tail(page, dtype, count)
         memory[:] = some(dtype, count)
         got = np.zeros(width, MEMORY[dtype])
         library(f"get_{dtype}", how, memory, got, k, indices, mask)
@@ -504,7 +496,7 @@ def test_blocks_are_turned_and_touch_only_their_lanes(library: Library, dtype: s
     lanes = np.arange(width)
     for n, stride, valid in itertools.product((1, width - 1, width), (width, 21), (1, 3, width)):
         count = (valid - 1) * stride + n
-        memory = page.tail(dtype, count)
+        memory = tail(page, dtype, count)
         memory[:] = some(dtype, count)
         block = np.zeros((width, width), MEMORY[dtype])
         library(f"turn_{dtype}", memory, block, stride, n, (lanes < valid).astype("u1"))

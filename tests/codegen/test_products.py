@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from fusec.codegen.cpp.prelude import prelude
 from fusec.runtime.kernels.cpp_kernel import FLAGS, OPTIMISE, find_compiler, vector_width
+from tests.guarded_page import GuardedPage
 
 EXPORTS = """
 extern "C" long long tiles_in_use() {
@@ -51,10 +53,11 @@ extern "C" void store_operand(m_bf16 *p, const float *x, long long n) {
 FORMS = {
     "16 lanes": (16, ()),
     "16 lanes, no tiles": (16, ("-mno-amx-bf16",)),
+    "16 lanes, widened": (16, ("-mno-amx-bf16", "-mno-avx512bf16", "-mno-avx512vnni")),
     "8 lanes": (8, ()),
     "4 lanes": (4, ()),
 }
-FAST = ("16 lanes", "16 lanes, no tiles")
+FAST = ("16 lanes", "16 lanes, no tiles", "16 lanes, widened")
 """The narrower ones are the same text by other types."""
 
 RNG = np.random.default_rng(3)
@@ -160,6 +163,23 @@ def test_a_product_of_int8_is_equal_bit_by_bit(library, shape, steps, adds):
     )  # fmt: skip
     wanted = left.astype(np.int64) @ right.astype(np.int64) + (2**31 - 1) * adds
     np.testing.assert_array_equal(found, wanted.astype(np.int32))
+
+
+@pytest.mark.parametrize("odd", (False, True))
+@pytest.mark.parametrize("terms", (1, 2, 17, 32, 33, 64))
+def test_terms_beside_others_may_be_the_last_of_memory(library, terms, odd):
+    width, functions = library
+    page = GuardedPage().bytes.view(np.uint16)[: mmap.PAGESIZE // 2]
+    bits, b = bf16(width, terms)
+    held = page[len(page) - 2 * terms * width :].reshape(width, 2 * terms)[:, int(odd) :: 2]
+    held[:] = bits
+    a_bits, a = bf16(3, terms)
+    found = np.empty((3, width), np.float32)
+    functions.multiply_bf16(
+        pointer(found), pointer(a_bits), *integers(terms, 1), pointer(held),
+        *integers(2, 2 * terms, 3, width, terms), ctypes.c_bool(False),
+    )  # fmt: skip
+    np.testing.assert_allclose(found, a @ b.T, rtol=1e-5, atol=1e-4)
 
 
 def test_steps_of_any_size_and_odd_addresses(library):

@@ -83,7 +83,7 @@ def test_a_kernel_is_priced_with_the_programs_that_its_plan_launches(
 
 
 def test_a_processor_by_name_has_the_vectors_of_its_level() -> None:
-    targets = {name: find_target(name, 16, tiles=True) for name in PROCESSORS}
+    targets = {name: find_target(name, 16, bf16="tiles") for name in PROCESSORS}
     assert [t.machine.vector for t in targets.values()] == [4, 8, 16, 16]
     assert [BF16 in t.machine.widened for t in targets.values()] == [True, True, True, False]
     torch._dynamo.reset()
@@ -97,15 +97,25 @@ def test_a_processor_by_name_has_the_vectors_of_its_level() -> None:
 
 def test_a_cpu_with_tiles_widens_f16_alone() -> None:
     assert find_target("cpu").machine.widened == {F16, BF16}
-    assert find_target("cpu", tiles=True).machine.widened == {F16}
-    assert not find_target("sm_90", tiles=True).machine.widened
+    assert find_target("cpu", bf16="tiles").machine.widened == {F16}
+    assert not find_target("sm_90", bf16="tiles").machine.widened
 
 
-@pytest.mark.parametrize("flag", ("amx_bf16", "amx_int8"))
-def test_this_machine_s_target_has_the_tiles_of_its_cpu(flag: str) -> None:
-    with on_processor(f"x86_64 avx512f avx512bw avx512dq avx512vl {flag}"):
+@pytest.mark.parametrize(
+    ("flags", "how"),
+    [
+        ("amx_bf16 avx512_bf16", "tiles"),
+        ("avx512_bf16 sse4a", "pairs"),  # AMD's
+        ("avx512_bf16", "widened"),
+        ("amx_int8", "widened"),
+    ],
+)
+def test_this_machine_s_target_multiplies_bf16_as_its_cpu_does(flags: str, how: str) -> None:
+    with on_processor(f"x86_64 avx512f avx512bw avx512dq avx512vl {flags}"):
         target = target_for(torch.device("cpu"), Options())
-    assert (BF16 in target.machine.widened) is (flag != "amx_bf16")
+    assert target.machine.bf16 == how
+    assert (BF16 in target.machine.widened) is (how == "widened")
+    assert (F16 in target.machine.slow_types) is (how != "tiles")
 
 
 def test_this_machine_s_target_has_torch_s_threads() -> None:

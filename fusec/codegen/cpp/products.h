@@ -106,15 +106,21 @@ FUSEC_INLINE void f_multiply(
 // ---- bf16 ---------------------------------------------------------------------------------------
 // Two terms of W columns are a vector of pairs, the earlier term in the lower half. If the CPU has
 // tiles (AMX), 32 rows by 2 * W columns are summed in four tiles: 920 to 1200 GFLOP/s with packing
-// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and similar, 2026-11). Else operands are
-// widened. `vdpbf16ps` is not used: it reached 80 GFLOP/s there, less than half of f32.
+// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and similar, 2026-11). Else, on AMD's
+// processors (SSE4a), `vdpbf16ps` adds pairs: 222 GFLOP/s, where f32 reaches 117 (EPYC, 128 x 64 x
+// 256, 2026-11-29). Intel's reached 80 with it, less than half of f32: others widen operands.
 
 #define FUSEC_TERMS 256  // terms that are packed at a time
 #define FUSEC_ROWS 128   // rows of a that are copied at a time, if they must be copied
+#if FUSEC_W == 16 && defined(__AVX512BF16__) && defined(__SSE4A__)
+#define FUSEC_PAIRS
+#endif
+typedef int fusec_word __attribute__((may_alias));
 
-// Subnormals may become 0: tiles treat them as 0 in any case, and so does the rounding instruction.
+// Subnormals may become 0: instructions for bf16 treat them as 0, that which rounds as well.
 FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
-#if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__AVX512BF16__) && !defined(__clang__)
+#if FUSEC_W == 16 && (defined(__AMX_BF16__) || defined(FUSEC_PAIRS)) && \
+    defined(__AVX512BF16__) && !defined(__clang__)
   auto halves = __builtin_ia32_cvtneps2bf16_v16sf(v);
   __builtin_memcpy(p, &halves, sizeof halves);
 #else
@@ -138,6 +144,16 @@ FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
 }
 FUSEC_INLINE float f_exp_rounded(float x) { return f_exp(x); }
 
+#define FUSEC_TRANSPOSES(D)                                                                       \
+  FUSEC_INLINE void fusec_transpose(m_##D *t, const m_##D *p, long long s, long long n) {         \
+    ldt_##D(t, p, s, n);                                                                          \
+  }                                                                                               \
+  FUSEC_INLINE void fusec_transpose(m_##D *t, const m_##D *p, long long s, long long n, vm m) {   \
+    ldtm_##D(t, p, s, n, m);                                                                      \
+  }
+FUSEC_TRANSPOSES(bf16)
+FUSEC_TRANSPOSES(i8)
+
 // Packs the terms of W columns in pairs; those from `terms` up to `all` are 0.
 static __attribute__((noinline, unused)) void fusec_pack_pairs(
     m_f32 *pairs, const m_bf16 *b, long long bk, long long bc, long long terms, long long all) {
@@ -149,6 +165,21 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
       ldt_f32(block, (const m_f32 *)(b + k), bc / 2, n);
       for (long long l = 0; l < n; l++)
         st_f32(pairs + (k / 2 + l) * FUSEC_W, ld_f32(block + l * FUSEC_W));
+    }
+    k = terms / 2 * 2;
+  } else if (bk == 2 && bc % 2 == 0) {
+    // An aligned word has a term and its neighbour: what does not exist is no page of its own.
+    bool odd = (unsigned long long)b % 4;
+    const m_f32 *words = (const m_f32 *)(b - odd);
+    for (; k + 2 <= terms; k += FUSEC_W) {
+      long long n = fusec_least(FUSEC_W, (terms - k) / 2 * 2);
+      m_f32 block[FUSEC_W * FUSEC_W];
+      ldt_f32(block, words + k, bc / 2, n);
+      for (long long l = 0; l < n; l += 2) {
+        vu32 x = (vu32)ld_f32(block + l * FUSEC_W), y = (vu32)ld_f32(block + (l + 1) * FUSEC_W);
+        vu32 pair = odd ? x >> 16 | (y & 0xffff0000) : (x & 0xffff) | y << 16;
+        st_f32(pairs + (k + l) / 2 * FUSEC_W, (vf32)pair);
+      }
     }
     k = terms / 2 * 2;
   } else if (bc == 1) {
@@ -163,43 +194,65 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
       halves[(k / 2 * FUSEC_W + l) * 2 + k % 2] = k < terms ? b[k * bk + l * bc] : 0;
 }
 
-// Copies rows of a contiguously, each padded with zeros from `terms` up to `all`.
+// Copies rows of a, `step` elements apart, each padded with zeros from `terms` up to `all`; terms
+// that lie apart may be padded up to a multiple of W.
+template <class T>
 static __attribute__((noinline, unused)) void fusec_copy_rows(
-    m_bf16 *rows, const m_bf16 *a, long long ar, long long ak, long long count, long long terms,
-    long long all) {
+    T *rows, long long step, const T *a, long long ar, long long ak, long long count,
+    long long terms, long long all) {
   for (long long r = 0; r < count; r++)
     if (ak == 1) {
-      __builtin_memcpy(rows + r * all, a + r * ar, 2 * terms);
-      __builtin_memset(rows + r * all + terms, 0, 2 * (all - terms));
+      __builtin_memcpy(rows + r * step, a + r * ar, sizeof(T) * terms);
+      __builtin_memset(rows + r * step + terms, 0, sizeof(T) * (all - terms));
     } else if (ar == 1 && r % FUSEC_W == 0) {
       long long n = fusec_least(FUSEC_W, count - r);
       for (long long k = 0; k < all; k += FUSEC_W) {
-        m_bf16 block[FUSEC_W * FUSEC_W] = {};
+        T block[FUSEC_W * FUSEC_W] = {};
         if (k + FUSEC_W <= terms)
-          ldt_bf16(block, a + r + k * ak, ak, n);
+          fusec_transpose(block, a + r + k * ak, ak, n);
         else if (k < terms)
-          ldtm_bf16(block, a + r + k * ak, ak, n, v_first(terms - k));
+          fusec_transpose(block, a + r + k * ak, ak, n, v_first(terms - k));
         for (long long l = 0; l < n; l++)
-          __builtin_memcpy(rows + (r + l) * all + k, block + l * FUSEC_W, 2 * FUSEC_W);
+          __builtin_memcpy(rows + (r + l) * step + k, block + l * FUSEC_W, sizeof(T) * FUSEC_W);
       }
     } else if (ar != 1) {
-      for (long long k = 0; k < all; k++) rows[r * all + k] = k < terms ? a[r * ar + k * ak] : 0;
+      for (long long k = 0; k < all; k++) rows[r * step + k] = k < terms ? a[r * ar + k * ak] : 0;
     }
 }
 
+// Multiplies R rows by V * W columns; the number of terms is even.
 template <int R, int V>
 static __attribute__((noinline, unused)) void fusec_block_pairs(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
     long long terms, bool adds) {
-  m_f32 wide[R * FUSEC_TERMS];
-  for (int r = 0; r < R; r++)
-    for (long long k = 0; k < terms; k += FUSEC_W)
-      st_f32(wide + r * FUSEC_TERMS + k, ld_bf16(a + r * ar + k));
   vf32 sum[R][V];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sum[r][v] = adds ? *(vf32_any *)(c + r * cr + v * cp) : vf32{};
+    for (int v = 0; v < V; v++) sum[r][v] = vf32{};
+#ifdef FUSEC_PAIRS
+  const m_bf16 *third[(R + 2) / 3];
+#pragma GCC unroll 4
+  for (int t = 0; t < (R + 2) / 3; t++) third[t] = a + 3 * t * ar;
+  for (long long k = 0; k < terms; k += 2) {
+    vf32 y[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) y[v] = ld_f32(pairs + (v * FUSEC_TERMS + k) / 2 * FUSEC_W);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++)
+        asm("vdpbf16ps %2%{1to16%}, %1, %0"
+            : "+v"(sum[r][v])
+            : "v"(y[v]), "m"(*(const fusec_word *)(third[r / 3] + r % 3 * ar)));
+#pragma GCC unroll 4
+    for (int t = 0; t < (R + 2) / 3; t++) third[t] += 2;
+  }
+#else
+  m_f32 wide[R * FUSEC_TERMS];
+  for (int r = 0; r < R; r++)
+    for (long long k = 0; k < terms; k += FUSEC_W)
+      st_f32(wide + r * FUSEC_TERMS + k, ld_bf16(a + r * ar + k));
   for (long long k = 0; k < terms; k += 2)
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; odd++) {
@@ -216,10 +269,14 @@ static __attribute__((noinline, unused)) void fusec_block_pairs(
         for (int v = 0; v < V; v++) sum[r][v] += x * y[v];
       }
     }
+#endif
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) *(vf32_any *)(c + r * cr + v * cp) = sum[r][v];
+    for (int v = 0; v < V; v++) {
+      vf32_any *to = (vf32_any *)(c + r * cr + v * cp);
+      *to = adds ? *to + sum[r][v] : sum[r][v];
+    }
 }
 template <int V>
 static __attribute__((noinline, unused)) void fusec_rows_pairs(
@@ -337,9 +394,9 @@ static __attribute__((noinline, unused)) void fusec_part_bf16(
     const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
   alignas(64) m_bf16 copy[FUSEC_ROWS * FUSEC_TERMS];
-  if (ak != 1 || terms % 32 || rows % 32) {
+  if (ak != 1 || terms % 32 || rows % 32 || ar % 1024 == 0) {
     long long all = (terms + 31) / 32 * 32;
-    fusec_copy_rows(copy, a, ar, ak, rows, terms, all);
+    fusec_copy_rows(copy, all, a, ar, ak, rows, terms, all);
     a = copy, ar = all;
   }
   long long j = 0;
@@ -365,16 +422,22 @@ FUSEC_INLINE void f_multiply_bf16(
 }
 
 // ---- int8 ---------------------------------------------------------------------------------------
-// Terms are widened to 16 bits, in pairs as those of bf16 are: one instruction multiplies pairs and
-// adds both products, twice the rate of f32. AVX-512 VNNI adds them to the sum as well.
+// A word of a row is multiplied by a word of each of W columns, and the products are added, all in
+// one instruction: pairs of terms widened to 16 bits, twice the rate of f32, or four terms as they
+// are (AVX-512 VNNI). Four terms of a row are unsigned, so 128 is added to each: 128 times the sum
+// of a column is subtracted from what they add up to, exactly, since i32 wraps.
 
 #if defined(FUSEC_AVX512) && defined(__AVX512VNNI__)
-FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
-  return __builtin_ia32_vpdpwssd_v16si(sum, x, y);
+#define FUSEC_FOURS
+typedef m_i8 fusec_term;
+FUSEC_INLINE vi32 fusec_add_words(vi32 sum, vi32 x, vi32 y) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  return sum;
 }
 #elif defined(FUSEC_AVX512) || defined(FUSEC_AVX2)
+typedef short fusec_term;
 typedef FUSEC_VEC(short, 2 * FUSEC_W) fusec_pairs;
-FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
+FUSEC_INLINE vi32 fusec_add_words(vi32 sum, vi32 x, vi32 y) {
 #ifdef FUSEC_AVX512
   return sum + __builtin_ia32_pmaddwd512_mask((fusec_pairs)x, (fusec_pairs)y, vi32{}, -1);
 #else
@@ -382,41 +445,50 @@ FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
 #endif
 }
 #else
-FUSEC_INLINE vi32 fusec_add_pairs(vi32 sum, vi32 x, vi32 y) {
+typedef short fusec_term;
+FUSEC_INLINE vi32 fusec_add_words(vi32 sum, vi32 x, vi32 y) {
   return sum + (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
 }
 #endif
-typedef int fusec_word __attribute__((may_alias));
+#define FUSEC_WORD (4 / (long long)sizeof(fusec_term))  // terms in a word
 
-// Copies rows in 16 bits, each padded with zeros from `terms` up to FUSEC_TERMS.
-static __attribute__((noinline, unused)) void fusec_widen_rows(
-    short *to, const m_i8 *a, long long ar, long long ak, long long rows, long long terms) {
-  for (long long r = 0; r < rows; r++, to += FUSEC_TERMS, a += ar) {
+// Copies rows of words, each padded with zeros from `terms` up to the end of a word.
+static __attribute__((noinline, unused)) void fusec_word_rows(
+    fusec_term *to, const m_i8 *a, long long ar, long long ak, long long rows, long long terms) {
+  long long all = (terms + FUSEC_WORD - 1) / FUSEC_WORD * FUSEC_WORD;
+#ifdef FUSEC_FOURS
+  fusec_copy_rows(to, FUSEC_TERMS, a, ar, ak, rows, terms, all);
+#else
+  m_i8 copy[FUSEC_W * FUSEC_TERMS];
+  for (long long r = 0; r < rows; r++, a += ar, to += FUSEC_TERMS) {
+    const m_i8 *row = ak == 1 ? a : copy + r % FUSEC_W * FUSEC_TERMS;
+    if (ak != 1 && r % FUSEC_W == 0)
+      fusec_copy_rows(copy, FUSEC_TERMS, a, ar, ak, fusec_least(FUSEC_W, rows - r), terms, all);
     long long k = 0;
-    if (ak == 1)
-      for (; k + FUSEC_W <= terms; k += FUSEC_W) st_i16((m_i16 *)to + k, ld_i8(a + k));
-    for (; k < FUSEC_TERMS; k++) to[k] = k < terms ? a[k * ak] : 0;
+    for (; k + FUSEC_W <= terms; k += FUSEC_W) st_i16((m_i16 *)to + k, ld_i8(row + k));
+    for (; k < all; k++) to[k] = k < terms ? row[k] : 0;
   }
+#endif
 }
 template <int R, int V>
 static __attribute__((noinline, unused)) void fusec_block_i8(
-    m_i32 *c, long long cr, long long cp, const short *a, const m_f32 *pairs, long long terms,
-    bool adds) {
+    m_i32 *c, long long cr, long long cp, const fusec_term *a, const m_f32 *words,
+    const vi32 *less, long long count, bool adds) {
   vi32 sum[R][V];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sum[r][v] = adds ? ld_i32(c + r * cr + v * cp) : vi32{};
-  for (long long k = 0; k < terms; k += 2) {
+    for (int v = 0; v < V; v++) sum[r][v] = (adds ? ld_i32(c + r * cr + v * cp) : vi32{}) - less[v];
+  for (long long k = 0; k < count; k++) {
     vi32 y[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++)
-      y[v] = (vi32)ld_f32(pairs + (v * FUSEC_TERMS + k) / 2 * FUSEC_W);
+      y[v] = (vi32)ld_f32(words + (v * FUSEC_TERMS / FUSEC_WORD + k) * FUSEC_W);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      vi32 x = v_i32(*(const fusec_word *)(a + r * FUSEC_TERMS + k));
+      vi32 x = v_i32(*(const fusec_word *)(a + r * FUSEC_TERMS + k * FUSEC_WORD));
 #pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sum[r][v] = fusec_add_pairs(sum[r][v], x, y[v]);
+      for (int v = 0; v < V; v++) sum[r][v] = fusec_add_words(sum[r][v], x, y[v]);
     }
   }
 #pragma GCC unroll 12
@@ -426,19 +498,25 @@ static __attribute__((noinline, unused)) void fusec_block_i8(
 }
 template <int V>
 static __attribute__((noinline, unused)) void fusec_columns_i8(
-    m_i32 *c, long long cr, long long cp, const short *a, const m_i8 *b, long long bk,
+    m_i32 *c, long long cr, long long cp, const fusec_term *a, const m_i8 *b, long long bk,
     long long bc, long long rows, long long terms, bool adds) {
-  alignas(64) m_f32 pairs[V][FUSEC_TERMS / 2 * FUSEC_W];
-  alignas(64) short wide[FUSEC_W * FUSEC_TERMS];
+  alignas(64) m_f32 words[V][FUSEC_TERMS / FUSEC_WORD * FUSEC_W];
+  alignas(64) fusec_term columns[FUSEC_W * FUSEC_TERMS];
+  long long count = (terms + FUSEC_WORD - 1) / FUSEC_WORD;
+  vi32 less[V] = {};
   for (int v = 0; v < V; v++) {
-    fusec_widen_rows(wide, b + v * FUSEC_W * bc, bc, bk, FUSEC_W, terms);
-    fusec_pack_pairs(pairs[v], (const m_bf16 *)wide, 1, FUSEC_TERMS, (terms + 1) / 2 * 2,
-                     (terms + 1) / 2 * 2);
+    fusec_word_rows(columns, b + v * FUSEC_W * bc, bc, bk, FUSEC_W, terms);
+    fusec_pack_pairs(words[v], (const m_bf16 *)columns, 1, FUSEC_TERMS * 2 / FUSEC_WORD, 2 * count,
+                     2 * count);
+#ifdef FUSEC_FOURS
+    for (long long k = 0; k < count; k++)
+      less[v] = fusec_add_words(less[v], v_i32((int)0x80808080), (vi32)ld_f32(words[v] + k * FUSEC_W));
+#endif
   }
   long long i = 0;
 #define FUSEC_BLOCKS(R)            \
   for (; i + R <= rows; i += R)    \
-    fusec_block_i8<R, V>(c + i * cr, cr, cp, a + i * FUSEC_TERMS, pairs[0], terms, adds);
+    fusec_block_i8<R, V>(c + i * cr, cr, cp, a + i * FUSEC_TERMS, words[0], less, count, adds);
   FUSEC_BLOCKS(FUSEC_R)
   FUSEC_BLOCKS(4)
   FUSEC_BLOCKS(1)
@@ -448,16 +526,23 @@ static __attribute__((noinline, unused)) void f_multiply_i8(
     m_i32 *c, long long cr, long long cp, const m_i8 *a, long long ar, long long ak,
     const m_i8 *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
-  alignas(64) short wide[FUSEC_ROWS * FUSEC_TERMS];
+  alignas(64) fusec_term words[FUSEC_ROWS * FUSEC_TERMS];
   terms = terms < 0 ? 0 : terms;
   for (long long k = 0; k == 0 || k < terms; k += FUSEC_TERMS, adds = true)
     for (long long i = 0; i < rows; i += FUSEC_ROWS) {
       long long n = fusec_least(FUSEC_ROWS, rows - i), some = fusec_least(FUSEC_TERMS, terms - k);
-      fusec_widen_rows(wide, a + i * ar + k * ak, ar, ak, n, some);
+      fusec_word_rows(words, a + i * ar + k * ak, ar, ak, n, some);
+#ifdef FUSEC_FOURS
+      for (long long r = 0; r < n; r++)
+        for (long long t = 0; t < some; t += 4 * FUSEC_W) {
+          m_i32 *at = (m_i32 *)(words + r * FUSEC_TERMS + t);
+          st_i32(at, ld_i32(at) ^ (int)0x80808080);
+        }
+#endif
       long long j = 0;
 #define FUSEC_COLUMNS(V)                                                                   \
   for (; j + V * FUSEC_W <= columns; j += V * FUSEC_W)                                     \
-    fusec_columns_i8<V>(c + i * cr + j / FUSEC_W * cp, cr, cp, wide, b + k * bk + j * bc, bk, \
+    fusec_columns_i8<V>(c + i * cr + j / FUSEC_W * cp, cr, cp, words, b + k * bk + j * bc, bk, \
                         bc, n, some, adds);
       FUSEC_COLUMNS(2)
       FUSEC_COLUMNS(1)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fusec.errors import BuildError, EnvironmentProblem, IndexOutOfRange, NotWritable, warn_user
 from fusec.options import Options
+from fusec.processors import Bf16
 from fusec.runtime.kernels import processor, table
 
 logger = logging.getLogger("fusec.build")
@@ -80,9 +81,15 @@ def vector_width() -> int:
     return 8 if {"avx2", "fma"} <= flags else 4
 
 
-def has_tiles() -> bool:
-    """Return whether this machine's CPU multiplies tiles of bf16 (AMX)."""
-    return vector_width() == 16 and "amx_bf16" in processor.cpu_features().split()
+def bf16_products() -> Bf16:
+    """Return how kernels multiply bf16 on this machine's CPU, as ``codegen/cpp/products.h`` does.
+
+    Only AMD's processors, which alone have SSE4a, multiply pairs at twice the rate of f32.
+    """
+    flags = set(processor.cpu_features().split())
+    if vector_width() == 16 and "amx_bf16" in flags:
+        return "tiles"
+    return "pairs" if vector_width() == 16 and {"avx512_bf16", "sse4a"} <= flags else "widened"
 
 
 def build(

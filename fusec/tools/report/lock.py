@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from torch import fx
 
@@ -29,12 +29,12 @@ from fusec.errors import UsageError
 from fusec.frontend.modules import node_of_part
 from fusec.frontend.origin import called, module_path, op_name, origin_of
 from fusec.ir.decision import Decision
-from fusec.ir.dtype import BF16
 from fusec.ir.expr import Reduce, postorder, reach
 from fusec.ir.graph import Extern, ForeachKernel, Kernel, all_launches, launched_externs
 from fusec.ir.names import identifier, operation_words
 from fusec.passes.fusion.libraries import ATEN
 from fusec.passes.schedule.plan import Binding, LoopKind, Plan, print_binding
+from fusec.processors import Bf16
 from fusec.tools.report.explanation import GraphReport, axes_of_additions, report_graph
 from fusec.tools.report.stages import Staged
 from fusec.tools.report.traffic import extern_bytes, peak_bytes, step_bytes
@@ -261,7 +261,7 @@ def describe_target(target: Target) -> str:
     facts = [target.name]
     if target.codegen is CPP:
         facts += [f"{target.machine.vector} lanes"]
-        facts += ["tiles"] * (BF16 not in target.machine.widened)
+        facts += [target.machine.bf16] * (target.machine.bf16 != "widened")
         facts += [f"{target.machine.threads} threads"] * (target.machine.threads > 1)
     else:
         facts += ["tf32"] * target.machine.sm.tf32
@@ -281,7 +281,7 @@ def read_target(described: str) -> Target:
     found = find_target(
         name,
         widths[0] if widths else 16,
-        tiles="tiles" in facts,
+        bf16=next((how for how in get_args(Bf16) if how in facts), "widened"),
         threads=counts[0] if counts else 1,
         tf32=allows_tf32(),
     )

@@ -130,7 +130,13 @@ def test_a_file_that_ends_too_soon_is_refused_at_any_line() -> None:
 
 @pytest.mark.parametrize(
     "described",
-    ["cpu, 16 lanes, tiles", "cpu, 8 lanes", "cpu, 16 lanes, tiles, 3 threads", "sm_90"],
+    [
+        "cpu, 16 lanes, tiles",
+        "cpu, 16 lanes, pairs",
+        "cpu, 8 lanes",
+        "cpu, 16 lanes, tiles, 3 threads",
+        "sm_90",
+    ],
 )
 def test_a_target_is_read_as_it_is_described(described: str) -> None:
     assert describe_target(read_target(described)) == described
