@@ -37,7 +37,14 @@ from fusec.ir.machine import Machine
 from fusec.ir.rewrite import inline_loads, rewrite
 from fusec.ir.scalar import SCALAR_OPS
 from fusec.ir.serial import from_the_end, scan_of, serial_axes, turned
-from fusec.ir.streamed import conversions, copies_from_tables, reading_weights, stored_rows
+from fusec.ir.streamed import (
+    conversions,
+    copies_from_tables,
+    reading_weights,
+    stored_rows,
+    takes_exact_weights,
+    unrounded_operands,
+)
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
@@ -70,11 +77,12 @@ class _Inliner:
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
         self.simplify = simplifier()
-        weights = conversions(graph, self.simplify) if machine.skinny_rows else {}
-        self.weights = {**copies_from_tables(graph), **weights}
+        self.converted = conversions(graph, self.simplify) if machine.skinny_rows else {}
+        self.weights = {**copies_from_tables(graph), **self.converted}
 
     def take(self, line: Def) -> tuple[Def, ...]:
         """Return a definition with its producers inlined; none if it is itself only inlined."""
+        line = self._with_weights(line)
         there = self._shared_axes(line)
         back = {target: index(axis) for axis, target in there.items()}
         expr = line.expr.substitute({axis: index(target) for axis, target in there.items()})
@@ -87,6 +95,19 @@ class _Inliner:
         if found is own:
             return (line,)
         return (replace(found, axes=line.axes, expr=found.expr.substitute(back)),)
+
+    def _with_weights(self, line: Def) -> Def:
+        """Return a product with weights that it reads as they lie, if it need not round them.
+
+        Where the user rounds them, they say so themselves.
+        """
+        (expr,) = rewrite((line.expr,), unrounded_operands)
+        if expr is line.expr:
+            return line
+        given = replace(line, expr=expr)
+        whole = reading_weights(given, self.converted, self.simplify)
+        exact = (takes_exact_weights(n, self.machine) for n in reductions(whole.expr))
+        return whole if whole is not given and any(exact) else line
 
     def _shared_axes(self, line: Def) -> dict[Axis, Axis]:
         """Return own axis -> common axis; empty if any axis is ragged."""
@@ -139,7 +160,8 @@ class _Inliner:
         match self.graph.nodes[reader]:
             case Def() as line if self.machine.skinny_rows:
                 sums = reductions(reading_weights(line, self.weights, self.simplify).expr)
-                how = {"computed": computed, "copied": isinstance(rows.expr, Load)}
+                copied = isinstance(rows.expr, Load)
+                how = {"computed": computed, "copied": copied, "cast": not computed and not copied}
                 found = (stored_rows(n, self.machine, **how) for n in sums)
                 return any(rows.buffer is n.buffer for few in found if few for n in loads((few,)))
             case _:
