@@ -231,6 +231,10 @@ EXAMPLES = {
         lambda x, w: F.relu(x @ w), ((8, 32), (32, 16)), options=FUSED
     ),
     "rows": Example(lambda x, w: F.relu(x @ w.t()), ((2, 32), (8, 32))),
+    "groups": Example(
+        lambda x, w, s: F.linear(x, (w.view(64, 4, 32).to(x.dtype) * s[..., None]).flatten(1)),
+        ((32, 128), torch.ones(64, 128, dtype=torch.int8), (64, 4)), "cpu:amx", BF16,
+    ),
     "scores": Example(attention, ((1, 1, 320, 16),) * 3, options=FUSED),
     "weights": Example(
         lambda s, v: torch.bmm(s.softmax(-1), v), ((4, 256, 256), (4, 256, 8)), train=True

@@ -610,6 +610,7 @@ FAULTS = (
     Fault("unroll_parts", "short rows", "a part that does not end", guards_end(None)),
     Fault("unroll_parts", "short rows", "a part that ends one too late", guards_end(81)),
     Fault("unroll_parts", "short rows", "a part that ends one too early", guards_end(79)),
+    Fault("factor_groups", "groups", "a scale that is added", renamed("mul", "add")),
     Fault("unroll_pairs", "pairs", "parts the other way round", lambda kernels: {
         name: replace(k, stores=tuple(
             replace(store, expr=other.expr)

@@ -60,6 +60,7 @@ EXAMPLES = {
     "online_softmax": "attention",
     "unroll_rows": "rows",
     "coalesce": "parts",
+    "factor_groups": "groups",
     "unroll_pairs": "pairs",
     "unroll_parts": "stack",
     "unroll_windows": "windows",

@@ -6,6 +6,7 @@ from functools import partial
 
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.ir.graph import FlatKernel
+from fusec.passes.kernel.group_factors import factor_groups
 from fusec.passes.kernel.scans import check_order, run_scans
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.kernel.unroll_terms import unroll_terms
@@ -14,6 +15,11 @@ from fusec.passes.stage import Stage
 
 _on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel", needs=("coalesce",))
 CPP_FLAT = (
+    _on_flat(
+        "factor_groups",
+        "multiply sums of groups of integer weights by their scales: terms are exact in bf16 (CPU)",
+        lambda flat, context: factor_groups(flat, context.machine),
+    ),
     _on_flat(
         "unroll_pairs",
         "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",

@@ -30,7 +30,8 @@ def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple
 def _shapes(
     use: AxisUse, work: TileResources, tuning: CachedTuning
 ) -> list[tuple[tuple[int, int], int]]:
-    if work.inner or len(use.tiled) < 2:
+    steps = use.looped is not None or use.crossed is not None
+    if len(use.tiled) < 2 or (work.inner and steps):
         shapes = tuning.nested if use.crossed is None else tuning.crossed
         return [((rows, rows), step) for rows, step in shapes]
     if use.panel:

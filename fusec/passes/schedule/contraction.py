@@ -61,9 +61,18 @@ def contractions(kernel: Kernel, machine: Machine) -> dict[Reduce, Factors]:
     vectors = {n: parts for n in reductions if (parts := vector_factors(n)) is not None}
     nested = _nested(reductions, machine.lanes) if vectors else set()
     made = nested.intersection((*found, *vectors))
+    tiles = made.intersection(found)
+    vectors = {n: parts for n, parts in vectors.items() if not _scales_tiles(parts, tiles)}
     if made and any(_reads(n, made) for n in (*found, *vectors)):
         found.update(vectors)
     return found
+
+
+def _scales_tiles(parts: Factors, tiles: set[Reduce]) -> bool:
+    """Return True for a matrix of products' results times a vector that reads none of them: a sum
+    of tiles, each times a scale."""
+    vector, matrix = (parts.left, parts.right)[:: 1 if parts.right_axes else -1]
+    return not tiles.isdisjoint(postorder((matrix,))) and tiles.isdisjoint(postorder((vector,)))
 
 
 def _reads(node: Reduce, made: set[Reduce]) -> bool:

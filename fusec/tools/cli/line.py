@@ -32,9 +32,9 @@ _REWRITES = """
     partition capture eager_rounding chunk simplify dead_code share row_parts split_reduction
     inline recompute unread fuse library_epilogue store_parts split_loop contract loops
     libraries in_place fuse_horizontally memory infinite_masks online_softmax unroll_rows
-    coalesce unroll_parts unroll_pairs unroll_windows unroll_terms scans guard_gathers plan
-    lower parametrize vector_tiles base_two sink orient copy_tiles join_pairs approximate
-    specialize_warps
+    coalesce unroll_parts factor_groups unroll_pairs unroll_windows unroll_terms scans
+    guard_gathers plan lower parametrize vector_tiles base_two sink orient copy_tiles join_pairs
+    approximate specialize_warps
 """
 """The names of ``fusec/driver/stages.py``, which imports torch."""
 STAGES = tuple(dict.fromkeys((*LEVELS, *_REWRITES.split(), *ASSEMBLY)))
