@@ -172,8 +172,7 @@ class RowTuning:
     resident_bytes: int = 1 << 17
     """Most bytes of a row, over all summed tensors, without spills: 4 for each of 32768."""
     resident_parts: int = 1 << 16
-    """Most bytes of a row in short parts, such as a channel of many small images, that stays in
-    registers over all tensors: its lanes are loaded one by one, but once for all sweeps."""
+    """Most bytes of a row in short parts, a channel of many small images, that registers keep."""
     resident_tiles: int = 65536
     """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
 
@@ -202,20 +201,19 @@ class RowTuning:
     """Programs with a loop, of 512 threads, that share a multiprocessor."""
     alone: int = 8
     """Factor on the elements of an iteration with fewer programs than multiprocessors."""
+    turns_bytes: int = 16
+    """Iterations, times bytes of an element's operands, from which few programs load rows ahead."""
     folded: int = 8
     """Most vectors of a row that a thread loads and folds at once: the accumulators are rescaled
     once for all of them. 64 elements of 16 bits take 72 registers (cross-entropy, Triton 3.7.1)."""
     reloaded: int = 16384
     """Elements of an iteration from which weights shared by all rows do not fit the registers."""
     program_bytes: int = 1 << 13
-    """Least bytes that a program reads and writes, where there are very many programs.
-
-    An H200's memory moves 2.4 KB a clock: rows of 768 elements, two read and one written in 16
-    bits, would need 0.5 program launches a clock of the GPU's single block scheduler.
-    """
+    """Least bytes that a program reads and writes, where there are very many programs: at 2.4 KB a
+    clock of an H200's memory, rows of 768 elements, two read and one written in 16 bits, would
+    need 0.5 program launches a clock of the GPU's single block scheduler."""
     waves: int = 2
-    """Least one-warp programs for each slot of a multiprocessor (``Resources.programs``): the idle
-    time at the end grows with the work of each program."""
+    """Least one-warp programs for each slot of a multiprocessor (``Resources.programs``)."""
     ahead_bytes: int = 1 << 16
     """Shared memory of a program for prefetched rows."""
     warps: int = 4

@@ -8,14 +8,16 @@ column sums share an iteration, and the loop prefetches the next rows. Such iter
 warps, so that a program's barriers are few and another program runs meanwhile. Where an iteration
 has a row for each warp, a warp has a row alone, as ``fold`` rows of lanes: its sums are shuffles,
 without a barrier, and nothing is prefetched, for through shared memory each thread would exchange
-its elements (1024 columns of a LayerNorm: 494 instructions instead of 642, sm_90, Triton 3.7.1). If
-there are very many short rows, a program runs several, one after the other.
+its elements (1024 columns of a LayerNorm: 494 instructions instead of 642, sm_90, Triton 3.7.1).
+Few programs without column sums load rows ahead, too. If there are very many short rows, a program
+runs several, one after the other.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from fusec.ir.expr import Buffer, Load, Reduce, loads
@@ -110,11 +112,15 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     lanes.append(Binding(row, LoopKind.LANES, max(width, 2)))
     tiles = _tiles(kernel, row)
     width *= tiles * math.prod(part.tile for part in lanes[:-1])
+    ahead = bool(loops) and _loads_ahead(kernel, outer[-1], row, width, machine)
     if loops:
         fewer = sums >= tuning.many_sums or (_is_odd(kernel, row) and _is_wide(kernel, row, tuning))
+        fewer = fewer or _loads_elements(kernel, row, machine)
         elements = tuning.loop_elements // 2 if fewer else tuning.loop_elements
         if tiles > 1 and not fewer:
             elements = max(width, tiles * tuning.warp_row)
+        if ahead:
+            elements *= 2
         height = min(_floor(elements // width), power_of_two(outer[-1].extent.hint()))
         loops[-1] = Binding(outer[-1], LoopKind.LOOP, height)
     grid = [Binding(a, LoopKind.GRID) for a in kernel.grid]
@@ -125,7 +131,7 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
     warps = min(16, _floor(width * rows // 1024))
     if loops:
-        warps = _loop_warps(kernel, row, width, loops[-1].tile, tuning)
+        warps = _loop_warps(kernel, row, width, loops[-1].tile, machine)
         width *= loops[-1].tile
     fold = _vectors_of_a_lane(kernel, row, lanes[-1].tile)
     if loops and sums and warps <= loops[-1].tile and tiles * fold > 1:
@@ -134,6 +140,8 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
         stages = 1
     else:
         stages = _stages(kernel, outer[-1], row, width, tuning) if loops and sums else 1
+    if ahead:
+        stages = min(2, _stages(kernel, outer[-1], row, width, tuning))
     reloads = bool(loops) and width >= tuning.reloaded
     packed = bool(loops) and tiles > 1 and stays_packed(kernel, row, width // (32 * warps), tuning)
     return Plan((*grid, *loops, *lanes), warps=warps, stages=stages, reloads=reloads, packed=packed)
@@ -144,11 +152,13 @@ def _floor(number: int) -> int:
     return max(1, power_of_two(number + 1) // 2)
 
 
-def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, tuning: RowTuning) -> int:
+def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, machine: Machine) -> int:
     """Return the warps of a program that takes ``height`` rows of ``width`` elements at a time."""
-    sums, tiles = column_sums(kernel, row), _tiles(kernel, row)
+    sums, tiles, tuning = column_sums(kernel, row), _tiles(kernel, row), machine.rows
     sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
-    share = (1024 if width <= tuning.warp_row else 512) if sums else 256
+    share = 128 if _loads_elements(kernel, row, machine) else 256
+    if sums:
+        share = 1024 if width <= tuning.warp_row else 512
     # Many sums beside the row's tiles: fewer of them a thread.
     fewer = height < 2 and sums >= tuning.many_sums
     share //= 2 if fewer or (sums and _is_wide(kernel, row, tuning)) else 1
@@ -199,6 +209,36 @@ def _is_odd(kernel: Kernel, row: Axis) -> bool:
     return extent.is_constant and any(extent.const * size % 16 for size in sizes)
 
 
+def _loads_ahead(kernel: Kernel, loop: Axis, row: Axis, width: int, machine: Machine) -> bool:
+    """Return True if few programs take many rows of vectors, of ``width`` elements, in turn.
+
+    Each has twice as many under way, half of them loaded ahead (16x128x56x56, forward and backward
+    of a BatchNorm and ReLU, 8.6 and 16.2 us for 29.3 and 25.6; model of sm_90, 2026-11-29).
+    """
+    tuning = machine.rows
+    turns = loop.extent.hint() // _floor(2 * tuning.loop_elements // width)
+    size = sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
+    few = math.prod(axis.extent.hint() for axis in kernel.grid) <= machine.parts
+    many = turns * size >= tuning.turns_bytes
+    return few and many and not column_sums(kernel, row) and _in_vectors(kernel, row)
+
+
+def _loads_elements(kernel: Kernel, row: Axis, machine: Machine) -> bool:
+    """Return True if many programs load short rows element by element, without column sums.
+
+    A thread has half as many elements then: 512x2048x7x7, 54 us for 64 (model, 2026-11-29).
+    """
+    many = math.prod(axis.extent.hint() for axis in kernel.grid) >= machine.units
+    short = many and row.extent.hint() < machine.rows.loop_row
+    return short and not column_sums(kernel, row) and not _in_vectors(kernel, row)
+
+
+def _in_vectors(kernel: Kernel, row: Axis) -> bool:
+    """Return True if rows of each tensor begin at multiples of 8 bytes."""
+    sizes = (b.dtype.itemsize for b in _row_tiles(kernel, row))
+    return row.extent.is_constant and all(row.extent.const * size % 8 == 0 for size in sizes)
+
+
 def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTuning) -> int:
     """Return the pipeline stages of a loop over rows: up to 4, as shared memory allows."""
     nodes = kernel_nodes(kernel)
@@ -229,16 +269,29 @@ def _parts(
 ) -> tuple[Axis, ...]:
     """Return the parts' axis of a split row, as a tuple, if all parts fit registers together.
 
-    Each reduction runs over the row, over its parts, or over both: no loop carries a value.
+    Each reduction runs over the row, over its parts, or over both: no loop carries a value. Rows
+    that are loaded in vectors are swept over again instead where a second program would not fit
+    beside the first: 64 images of 14 x 14 of two tensors, 21 us for 35 (model of sm_90, 2026-11).
     """
     others = tuple(a for a in nest if a is not row)
     whole = all(a.extent.is_constant and a.limit is None for a in (*others, row))
     if len(others) != 1 or not whole or column_sums(kernel, row):
         return ()
-    length = power_of_two(others[0].extent.const) * power_of_two(row.extent.const)
-    narrow = row.extent.const < tuning.loop_row
-    size = length * sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
-    return others if narrow and size <= tuning.resident_parts else ()
+    sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
+    return others if holds_parts(others[0].extent.const, row.extent.const, sizes, tuning) else ()
+
+
+def holds_parts(parts: int, row: int, sizes: Collection[int], tuning: RowTuning) -> bool:
+    """Return True if registers hold all parts of a row, ``parts`` times ``row`` elements.
+
+    Args:
+        sizes: bytes of an element of each tensor that has them.
+    """
+    length = power_of_two(parts) * power_of_two(row)
+    vectors = all(row * size % 8 == 0 for size in sizes)
+    most = tuning.resident_parts // (2 if vectors else 1)
+    fits = length <= 4 * tuning.loop_elements and length * sum(sizes) <= most
+    return row < tuning.loop_row and fits
 
 
 def column_sums(kernel: Kernel, row: Axis) -> int:

@@ -97,8 +97,36 @@ def test_a_channel_of_many_small_images_is_loaded_once() -> None:
 
 
 def test_long_parts_of_a_row_are_a_loop_of_4096_elements_an_iteration() -> None:
-    assert bindings(plan(split_rows(64, 256, 1024))) == "m=grid  p=loop*4  c=lanes(1024)"
-    assert bindings(plan(split_rows(64, 256, 4096))) == "m=grid  p=loop  c=lanes(4096)"
+    assert bindings(plan(split_rows(512, 256, 1024))) == "m=grid  p=loop*4  c=lanes(1024)"
+    assert bindings(plan(split_rows(512, 256, 4096))) == "m=grid  p=loop  c=lanes(4096)"
+
+
+def test_few_programs_load_twice_as_many_rows_ahead() -> None:
+    found = plan(split_rows(264, 32, 1024))
+    assert bindings(found) == "m=grid  p=loop*8  c=lanes(1024)"
+    assert found.stages == 2
+
+
+@pytest.mark.parametrize(("programs", "parts"), [(265, 32), (264, 24)])
+def test_many_programs_and_short_loops_load_nothing_ahead(programs: int, parts: int) -> None:
+    found = plan(split_rows(programs, parts, 1024))
+    assert bindings(found) == "m=grid  p=loop*4  c=lanes(1024)"
+    assert found.stages == 1
+
+
+def test_short_rows_loaded_one_by_one_have_half_as_many_elements_a_thread() -> None:
+    found = plan(split_rows(512, 256, 169))
+    assert bindings(found) == "m=grid  p=loop*8  c=lanes(256)"
+    few = plan(split_rows(64, 256, 169))
+    assert bindings(few) == "m=grid  p=loop*16  c=lanes(256)"
+    assert found.warps == few.warps == 16
+
+
+def test_rows_of_vectors_are_swept_over_again_where_one_program_would_fill_the_registers() -> None:
+    """Rows of 49 elements are loaded one by one, and kept; of 52, by fours."""
+    assert bindings(plan(split_rows(512, 256, 49))) == "m=grid  p=lanes(256)  c=lanes(64)"
+    assert bindings(plan(split_rows(512, 256, 52))) == "m=grid  p=loop*64  c=lanes(64)"
+    assert bindings(plan(split_rows(512, 128, 52))) == "m=grid  p=lanes(128)  c=lanes(64)"
 
 
 def test_a_row_of_unknown_length_is_a_loop_whatever_its_hint() -> None:

@@ -188,6 +188,9 @@ MEMORY = {
         [row(0, 2, 16, 77), row(1, 16), row(2, 16)], "rowwise", train=True),
     "batch norm": Program(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         [row(0, 3, 16, 150), row(1, 16), row(2, 16)], "rowwise", train=True),
+    "batch norm that loads ahead": Program(
+        lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)),
+        [row(0, 64, 2, 1000), row(1, 2), row(2, 2)], r"rowwise.*loop\*8.*stages=2", train=True),
     "extremes": Program(extremes, [row(0, 9, 700)], "rowwise"),
     "a scan": Program(lambda x: x.float().cumsum(-1), [row(0, 9, 200)], "pointwise"),
     "a histogram": Program(lambda x: torch.histc(x, 20, -2, 2), [row(0, 700, dtype=F32)],
