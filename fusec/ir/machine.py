@@ -199,6 +199,8 @@ class RowTuning:
     """Bytes that the L2 cache keeps until they are read again: of 60 MB, in two halves (H200)."""
     concurrent: int = 4
     """Programs with a loop, of 512 threads, that share a multiprocessor."""
+    step_us: float = 1.0
+    """Time from a load to the sum over a program of what was loaded: memory, then barriers."""
     alone: int = 8
     """Factor on the elements of an iteration with fewer programs than multiprocessors."""
     turns_bytes: int = 16

@@ -36,6 +36,7 @@ from fusec.passes.fusion.sweeps import sweeps_again
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule.access import count, fastest_axis
 from fusec.passes.schedule.contraction import ProcessorShare, spread
+from fusec.passes.schedule.rowwise import holds_parts
 
 ONE_TILE: Mapping[Axis, int] = MappingProxyType({})
 """No tiled axes: no operand is computed more than once."""
@@ -175,7 +176,8 @@ def kernel_cost(kernel: Kernel, machine: Machine) -> Cost:
         work = work + products_us if machine.is_cpu else max(work, products_us)
     if found is None:
         busy = min(1.0, max(programs(kernel, machine), 1) / machine.units)
-        return Cost(moved, operations, work / busy + machine.launch_us)
+        us = max(work / busy, _waiting_us(kernel, machine))
+        return Cost(moved, operations, us + machine.launch_us)
     us = work / found.busy(machine.units) + machine.launch_us + _added_us(kernel, found, machine)
     if found.axis is not None:
         busy = found.busy(machine.units, found.parts)
@@ -201,6 +203,42 @@ def _parts_us(kernel: Kernel, found: ProcessorShare, machine: Machine) -> float:
     sums = [n for n in kernel.reductions if found.axis in n.over]
     size = sum(count(n.axes) * n.dtype.itemsize for n in sums) * found.parts
     return 2 * size / machine.bytes_per_us
+
+
+def _waiting_us(kernel: Kernel, machine: Machine) -> float:
+    """Return how long loops on a GPU wait for the sum of each iteration, which they add up.
+
+    So it is where squares are summed about the means of parts, and one kernel has the parts and
+    their sum. A sum of plain sums waits at its end alone. Column sums beside sums of rows are left
+    out: a loop loads their rows ahead, several in an iteration.
+    """
+    if machine.is_cpu:
+        return 0.0
+    sums = [n for n in kernel_nodes(kernel) if isinstance(n, Reduce)]
+    steps = sum(_steps(kernel, one, machine) for one in sums)
+    turns = programs(kernel, machine) / (machine.rows.concurrent * machine.units)
+    return steps * machine.rows.step_us * max(1.0, turns)
+
+
+def _steps(kernel: Kernel, outer: Reduce, machine: Machine) -> int:
+    """Return the iterations of a loop over the parts of a row, which adds up a number of each.
+
+    0 where registers hold the whole row: all parts are lanes. An iteration has several short parts
+    if that loop is the kernel's only one.
+    """
+    over, parts, tuning = set(outer.over), count(outer.over), machine.rows
+    for inner in postorder(outer.bodies):
+        if not isinstance(inner, Reduce) or inner in outer.bodies:
+            continue
+        if over.isdisjoint(inner.axes) or not outer.axes.isdisjoint(inner.over):
+            continue
+        read = {x.buffer for x in loads(inner.bodies) if x.axes & over and x.axes & {*inner.over}}
+        row, sizes = count(inner.over), [b.dtype.itemsize for b in read]
+        alone = over.union(inner.over).issuperset(kernel.inside)
+        height = max(1, tuning.loop_elements // row) if alone else 1
+        if parts > height and not holds_parts(parts, row, sizes, tuning):
+            return -(-parts // height)
+    return 0
 
 
 def _nests_products(kernel: Kernel) -> bool:

@@ -175,3 +175,30 @@ def test_a_call_in_place_costs_its_bytes_and_a_launch() -> None:
     x = buffer("x", 25)
     call = Extern("n", "aten.relu_.default", (whole_view(x),), (), (), "in place", impure=True)
     assert call_cost(call, SIMPLE).us == pytest.approx(25 * 4 / 100 + 5)
+
+
+def squares(rows: int, parts: int, row: int, *, squared: bool = True) -> Kernel:
+    """w[m] = sum(p: s[m, p] * s[m, p]), or of s alone, where s[m, p] = sum(c: x[m, p, c])."""
+    x, w = buffer("x", rows, parts, row), buffer("w", rows)
+    m, p, c = axes("m p c", rows, parts, row)
+    inner = total(SUM, c, load(x, m, p, c))
+    outer = total(SUM, p, inner * inner if squared else inner)
+    return unified(graph((x,), (Def(w, (m,), outer),), w))
+
+
+def test_a_loop_that_adds_up_a_number_of_each_sum_waits_for_each() -> None:
+    """Squares of sums, unlike sums of sums: 256 parts of a row, of which an iteration has four."""
+    waits = 64 * HOPPER_MACHINE.rows.step_us + HOPPER_MACHINE.launch_us
+    assert kernel_cost(squares(200, 256, 1024), HOPPER_MACHINE).us == pytest.approx(waits)
+    plain = squares(200, 256, 1024, squared=False)
+    assert kernel_cost(plain, HOPPER_MACHINE).us < 0.9 * waits
+
+
+@pytest.mark.parametrize(("parts", "row"), [(128, 64), (32, 128), (16, 256)])
+def test_parts_that_registers_or_an_iteration_hold_wait_for_nothing(parts: int, row: int) -> None:
+    """As the statistics of a row of a product, whose parts are its tiles."""
+    found, plain = (
+        kernel_cost(squares(100, parts, row, squared=squared), HOPPER_MACHINE).us
+        for squared in (True, False)
+    )
+    assert found == pytest.approx(plain, rel=0.01)
