@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fusec.tools.report.static_report import check_kernels
 from tests.codegen.backwards import BACKWARDS
@@ -80,6 +81,28 @@ def test_the_backward_of_a_norm_of_rows_that_are_not_aligned_spills_nothing(
     first, *_ = check_kernels(staged(fn, x, *inputs, train=True)[-1:]).kernels
     assert first.static is not None and first.expected is not None
     assert first.expected.share > share and first.static.spill_bytes == 0
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "forward", "backward"),
+    [
+        *((128, 1024, 14, 0.86, 0.83), (128, 512, 28, 0.83, 0.88)),
+        *((64, 1024, 14, 0.72, 0.75), (32, 256, 56, 0.73, 0.87)),
+        (16, 128, 56, 0.67, 0.53),
+    ],
+)
+def test_a_batch_norm_of_fewer_images_than_programs_is_near_its_floor_by_the_model(
+    batch: int, channels: int, size: int, forward: float, backward: float
+) -> None:
+    x = torch.empty(batch, channels, size, size, dtype=torch.bfloat16)
+    vectors = (torch.empty(channels, dtype=torch.bfloat16) for _ in range(2))
+    found = staged(lambda *xs: F.relu(BACKWARDS["batch norm"][0](*xs)), x, *vectors, train=True)
+    for one, least in zip(found, (forward, backward), strict=True):
+        kernels = check_kernels([one]).kernels
+        expected = [k.expected for k in kernels if k.expected is not None]
+        assert sum(e.floor_us for e in expected) > least * sum(e.us for e in expected)
+        assert all(k.static is not None and k.static.spill_bytes == 0 for k in kernels)
 
 
 WIDTHS = (64, 1000, 4096, 8192, 16384)

@@ -11,13 +11,14 @@ programs share one: three of rows that a warp holds with lanes to spare; else th
 Sums of one shape in a graph have the same number of parts, so that they unify; their bytes count
 together. Column sums that read no number of a row, as a mean, share no kernel with rows: their
 tiles of columns are programs, too. Their parts are equal, for one that ends within a tile of rows
-masks all its loads (53 us for 25: 8192 x 6400, H200, 2026-11-27). A sum of squared deviations is
-split about the means of the parts (``squares.py``).
+masks all its loads (53 us for 25: 8192 x 6400, H200, 2026-11-27). So are those of rows, which are
+whole images where these are programs enough. A sum of squared deviations is split about the means
+of the parts (``squares.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from fusec.ir.combine import AxisSplit
 from fusec.ir.contraction import factors
@@ -44,13 +45,14 @@ def split_reduction(graph: Graph, machine: Machine) -> Graph:
     whole = softmax_weighted(graph) if machine.multiplies else frozenset()
     lines = [line for line in graph.defs if line.buffer not in whole]
     sums = {line: reductions(line.expr) for line in lines}
+    made = {line.buffer: line for line in graph.defs}
     found = {
         line: own[0]
         for line, own in sums.items()
-        if len(own) == 1 and _worth_splitting(line, own[0], machine)
+        if len(own) == 1 and _worth_splitting(line, own[0], made, machine)
     }
     found = {line: found[line] for line in _without_streams(graph, found, machine)}
-    parts = _count_parts(graph, found, machine)
+    parts = _count_parts(made, found, machine)
     cuts = {
         line: cut
         for line, reduction in found.items()
@@ -75,20 +77,20 @@ def _without_streams(graph: Graph, lines: Collection[Def], machine: Machine) -> 
 
 
 def _count_parts(
-    graph: Graph, found: dict[Def, Reduce], machine: Machine
-) -> dict[Def, tuple[int, int]]:
-    """Return line -> the arguments ``wanted`` and ``loss`` of ``_cut``, the same for one shape."""
-    made, tuning = {line.buffer: line for line in graph.defs}, machine.fusion
+    made: Mapping[Buffer, Def], found: dict[Def, Reduce], machine: Machine
+) -> dict[Def, tuple[int, int, int]]:
+    """Return line -> ``wanted``, ``loss`` and ``enough`` for ``_cut``, the same for one shape."""
+    tuning = machine.fusion
     alike: dict[object, list[Def]] = {}
     for line, reduction in found.items():
         extents = (tuple(a.extent for a in axes) for axes in (reduction.over, line.axes))
         alike.setdefault((*extents, _contiguous_axis_is_kept(reduction)), []).append(line)
-    parts: dict[Def, tuple[int, int]] = {}
+    parts: dict[Def, tuple[int, int, int]] = {}
     for lines in alike.values():
         rows = count(found[lines[0]].over)
         width = count(lines[0].axes)
         sources = _sources(lines, made)
-        summed = sum(buffer_bytes(b) for b in sources if 2 * numel(b) >= rows * width)
+        summed = _bytes_along(sources, rows * width)
         part = sum(count(line.axes) * found[line].dtype.itemsize for line in lines)
         allowed = int(machine.part_share * summed) // (2 * part)
         columns = _contiguous_axis_is_kept(found[lines[0]])
@@ -109,18 +111,37 @@ def _count_parts(
         else:
             number = machine.units
         number = max(1, min(number, rows // tuning.least_part_rows))
-        parts.update(dict.fromkeys(lines, (number, loss)))
+        enough = number
+        if not (columns or machine.is_cpu):
+            enough, loss = _enough_rows(rows, width, machine), 1
+        parts.update(dict.fromkeys(lines, (number, loss, enough)))
     return parts
 
 
-def _sources(lines: list[Def], made: dict[Buffer, Def]) -> set[Buffer]:
+def _enough_rows(rows: int, width: int, machine: Machine) -> int:
+    """Return from how many parts on their rows are short, and their programs many, on a GPU.
+
+    A channel's sum has a part for each image then. Half of one were a shorter row, and unlike the
+    rows of what stands behind the sum: one kernel of both would take it element by element.
+    """
+    return max(-(-rows // machine.rows.resident_row), -(-machine.parts // width))
+
+
+def _bytes_along(sources: Collection[Buffer], elements: int) -> int:
+    """Return the bytes of the sources that have at least half of so many elements."""
+    return sum(buffer_bytes(b) for b in sources if 2 * numel(b) >= elements)
+
+
+def _sources(lines: Collection[Def], made: Mapping[Buffer, Def]) -> set[Buffer]:
     """Return the buffers, made by no definition, from which lines are computed, transitively."""
     read = [buffer for line in lines for buffer in line.reads]
     sources = reach(read, lambda b: made[b].reads if b in made else ())
     return {b for b in sources if b not in made}
 
 
-def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
+def _worth_splitting(
+    line: Def, reduction: Reduce, made: Mapping[Buffer, Def], machine: Machine
+) -> bool:
     """Return True if the only reduction of a line is worth two kernels."""
     rows, kept = count(reduction.over), count(line.axes)
     if (
@@ -141,16 +162,17 @@ def _worth_splitting(line: Def, reduction: Reduce, machine: Machine) -> bool:
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
     long = kept < machine.units // 2 and row_us > 2 * machine.launch_us
-    return long or not (len(reduction.over) == 1 or _stays(line, reduction, machine))
+    return long or not (len(reduction.over) == 1 or _stays(line, rows, made, machine))
 
 
-def _stays(line: Def, reduction: Reduce, machine: Machine) -> bool:
+def _stays(line: Def, rows: int, made: Mapping[Buffer, Def], machine: Machine) -> bool:
     """Return True if what all programs sweep over stays in a GPU's cache for the next sweep.
 
-    A mean is swept over again by what needs it: squared deviations, normalised values.
+    A mean is swept over again by what needs it: squared deviations, normalised values. A line may
+    read what another computes from a narrower tensor, or from several: these are swept over.
     """
-    size = max((x.dtype.itemsize for x in loads(reduction.bodies)), default=0)
-    held = held_bytes(count(reduction.over) * size, count(line.axes), machine)
+    kept = count(line.axes)
+    held = held_bytes(_bytes_along(_sources([line], made), rows * kept) // kept, kept, machine)
     return machine.is_cpu or held <= machine.rows.kept_bytes
 
 
@@ -172,18 +194,23 @@ def _contiguous_axis_is_kept(reduction: Reduce) -> bool:
     return fastest is not None and fastest not in reduction.over
 
 
-def _cut(reduction: Reduce, wanted: int, loss: int) -> AxisSplit | None:
+def _cut(reduction: Reduce, wanted: int, loss: int, enough: int) -> AxisSplit | None:
     """Split the outermost reduced axes into about ``wanted`` parts, or return None.
 
     Args:
         loss: one of so many parts may be given up to make all equally long.
+        enough: parts after which no further axis is cut.
     """
     counts: list[tuple[Axis, Index, Index]] = []  # reduced axis, parts of it, rows in a part
+    made = 1
     for axis in reduction.over:
         extent = axis.extent.hint()
+        if made >= max(enough, 2):
+            wanted = 1
         if wanted > 1 and extent <= wanted:
             counts.append((axis, axis.extent, index(1)))
             wanted //= max(extent, 1)
+            made *= extent
         elif wanted > 1:
             counts.append((axis, *_cut_extent(axis.extent, wanted, loss)))
             wanted = 1

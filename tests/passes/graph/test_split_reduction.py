@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from fusec.codegen.targets import CPU_MACHINE, HOPPER_MACHINE
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Const, IndexValue, Op, Reduce, postorder
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import IntoIndex, Size, index
@@ -166,6 +166,33 @@ def test_sums_over_several_axes_that_no_cache_keeps_have_parts(
         assert after is before
     else:
         assert partial(after).axes[0].extent.hint() == parts
+
+
+@pytest.mark.parametrize(("images", "parts"), [(128, 128), (256, 256)])
+def test_parts_of_channels_are_whole_images_where_programs_are_enough(
+    images: int, parts: int
+) -> None:
+    """Half an image would be unlike what is normalised behind the sum: two loops in one kernel."""
+    x, w = buffer("x", images, 512, 28, 28), buffer("w", 512)
+    n, c, i, j = axes("n c i j", images, 512, 28, 28)
+    body = Reduce(SUM, (n, i, j), load(x, n, c, i, j))
+    line = partial(split_reduction(graph((x,), (Def(w, (c,), body),), w), HOPPER_MACHINE))
+    assert line.buffer.shape[0] == index(parts)
+    assert [a.extent for a in reduced(line).over] == [index(28), index(28)]
+
+
+def test_what_stays_in_a_cache_is_counted_in_bytes_of_what_is_read() -> None:
+    """128 images of 14 x 14 in 16 bits stay; a line in f32 between them and their sum is none."""
+    x, y = buffer("x", 128, 1024, 14, 14, dtype=BF16), buffer("y", 128, 1024, 14, 14)
+    w = buffer("w", 1024)
+    n, c, i, j = axes("n c i j", 128, 1024, 14, 14)
+    wide = Def(y, (n, c, i, j), Cast(load(x, n, c, i, j), F32))
+    n2, c2, i2, j2 = axes("n c i j", 128, 1024, 14, 14)
+    line = Def(w, (c2,), Reduce(SUM, (n2, i2, j2), load(y, n2, c2, i2, j2)))
+    before = graph((x,), (wide, line), w)
+    assert split_reduction(before, HOPPER_MACHINE) is before
+    alone = graph((y,), (line,), w)
+    assert split_reduction(alone, HOPPER_MACHINE) is not alone
 
 
 def test_column_sums_that_read_a_number_of_each_row_have_parts_for_two_programs() -> None:
