@@ -172,7 +172,8 @@ class RowTuning:
     resident_bytes: int = 1 << 17
     """Most bytes of a row, over all summed tensors, without spills: 4 for each of 32768."""
     resident_parts: int = 1 << 16
-    """Most bytes of a row in short parts, a channel of many small images, that registers keep."""
+    """Most bytes of a row in short parts, such as a channel of many small images, that stays in
+    registers over all tensors: its lanes are loaded one by one, but once for all sweeps."""
     resident_tiles: int = 65536
     """Elements of column sums, and of the rows beside them, that registers hold (2026-11).
 
@@ -215,7 +216,8 @@ class RowTuning:
     clock of an H200's memory, rows of 768 elements, two read and one written in 16 bits, would
     need 0.5 program launches a clock of the GPU's single block scheduler."""
     waves: int = 2
-    """Least one-warp programs for each slot of a multiprocessor (``Resources.programs``)."""
+    """Least one-warp programs for each slot of a multiprocessor (``Resources.programs``): the idle
+    time at the end grows with the work of each program."""
     ahead_bytes: int = 1 << 16
     """Shared memory of a program for prefetched rows."""
     warps: int = 4
