@@ -17,7 +17,7 @@ from fusec.passes.schedule.pointwise import power_of_two
 
 
 class LoopBounds(Values):
-    """Name the bounds of loops, in the scopes around them."""
+    """Find the groups that a loop runs over."""
 
     def group_bounds(self, loop: Axis, tile: TileGroups) -> tuple[Index, tuple[Index, ...]]:
         """Return the first group of a tile's rows, and the one behind the last.
@@ -40,34 +40,38 @@ class LoopBounds(Values):
 
         return before(tile.first), (before(tile.last) + 1,)
 
-    def extent_if(self, condition: Expr, extent: Index) -> Index:
-        """Return the end of a loop: its extent, or 0 where a condition is false."""
-        end = self.value(Select(condition, as_value(extent), Const(0, I64)))
-        return index(Runtime(end, extent + 1))
 
-    def extent_times(self, factor: Expr, extent: Index) -> Index:
-        """Return the end of a loop: its extent, unless a factor is not positive.
+def extent_if(condition: Expr, extent: Index) -> Index:
+    """Return the end of a loop: its extent, or 0 where a condition is false."""
+    end = Select(condition, as_value(extent), Const(0, I64))
+    return index(Runtime(end, extent + 1))
 
-        It is a product, not a ``Select`` of constants, from which ptxas would know the trip count.
-        """
-        end = self.value(Op("mul", (Cast(factor, I64), as_value(extent))))
-        return index(Runtime(end, extent + 1))
 
-    def later(self, start: Index, full: Index) -> Index:
-        """Return a loop remainder's start: after its full tiles, or at a band's later start."""
-        if start is index(0):
-            return full
-        later = self.value(Op("maximum", (IndexValue(start), IndexValue(full))))
-        bounds = [most(start), most(full)]
-        high = max((b for b in bounds if b is not None), default=0)
-        extent = INT32_MAX if None in bounds else max(high, 0) + 1
-        return index(Runtime(later, index(extent)))
+def extent_times(factor: Expr, extent: Index) -> Index:
+    """Return the end of a loop: its extent, unless a factor is not positive.
 
-    def not_below_zero(self, start: Index) -> Index:
-        """Return ``max(start, 0)``: a band's start is negative in the first rows."""
-        if is_nonnegative(start):
-            return start
-        high = most(start)
-        kind = I32 if high is not None and high < INT32_MAX else I64
-        first = self.value(Op("maximum", (IndexValue(start, kind), Const(0, kind))))
-        return index(Runtime(first, index(INT32_MAX if high is None else max(high, 0) + 1)))
+    It is a product, not a ``Select`` of constants, from which ptxas would know the trip count.
+    """
+    end = Op("mul", (Cast(factor, I64), as_value(extent)))
+    return index(Runtime(end, extent + 1))
+
+
+def later(start: Index, full: Index) -> Index:
+    """Return a loop remainder's start: after its full tiles, or at a band's later start."""
+    if start is index(0):
+        return full
+    last = Op("maximum", (IndexValue(start), IndexValue(full)))
+    bounds = [most(start), most(full)]
+    high = max((b for b in bounds if b is not None), default=0)
+    extent = INT32_MAX if None in bounds else max(high, 0) + 1
+    return index(Runtime(last, index(extent)))
+
+
+def not_below_zero(start: Index) -> Index:
+    """Return ``max(start, 0)``: a band's start is negative in the first rows."""
+    if is_nonnegative(start):
+        return start
+    high = most(start)
+    kind = I32 if high is not None and high < INT32_MAX else I64
+    first = Op("maximum", (IndexValue(start, kind), Const(0, kind)))
+    return index(Runtime(first, index(INT32_MAX if high is None else max(high, 0) + 1)))

@@ -24,7 +24,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before, tile_groups
-from fusec.codegen.lowering.bounds import LoopBounds
+from fusec.codegen.lowering.bounds import (
+    LoopBounds,
+    extent_if,
+    extent_times,
+    later,
+    not_below_zero,
+)
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.tasks import (
     Accumulate,
@@ -209,8 +215,8 @@ class _Lowering(LoopBounds):
             (others if hit is None else hitting.setdefault(hit, [])).append(task)
         for hit, found in hitting.items():
             point, extent = hit.point, loop.extent
-            first = self.value(Op("maximum", (point, Const(0, point.dtype))))
-            ends = *self.layout.loops[loop].stops, index(Runtime(self.value(point), extent)) + 1
+            first = Op("maximum", (point, Const(0, point.dtype)))
+            ends = *self.layout.loops[loop].stops, index(Runtime(point, extent)) + 1
             start = index(Runtime(first, extent))
             self._loop(loop, start, ends, found, masked=False, truth={hit.condition: True})
         if others:
@@ -232,13 +238,12 @@ class _Lowering(LoopBounds):
             first, end = self.group_bounds(loop, groups)
             self._loop(loop, first, (*info.stops, *end), tasks, masked=False, rows=groups.rows)
             return
-        whole_or_none = tuple(self.extent_if(c, info.stops[0]) for c in needed)
+        whole_or_none = tuple(extent_if(c, info.stops[0]) for c in needed)
         if self.here.rows is not None:
-            whole_or_none += (self.extent_times(self.here.rows, info.stops[0]),)
+            whole_or_none += (extent_times(self.here.rows, info.stops[0]),)
         if self.plan.dots and reductions:
             start, last = loop_bounds(loop, reductions, frozenset((*self.lanes, *inside)))
-            start = self.not_below_zero(substitute(start, {}, self.value))
-            last = None if last is None else substitute(last, {}, self.value)
+            start = not_below_zero(start)
             if self.plan.mask_free:
                 mask_free = mask_free_part(loop, reductions, frozenset(self.lanes), inside)
         variants = [(info.full, False), (info.stops, True)] if ragged else [(info.stops, False)]
@@ -250,17 +255,17 @@ class _Lowering(LoopBounds):
             ends = (*stops, *whole_or_none) if last is None else (*stops, *whole_or_none, last)
             if mask_free is None or (masked and self.plan.peel):
                 self._loop(loop, start, ends, tasks, masked, known)
-                start = self.later(start, stops[-1]) if not masked else start
+                start = later(start, stops[-1]) if not masked else start
                 continue
             truth = {**known, **mask_free.truth}
             if mask_free.stop is not None:
                 self._loop(loop, start, (*ends, mask_free.stop), tasks, masked, truth)
-                self._loop(loop, self.not_below_zero(mask_free.stop), ends, tasks, masked, known)
+                self._loop(loop, not_below_zero(mask_free.stop), ends, tasks, masked, known)
             elif mask_free.first is not None:
                 self._loop(loop, start, (*ends, mask_free.first), tasks, masked, known)
-                first = self.not_below_zero(mask_free.first)
+                first = not_below_zero(mask_free.first)
                 self._loop(loop, first, ends, tasks, masked, truth)
-            start = self.later(start, stops[-1]) if not masked else start
+            start = later(start, stops[-1]) if not masked else start
 
     def _loop(
         self,
@@ -278,6 +283,7 @@ class _Lowering(LoopBounds):
             truth: condition -> its value, for conditions that are constant over the range.
             rows: as of ``Scope``.
         """
+        first, *stops = (substitute(bound, {}, self.value) for bound in (start, *ends))
         info, masks = self.layout.loops[loop], dict(self.here.masks)
         if masked:
             assert info.lane is not None and info.position is not None
@@ -291,7 +297,7 @@ class _Lowering(LoopBounds):
         self.arrays = outside  # arrays declared in the loop's body are not visible after it
         scope = self.scopes.pop()
         if scope.body:
-            self.here.body.append(For(loop, start, ends, tuple(scope.body)))
+            self.here.body.append(For(loop, first, tuple(stops), tuple(scope.body)))
 
     # -- tasks -------------------------------------------------------------------------------------
 

@@ -128,6 +128,21 @@ def test_a_window_of_keys_is_visited_from_its_first_tile_to_its_last():
     assert loop.start is not index(0) and len(loop.stops) == 2
 
 
+@pytest.mark.parametrize("lengths", [(33, 33), (100, 65), (65, 100)])
+@pytest.mark.parametrize("window", [20, 64])
+def test_a_window_without_an_end_trains(lengths: tuple[int, int], window: int) -> None:
+    """A loop's part behind its whole tiles begins where the band does, which rows of tiles move."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+        scores = (q @ k.mT * 0.25).masked_fill(key <= row - window, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    rows, keys = lengths
+    given = values(3, rows, 16), values(3, keys, 16, seed=1), values(3, keys, 16, seed=2)
+    check(attention, *given, backend=FUSED, train=True)
+
+
 def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
     return torch.softmax(torch.where((row >= key) & real, q @ k.mT * 0.25, float("-inf")), -1) @ v
