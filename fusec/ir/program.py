@@ -302,9 +302,9 @@ class Program(LaunchSettings):
         counts: for tiles of products, lane axis -> bounds of its elements that exist, if there may
             be fewer than lanes. What lanes beyond hold reaches neither memory nor a reduction.
         overlaid: buffers that may alias each other.
-        exponentials: for a CPU, those with a cheaper form (``codegen/lowering/precision.py``):
+        forms: of a CPU's tiles, the cheaper form of functions (``codegen/lowering/precision.py``):
             "rounded" if they only ever reach memory in 16 bits, "flushed" if 0 may stand for
-            subnormal numbers.
+            subnormal numbers, "rounded_flushed" for both.
         work: how many points one kernel call visits, for the choice of threads (a CPU hint).
         code: how it is printed.
     """
@@ -322,7 +322,7 @@ class Program(LaunchSettings):
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
     counts: tuple[tuple[Axis, tuple[Index, ...]], ...] = ()
-    exponentials: tuple[tuple[Var, str], ...] = ()
+    forms: tuple[tuple[Var, str], ...] = ()
     code: CodeTuning = field(default_factory=CodeTuning)
 
     @property
@@ -417,8 +417,8 @@ def print_program(program: Program) -> str:
     grid, lanes = print_axes(program.grid), print_axes(program.lanes)
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
     print_block(program.body, 1, lines)
-    for kind in dict.fromkeys(kind for _, kind in program.exponentials):
-        lines.append(f"{kind} {_named(tuple(v for v, k in program.exponentials if k == kind))}")
+    for kind in dict.fromkeys(kind for _, kind in program.forms):
+        lines.append(f"{kind} {_named(tuple(v for v, k in program.forms if k == kind))}")
     return "\n".join(lines)
 
 

@@ -66,6 +66,7 @@ def exports() -> list[str]:
     """Return the operations to export, as macros of the library."""
     floats, integers = ("f32", "f64"), ("i32", "i64")
     lines = [f"UNARY({f}, {d}, {d})" for f in (*UNARY, "ndtr") for d in floats]
+    lines += [f"UNARY({f}, f32, f32)" for f in ("ndtr_rounded", "erf_rounded")]
     lines += [f"UNARY({f}, {d}, bool)" for f in ("isnan", "isinf") for d in floats]
     lines += [f"UNARY({f}, {d}, {d})" for f in ("abs", "sign", "not") for d in integers]
     lines += [f"BINARY({f}, {d}, {d})" for f in (*BINARY, "floordiv", "truncdiv") for d in floats]
@@ -218,6 +219,19 @@ def test_normal_distribution_serves_gelu_of_any_size(library: Library, dtype: st
     theirs = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
     assert np.abs(x * lanes - theirs).max() < (4e-6 if dtype == "f32" else 1e-14)
     assert (lanes[x < -9] == 0).all()
+
+
+@pytest.mark.parametrize(("name", "scale"), [("ndtr", 0.5), ("erf", 1.0)])
+def test_forms_for_16_bits_are_close_and_end_exactly(
+    library: Library, name: str, scale: float
+) -> None:
+    x = padded(np.concatenate([floats("f32", 4096), np.linspace(-6, 6, 1 << 16)]).astype("f4"))
+    lanes, scalars = library.both(f"{name}_rounded", "f32", "f32", x)
+    same_bits(lanes, scalars, x)
+    exact = getattr(torch.special, name)(torch.from_numpy(x.astype("f8"))).numpy()
+    np.testing.assert_allclose(lanes, exact, rtol=0, atol=1.4e-6 * scale, equal_nan=True)
+    far = np.abs(x) >= 4.9
+    assert (lanes[far] == np.where(x > 0, 1, 1 - 2 * scale)[far]).all()
 
 
 @pytest.mark.parametrize("name", BINARY)

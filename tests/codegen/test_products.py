@@ -41,7 +41,7 @@ extern "C" void multiply_i8(
   f_multiply_i8(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
 }
 extern "C" void exp_rounded(float *y, const float *x, long long n) {
-  for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_rounded(ld_f32(x + i)));
+  for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_rounded_flushed(ld_f32(x + i)));
 }
 extern "C" void exp_flushed(float *y, const float *x, long long n) {
   for (long long i = 0; i < n; i += FUSEC_W) st_f32(y + i, f_exp_flushed(ld_f32(x + i)));

@@ -31,6 +31,7 @@ from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
+from fusec.codegen.lowering.precision import rounded_forms
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, Kind, compute_type
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
@@ -77,7 +78,7 @@ class CppPrinter:
         self.loops: list[Axis] = []
         self.place = 0  # line at which quotients of sizes are defined: before all loops
         self.unrounded = stored_alone(program.body)
-        self.exponentials = dict(program.exponentials)
+        self.forms = dict(program.forms) or rounded_forms(program, "erf", "ndtr")
         self.positions: dict[Expr, Index] = {}
         self.fetched: dict[Load, Index | None] = {}
         self.fields = fields(program.body)
@@ -358,8 +359,8 @@ class CppPrinter:
         match node:
             case Load():
                 return self.load(node, vector)
-            case Op(name="exp") if var in self.exponentials:
-                return f"f_exp_{self.exponentials[var]}({self.operand(node.args[0], vector)})"
+            case Op(name=name, args=(arg,)) if var in self.forms:
+                return f"f_{name}_{self.forms[var]}({self.operand(arg, vector)})"
             case Op():
                 return self.operation(node, vector)
             case Cast():

@@ -105,8 +105,8 @@ class Writer:
         arrays: value -> the array that vectors load it from.
         bounds: the elements that exist of each lane axis, where the next loop is.
         stops: axis of a loop over lanes -> its stops.
-        forms: value -> its cheaper form, if it is an exponential.
-        exponentials: the names given to such exponentials, and their forms.
+        forms: function's result -> the function's cheaper form.
+        formed: the names given to such results, and the forms.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Writer:
     ) -> None:
         self.storage, self.names, self.width, self.bounds = storage, names, width, bounds
         self.stops: dict[Axis, tuple[Index, ...]] = {}
-        self.forms, self.exponentials = forms or {}, list[tuple[Var, str]]()
+        self.forms, self.formed = forms or {}, list[tuple[Var, str]]()
         self.lane = Axis("l", index(width))
         self.arrays: dict[Var, TileArray] = {}
         self.scopes: list[LaneScope] = []
@@ -193,8 +193,8 @@ class Writer:
         scope = self.home(key.axes)
         if not isinstance(shown, Var | Const):
             value, shown = shown, self.let(scope, key.name, shown)
-            if key in self.forms and isinstance(value, Op) and value.name == "exp":
-                self.exponentials.append((shown, self.forms[key]))
+            if key in self.forms and isinstance(value, Op):
+                self.formed.append((shown, self.forms[key]))
         scope.memo[key] = shown
         return shown
 

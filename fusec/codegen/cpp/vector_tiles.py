@@ -33,7 +33,7 @@ from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
-from fusec.codegen.lowering.precision import forms_of_exponentials
+from fusec.codegen.lowering.precision import forms_of_tiles
 from fusec.ir.dtype import I64, DType
 from fusec.ir.expr import (
     Buffer,
@@ -76,8 +76,8 @@ def vector_tiles(program: Program, width: int) -> Program:
     program = drop_operand_masks(program, width)
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
-    exponentials = tuple(rewrite.writer.exponentials)
-    return replace(program, lanes=(rewrite.writer.lane,), body=body, exponentials=exponentials)
+    forms = tuple(rewrite.writer.formed)
+    return replace(program, lanes=(rewrite.writer.lane,), body=body, forms=forms)
 
 
 class _Rewrite:
@@ -95,7 +95,7 @@ class _Rewrite:
         self.storage = Storage.of(uses, self.order)
         named = (s.var.name for s in statements(program.body) if isinstance(s, Let | Carry))
         self.names = Names(named)
-        self.bounds, forms = TileBounds.of(program), forms_of_exponentials(program)
+        self.bounds, forms = TileBounds.of(program), forms_of_tiles(program)
         self.writer = Writer(self.storage, self.names, width, self.bounds, forms)
         self.nest = Nest(self.writer)
         self.panels: dict[tuple[Var, Axis], TileArray] = {}

@@ -16,8 +16,10 @@ a maximum stay exact: a value may be compared with its recomputation in another 
 One restriction. The approximate erf has an absolute error, 1.3e-6: negligible beside the 1 of a
 GELU, but where x is 1e-8, it is all of ``erf(x) / x``.
 
-The GPU printer uses the marks of all such values, the CPU printer those of exponentials in programs
-with products (``Program.exponentials``): other CPU programs are bound by memory.
+The GPU printer uses the marks of all such values. The CPU printer uses those of erf and the normal
+distribution (a GELU of 4 million elements in bf16 takes 1.7 ms instead of 2.5; AVX-512,
+2026-11-29), and of exponentials in programs with products: their form, of 2^-17, would show in an
+``exp(x) - 1`` of f32 that is rounded then.
 
 The CPU printer has a second cheaper form. The terms ``exp(s - m)`` of an online sum are relative to
 the largest, which is 1, so one below 2^-126 counts as 0. A product with such a subnormal number
@@ -79,10 +81,20 @@ def rounded_to_16_bits(program: Program) -> frozenset[Var]:
     return frozenset(v for v in cheap if v.dtype is F32 and not _is_small_erf(v, values, uses))
 
 
-def forms_of_exponentials(program: Program) -> dict[Var, str]:
-    """Return the cheaper form of each value on a CPU, if it is an exponential."""
-    flushed = dict.fromkeys(relative_to_maximum(program), "flushed")
-    return flushed | dict.fromkeys(rounded_to_16_bits(program), "rounded")
+def forms_of_tiles(program: Program) -> dict[Var, str]:
+    """Return function's result -> the cheaper form of the function in a CPU's tiles."""
+    forms = rounded_forms(program, "exp", "erf", "ndtr")
+    for var in relative_to_maximum(program):
+        forms[var] = "rounded_flushed" if var in forms else "flushed"
+    return forms
+
+
+def rounded_forms(program: Program, *functions: str) -> dict[Var, str]:
+    """Return function's result -> the function's form for results that are rounded to 16 bits."""
+    rounded = rounded_to_16_bits(program)
+    lets = (s for s in statements(program.body) if isinstance(s, Let))
+    found = (s.var for s in lets if s.var in rounded and is_op(s.value, *functions))
+    return dict.fromkeys(found, "rounded")
 
 
 def relative_to_maximum(program: Program) -> frozenset[Var]:

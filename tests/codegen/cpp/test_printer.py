@@ -244,3 +244,16 @@ def test_many_gathers_are_calls_that_read_what_copies_do(many: bool) -> None:
     [kernel] = fusec.kernels(fn, x)
     assert ("called_ldim_f32(" in kernel.source) is many
     torch.testing.assert_close(compile_with(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gelu_in_16_bits_takes_a_shorter_form_and_an_exponential_does_not(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.linspace(-12, 12, 4001).to(dtype)
+    for fn, form in ((F.gelu, "f_ndtr_rounded(v"), (torch.exp, "f_exp(v")):
+        torch._dynamo.reset()
+        (kernel,) = fusec.kernels(fn, x)
+        assert (form in kernel.source) is (fn is torch.exp or dtype is not torch.float32)
+        found = torch.compile(fn, backend="fusec", options={"strict": True})(x)
+        torch.testing.assert_close(found, fn(x.double()).to(dtype), check_dtype=True)
