@@ -166,10 +166,10 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
   if (bk == 1 && bc % 2 == 0 && (unsigned long long)b % 4 == 0) {
     for (; k + 2 <= terms; k += 2 * FUSEC_W) {
       long long n = fusec_least(FUSEC_W, (terms - k) / 2);
-      m_f32 block[FUSEC_W * FUSEC_W];
-      ldt_f32(block, (const m_f32 *)(b + k), bc / 2, n);
-      for (long long l = 0; l < n; l++)
-        st_f32(pairs + (k / 2 + l) * FUSEC_W, ld_f32(block + l * FUSEC_W));
+      m_f32 block[FUSEC_W * FUSEC_W], *to = pairs + k / 2 * FUSEC_W;
+      ldt_f32(n == FUSEC_W ? to : block, (const m_f32 *)(b + k), bc / 2, n);
+      for (long long l = 0; l < n && n < FUSEC_W; l++)
+        st_f32(to + l * FUSEC_W, ld_f32(block + l * FUSEC_W));
     }
     k = terms / 2 * 2;
   } else if (bk == 2 && bc % 2 == 0) {
