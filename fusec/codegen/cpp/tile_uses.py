@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fusec.codegen.lowering.layout import ends_of
 from fusec.ir.dtype import BF16, F32, I8
 from fusec.ir.expr import Dot, Expr, Load, Reduce, Var, substitute
-from fusec.ir.index import Axis, Index, index, is_nonnegative, mod, most, product
+from fusec.ir.index import Axis, Index, index, is_nonnegative, least, mod, most, product
 from fusec.ir.machine import CodeTuning
 from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
 
@@ -172,12 +172,17 @@ class TileUses:
             if isinstance(loop, For) and len(loop.stops) == 1:
                 stops[loop.axis] = loop.stops[0]
         (offset,), size = load.indices, product(load.buffer.base.shape)
+        low = high = offset
         for axis, stop in stops.items():
-            step = offset.coefficient(axis)
+            step, end = offset.coefficient(axis), {axis: stop - 1}
             if step is not None and is_nonnegative(step):
-                offset = substitute(offset, {axis: stop - 1})
-        last = most(offset)
-        return last is not None and size.is_constant and last < size.const
+                high = substitute(high, end)
+            elif step is not None and is_nonnegative(-step):
+                low = substitute(low, end)
+        first, last = least(low), most(high)
+        if first is None or last is None:
+            return False
+        return first >= 0 and size.is_constant and last < size.const
 
     def is_turned(self, load: Load, row: Axis, column: Axis) -> bool:
         """Return True for a load that is contiguous along a tile's rows: a transposed tile."""

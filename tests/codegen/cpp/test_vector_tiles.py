@@ -24,6 +24,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, substitute
 from fusec.ir.index import Axis, index
 from fusec.ir.program import For, Let, Multiply, Program, Put, Scratch, Update, statements
+from fusec.ir.verify_program import verify_program
 from fusec.options import Options
 from fusec.tools.interpreter.graph import run_kernel
 from fusec.tools.interpreter.program import run_program
@@ -393,6 +394,14 @@ def test_a_product_with_what_stands_around_it() -> None:
 def test_two_threads() -> None:
     with threads(2):
         fused(library_causal, *heads(2, 2, 200, 32), train=True)
+
+
+def test_what_pads_a_panel_of_flipped_weights_lies_in_them() -> None:
+    """Of 48 columns, 15 pad the last panel: their rows would end 15 before the first weight."""
+    x, w = tensor(13, 7, dtype=torch.bfloat16), tensor(33, 7, dtype=torch.bfloat16)
+    _, program = kernel(lambda x, w: (x @ w.flip(0).mT, x @ w.mT), x, w)
+    assert len(products(program)) == 2
+    verify_program(program)
 
 
 def test_a_product_without_terms_is_zero() -> None:
