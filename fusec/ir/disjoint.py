@@ -15,6 +15,8 @@ determines nothing.
 
 from __future__ import annotations
 
+import math
+
 from fusec.ir.expr import Buffer, substitute
 from fusec.ir.index import (
     Atom,
@@ -57,7 +59,8 @@ def has_distinct_elements(buffer: Buffer) -> bool:
 def are_apart(one: tuple[Index, ...], other: tuple[Index, ...]) -> bool:
     """Return True if two tuples of indices provably never address the same element.
 
-    In some position all values of one tuple are below all of the other's, or the two are
+    In some position all values of one tuple are below all of the other's, or the two differ in
+    what a common factor of all steps leaves, such as ``2*n*i`` and ``2*n*i + 1``, or are
     mixed-radix numbers that differ in a digit, such as ``64*i + j`` and ``64*i + j + 32``, j < 32.
     """
     axes = {axis for value in other for axis in value.axes}
@@ -75,7 +78,10 @@ CHOICES = 3
 
 
 def _is_never_zero(value: Index) -> bool:
-    """Return True if a linear combination of axes and a constant is provably never 0."""
+    """Return True if a sum of multiples of axes, or of products, is provably never 0."""
+    common = math.gcd(*(coefficient for _, coefficient in value.terms))
+    if common and value.const % common:
+        return True
     digits: dict[int, tuple[int, int]] = {}
     for monomial, coefficient in value.terms:
         axis, *others = monomial

@@ -340,6 +340,13 @@ def test_stores_are_apart_where_all_of_one_are_below_all_of_the_other():
     assert not are_apart((index(row), index(half)), (index(row) + 1, index(half)))
 
 
+def test_stores_are_apart_where_one_is_at_odd_places():
+    (row, column) = axes("row column", 4, N)
+    flat = index(row) * N * 2 + index(column) * 2
+    assert are_apart((flat,), (flat + 1,))
+    assert not are_apart((flat,), (flat + 2,))
+
+
 @pytest.mark.parametrize("rows", (64, N))
 def test_flat_stores_are_apart_where_they_differ_in_a_digit(rows):
     (row, column), (batch,) = axes("row column", rows, 32), axes("batch", 3)
