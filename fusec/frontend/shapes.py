@@ -176,6 +176,8 @@ class SizeMap:
             raise Unsupported(f"a size with {name}")
         ordered = expr.args if name in rules else sorted(expr.args, key=str)
         args = [self._convert(arg, env, stride) for arg in ordered]
+        if name == "FloorDiv" and self._normal and self._facts_of(env).divides(*expr.args):
+            return _exact_quotient(*args)
         if name in rules:
             return rules[name](args)
         if stride and name == "Max" and len(args) == 2 and index(1) in args:
@@ -345,6 +347,14 @@ class SizeMap:
         if self._facts is None:
             self._facts = SizeFacts(env)
         return self._facts
+
+
+def _exact_quotient(dividend: Index, divisor: Index) -> Index:
+    """Divide where nothing is left: where the divisor is one product, it cancels the quotient."""
+    value = dividend // divisor
+    is_product = [c for _, c in divisor.terms] == [1] and not divisor.const
+    plain = value is index(FloorDiv(dividend, divisor)) and dividend.as_size() is None
+    return index(Quotient(dividend, divisor)) if plain and is_product else value
 
 
 def _power(args: list[Index]) -> Index:

@@ -145,7 +145,8 @@ def facts_of(symbols: set[sympy.Symbol], env: Any) -> str:
     alone = [(s.name, *map(str, (*facts.ends(s), facts.divisor(s)))) for s in ordered]
     others = [(str(facts.value(s, names)), str(facts.bounds(s, names))) for s in ordered]
     chosen = [(e, c) for e, c in facts._chosen.items() if e.free_symbols <= symbols]
-    return str((alone, others, sorted(map(str, (*facts.fixed(symbols), *chosen)))))
+    exact = [(a, b) for a, b in facts._pairs if not a.is_Symbol and (a * b).free_symbols <= symbols]
+    return str((alone, others, sorted(map(str, (*facts.fixed(symbols), *chosen, *exact)))))
 
 
 def _finite(bound: sympy.Expr) -> int | None:

@@ -128,13 +128,20 @@ class FloorDiv(_Division):
 
 
 class Quotient(FloorDiv):
-    """The exact quotient of a size and a known divisor, an atom of the normal form of sizes.
+    """The exact quotient of sizes, an atom of their normal form: equal sizes are equal sums.
 
     Where n divides a size s, the frontend's ``SizeMap`` writes ``n * Quotient(s, n)`` for s
-    everywhere, so that equal sizes are equal sums.
+    everywhere. Where n divides another sum, such as ``2*s``, ``n * Quotient(2*s, n)`` is ``2*s``.
+
+    Attributes:
+        cancels: the product n with which it is its dividend; () where that is a size.
     """
 
-    __slots__ = ()
+    __slots__ = ("cancels",)
+
+    def __init__(self, dividend: Index, divisor: Index) -> None:
+        super().__init__(dividend, divisor)
+        self.cancels: Monomial = () if dividend.as_size() else divisor.terms[0][0]
 
 
 class Mod(_Division):
@@ -186,6 +193,16 @@ def divided(monomial: Monomial, divisor: Monomial) -> Monomial | None:
             return None
         left.remove(atom)
     return tuple(left)
+
+
+def canceled(monomial: Monomial) -> tuple[Index, Monomial] | None:
+    """Return the dividend of a quotient that has its divisor beside it, and the other factors."""
+    for atom in monomial:
+        if isinstance(atom, Quotient) and atom.cancels:
+            left = divided(without(monomial, atom), atom.cancels)
+            if left is not None:
+                return atom.dividend, left
+    return None
 
 
 def without(monomial: Monomial, atom: Atom) -> Monomial:

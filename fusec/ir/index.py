@@ -31,6 +31,7 @@ from fusec.ir.atoms import (
     Runtime,
     Size,
     atom_order,
+    canceled,
     divided,
     monomial_order,
     without,
@@ -79,9 +80,10 @@ class Index(Node):
         if not self.terms:
             return other * self.const
         products = [
-            (tuple(sorted(m1 + m2, key=atom_order)), c1 * c2)
+            term
             for m1, c1 in (*self.terms, *(((), self.const),))
             for m2, c2 in (*other.terms, *(((), other.const),))
+            for term in _reduced(tuple(sorted(m1 + m2, key=atom_order)), c1 * c2)
         ]
         return sum_of_terms(products, 0)
 
@@ -191,6 +193,14 @@ def _coefficient(value: Index, axis: Axis) -> Index | None:
     return sum_of_terms(factors, 0)
 
 
+def _reduced(monomial: Monomial, coefficient: int) -> tuple[tuple[Monomial, int], ...]:
+    """Return a product as terms, with the dividend for a ``Quotient`` and its divisor."""
+    if (found := canceled(monomial)) is None:
+        return ((monomial, coefficient),)
+    whole = found[0] * sum_of_terms([(found[1], coefficient)], 0)
+    return (*whole.terms, ((), whole.const))
+
+
 def sum_of_terms(terms: Iterable[tuple[Monomial, int]], const: int) -> Index:
     """Return the sum of multiples of products of atoms, in any order, and a constant."""
     merged: dict[Monomial, int] = {}
@@ -295,6 +305,9 @@ def _divide_terms(a: Index, b: Index) -> tuple[Index | None, Index]:
         indivisible = tuple((m, c) for m, c in a.terms if c % n)
         return Index(divisible, a.const // n), Index(indivisible, a.const % n)
     divisor, n = max(b.terms, key=lambda term: len(term[0]))
+    for atom in (atom for atom in divisor if isinstance(atom, Quotient) and atom.cancels):
+        quotient, _ = _divide_terms(a * atom.divisor, b * atom.divisor)
+        return quotient, a if quotient is None else a - quotient * b
     is_sum = len(b.terms) > 1 or b.const
     rest, total = a, index(0)
     for _ in range(_LONGEST_DIVISION if is_sum else 1):

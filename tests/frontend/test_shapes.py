@@ -136,6 +136,10 @@ class Guard:
         (set(), [sympy.Eq(S, T * FloorDiv(S, T))], FloorDiv(S, T), "(s0)//(s1)"),
         (set(), [sympy.Eq(S * T, 2 * T * FloorDiv(S, 2))], S, "2*(s0)//(2)"),
         (set(), [sympy.Eq(FloorDiv(S, T), 3)], S, "s0"),
+        ({Mod(2 * S, T)}, [], FloorDiv(2 * S, T), "(2*s0)//(s1)"),
+        ({Mod(2 * S, T)}, [], S * T * FloorDiv(2 * S, T), "2*s0*s0"),
+        ({Mod(2 * S, T)}, [], FloorDiv(2 * S, FloorDiv(2 * S, T)), "s1"),
+        ({Mod(S + 2, T)}, [], T * FloorDiv(S + 2, T) - S, "2"),
         ({Mod(S * T, 8)}, [], FloorDiv(S * T, FloorDiv(S * T, 8)), "8"),
         (set(), [sympy.Eq(S - FloorDiv(S + 1, 2), 1)], 1 + FloorDiv(S + 1, 2) - S, "0"),
         ({Mod(S, FloorDiv(S, 2))}, [sympy.Eq(FloorDiv(S, FloorDiv(S, 2)), 2)], S, "2*(s0)//(2)"),
@@ -147,6 +151,13 @@ def test_a_size_is_written_as_a_product_where_the_trace_knows_a_divisor(
     environment = Environment()
     environment.divisible, environment.guards = divisible, list(map(Guard, guards))
     assert repr(SizeMap()._convert(expr, environment)) == text
+
+
+def test_a_key_has_the_divisors_of_sums() -> None:
+    environment = Environment()
+    environment.divisible = {Mod(2 * S, T)}
+    assert facts_of({S, T}, environment) != facts_of({S, T}, Environment())
+    assert facts_of({S}, environment) == facts_of({S}, Environment())
 
 
 def test_a_size_that_was_never_seen_has_a_guess_and_may_be_anything() -> None:

@@ -363,6 +363,16 @@ def test_an_exact_quotient_of_what_may_be_zero_may_be_zero() -> None:
     assert is_nonnegative(index(Quotient(index(none), index(4))))
 
 
+def test_an_index_is_divided_by_an_exact_quotient_as_by_its_dividend() -> None:
+    """Rows of 2*n elements are m groups of q each: row a, group g, element e of it."""
+    q = index(Quotient(index(N) * 2, index(M)))
+    a, group, element = index(A), Axis("g", index(M)), Axis("e", q)
+    value = a * q * M + q * group + element
+    assert (value // q, value % q) == (a * M + group, index(element))
+    assert (value // (index(N) * 2), value % (index(N) * 2)) == (a, q * group + element)
+    assert (index(N) * 2) // q is index(M) and index(N) % q is not index(0)
+
+
 def test_proofs_about_divisions_inside_of_each_other_end() -> None:
     s, axis = index(Size("S", 4, 2, 5)), index(Axis("b", index(5)))
     inner = index(5) // (s + 1)

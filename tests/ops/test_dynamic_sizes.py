@@ -77,6 +77,11 @@ def gate_of_the_halves_of_an_even_row(x):
     return F.glu(x[:, : x.shape[1] // 2 * 2], 1)
 
 
+def groups_of_pairs(x, q, scale):
+    pairs = torch.stack((q, -q), -1).flatten(1).view(q.shape[0], scale.shape[1], -1)
+    return F.linear(x * 2, (pairs * scale[..., None]).flatten(1)).relu()
+
+
 FUNCTIONS = {
     heads: [((2, 5, 24),), ((3, 2, 8),), ((2, 4, 40),)],
     groups: [((3, 24), (4,)), ((5, 12), (3,)), ((2, 10), (2,))],
@@ -89,6 +94,7 @@ FUNCTIONS = {
     ],
     all_but_the_last: [((2, 5, 8), (8, 11)), ((3, 4, 6), (6, 7))],
     second_half: [((8, 12),), ((7, 17),), ((10, 20),)],
+    groups_of_pairs: [((5, 96), (7, 48), (7, 3)), ((3, 120), (9, 60), (9, 5))],
     gate_of_the_halves_of_an_even_row: [((7, 17),), ((3, 33),), ((5, 49),)],
 }
 
