@@ -36,6 +36,7 @@ nothing changes, `rewrite` once (`ir/rewrite.py`). To add a rule: the function, 
 and its example in `tests/ir/test_rules.py`, which also writes this page (`--update-goldens`)."""
 
 M, J, R, K = axes("m j r k", 8, 4, 16, 16)
+(NONE,) = axes("none", 0)
 BUFFERS = {
     "x": buffer("x", 8, 16),
     "y": buffer("y", 4, 16),
@@ -99,6 +100,7 @@ EXAMPLES: dict[str, Expr] = {
     "nested_selection": Select(Q, op("neg", Select(Q, X, H)), H),
     "guard_of_other_axes": at("x", M, 0, guard=below(R, 4)),
     "guarded_indices": at("x", index(M) // 4, R, guard=below(M, 4)),
+    "empty_reduction": Reduce(SUM, (NONE,), at("x", M, NONE)),
     "repeated_body": Reduce(SUM, (R,), at("x", M, 0)),
     "one_hot_sum": Reduce(SUM, (R,), ONE_HOT),
     "steady_and_one_hot_sum": Reduce(SUM, (R,), op("add", at("x", M, 0), ONE_HOT)),

@@ -6,6 +6,8 @@ in the middle of a graph.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,6 +75,18 @@ def test_a_variance_in_parts_of_nothing_is_eagers():
         x = values(64, rows, 32, seed=rows)
         torch._dynamo.decorators.mark_unbacked(x, 1)
         agree(normed(x), call(x))
+
+
+def test_what_does_not_vary_along_no_row_has_no_sum_and_no_true_element():
+    def reduced(x, y):
+        rows = x.shape[0]
+        return torch.full((rows,), True).any(), y.expand(rows, 3).sum(0)
+
+    call, y = compiled(reduced), torch.tensor([1.0, math.inf, math.nan])
+    for rows in (5, 0):
+        x = values(rows, 2)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        agree(reduced(x, y), call(x, y))
 
 
 def pointwise_forms(x):

@@ -405,6 +405,13 @@ def has_division(value: Index) -> bool:
 # -- reductions ------------------------------------------------------------------------------------
 
 
+def empty_reduction(node: Reduce) -> Expr:
+    """``sum(k: x)`` over no k is 0; likewise other reductions of one value."""
+    if node.monoid.leading or all(axis.extent is not index(0) for axis in node.over):
+        return node
+    return Const(node.monoid.identity(node.dtype), node.dtype)
+
+
 def repeated_body(node: Reduce) -> Expr:
     """``sum(c: x)`` of an x without c is ``x * C``; the maximum is x."""
     if node.monoid in (PROD, EXPSUM, RECURRENCE) or node.inner.issuperset(node.over):
@@ -426,14 +433,15 @@ def repeated_body(node: Reduce) -> Expr:
 
 
 def _repeat(monoid: Monoid, axis: Axis, value: Expr) -> Expr:
-    """Return the reduction of a constant along an axis, which is empty if its limit is below 1."""
+    """Return the reduction of a constant along an axis: the identity where that is empty."""
     runs = as_value(axis.extent)
     if axis.limit is not None:
         runs = op("minimum", IndexValue(axis.limit), IndexValue(axis.extent))
     result = op("mul", value, cast(runs, value.dtype)) if monoid is SUM else value
-    if axis.limit is None or is_nonnegative(axis.limit - 1):
-        return result
-    return select(op("gt", IndexValue(axis.limit), 0), result, monoid.identity(value.dtype))
+    for end in (axis.limit, axis.extent):
+        if end is not None and not is_nonnegative(end - 1):
+            result = select(op("gt", IndexValue(end), 0), result, monoid.identity(value.dtype))
+    return result
 
 
 def one_hot_sum(node: Reduce) -> Expr:
@@ -517,6 +525,7 @@ VALUE_RULES = Rules(
     (nested_selection, Select),
     (guard_of_other_axes, Load),
     (guarded_indices, Load),
+    (empty_reduction, Reduce),
     (repeated_body, Reduce),
     (one_hot_sum, Reduce),
     (steady_and_one_hot_sum, Reduce),

@@ -404,12 +404,18 @@ def test_what_pads_a_panel_of_flipped_weights_lies_in_them() -> None:
     verify_program(program)
 
 
-def test_a_product_without_terms_is_zero() -> None:
-    x = torch.randn(0, 4)
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_product_without_terms_is_zero(dynamic: bool) -> None:
+    x, w = torch.randn(33, 0), torch.randn(0, 8)
     torch._dynamo.reset()
     options = {"strict": True, "race": "fused"}
-    made = torch.compile(lambda x: (x.mT @ x) * 2 + 1, backend="fusec", options=options)(x)
-    assert torch.equal(made, torch.ones(4, 4))
+    made, sums = torch.compile(
+        lambda x, w: ((x @ w) * 2 + 1, (x @ w).sum(-1)),
+        backend="fusec",
+        options=options,
+        dynamic=dynamic,
+    )(x, w)
+    assert torch.equal(made, torch.ones(33, 8)) and torch.equal(sums, torch.zeros(33))
 
 
 def test_a_product_that_nothing_reads_goes_with_its_array() -> None:
