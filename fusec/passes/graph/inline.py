@@ -277,6 +277,8 @@ def _turn_scans(graph: Graph) -> Graph:
 
     y[i] = sum(j: where(until(j, i), x[j], 0)),      z[i] = 2 * y[n-1-i]    becomes
     y[i] = sum(j: where(until(i, j), x[n-1-j], 0)),  z[i] = 2 * y[i]
+
+    Its buffer is another one, because it does not hold what the scan's operation returns.
     """
     places: dict[Buffer, list[tuple[Index, ...]]] = {}
     for load in loads(line.expr for line in graph.defs):
@@ -289,18 +291,21 @@ def _turn_scans(graph: Graph) -> Graph:
             read = [_from_end(line.buffer, at, k) for at in places.get(line.buffer, ())]
             if axis in scans and read and all(any(map(i.steps_by_one, i.axes)) for i in read):
                 found[line.buffer] = k
+    made = {b: Buffer(b.name, b.shape, b.strides, b.dtype, b.form) for b in found}
 
     def redirect(node: Expr) -> Expr:
         if not isinstance(node, Load) or (k := found.get(node.buffer)) is None:
             return node
         at = _from_end(node.buffer, node.indices, k)
-        return Load(node.buffer, (*node.indices[:k], at, *node.indices[k + 1 :]), node.guard)
+        indices = (*node.indices[:k], at, *node.indices[k + 1 :])
+        return Load(made[node.buffer], indices, node.guard)
 
     def turn(line: Def) -> tuple[Def, ...]:
         line = line.map(lambda exprs: rewrite(exprs, redirect))
         if (k := found.get(line.buffer)) is not None:
             expr = line.expr.substitute({line.axes[k]: turned(line.axes[k])})
-            line = replace(line, expr=rewrite((expr,), from_the_end)[0])
+            (expr,) = rewrite((expr,), from_the_end)
+            line = replace(line, buffer=made[line.buffer], expr=expr)
         return (line,)
 
     return graph.map_defs(turn) if found else graph

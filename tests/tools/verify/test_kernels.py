@@ -165,6 +165,17 @@ def test_what_an_operation_of_the_users_wrote_in_place_is_read_by_what_is_compar
     assert launches_that_agree(caplog) == {"k0", "k1"}
 
 
+def test_a_scan_that_is_stored_in_the_order_of_its_reader_is_not_taken_for_eagers():
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda x: x.cumsum(0).cumsum(1).sin().sum(1),
+        backend="fusec",
+        dynamic=True,
+        options={"verify": True, "strict": True, "race": "fused"},
+    )
+    call(values(16, 17).requires_grad_()).sum().backward()
+
+
 def test_a_library_whose_product_is_off_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     onednn = torch.ops.mkldnn._linear_pointwise.default
 
