@@ -12,8 +12,9 @@ at least 0, and it is at most 1.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,15 +25,35 @@ if TYPE_CHECKING:
     from fusec.ir.index import Index
 
 
+MOST_CHOICES = 16
+"""The most combinations of bounds that are tried for the terms with one size."""
+
+
 def holds_by_bounds(low: Index, prove: Callable[[Index], bool]) -> bool:
     """Return True if substituting the bounds of a size, if one has any, proves ``low >= 0``."""
     for size in dict.fromkeys(a for m, _ in low.terms for a in m if isinstance(a, Size)):
         if size.bounds and _is_taken_away(low, size):
-            if any(prove(_replaced(low, size, by)) for by in size.bounds):
+            if any(map(prove, _bounded(low, size))):
                 return True
         elif isinstance(size, Minimum):
             return all(prove(_replaced(low, size, by)) for by in size.args)
     return False
+
+
+def _bounded(low: Index, size: Size) -> Iterator[Index]:
+    """Yield lower bounds with one of a size's bounds in its place, which may be another each time.
+
+    ``s*t - m*t + t - m`` is 0 with s for the first m and t for the other one.
+    """
+    nothing, times = low * 0, sum(size in monomial for monomial, _ in low.terms)
+    uniform = zip(*[size.bounds] * times, strict=True)
+    few = len(size.bounds) ** times <= MOST_CHOICES
+    for chosen in itertools.product(size.bounds, repeat=times) if few else uniform:
+        bounds, total = iter(chosen), nothing + low.const
+        for monomial, coefficient in low.terms:
+            factors = (next(bounds) if a is size else nothing + a for a in monomial)
+            total = total + math.prod(factors, start=nothing + coefficient)
+        yield total
 
 
 def _is_taken_away(low: Index, size: Size) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fusec.ir.atoms import Minimum
 from fusec.ir.expr import substitute
 from fusec.ir.index import (
     Axis,
@@ -354,6 +355,13 @@ def test_a_size_that_is_known_to_be_small_bounds_products_with_it() -> None:
     assert is_nonnegative(index(N) * 5 - index(N) * small)
     assert not is_nonnegative(index(N) * 4 - index(N) * small)
     assert not is_nonnegative(index(shift) * 5 - index(shift) * small)
+
+
+def test_a_diagonal_is_in_a_matrix_of_any_two_sizes() -> None:
+    rows, columns = index(Size("rows", 5, 2)), index(Size("columns", 7, 2))
+    i = index(Axis("i", index(Minimum("min_0", 5, 2, None, (rows, columns)))))
+    assert is_in_range(i * columns + i, rows * columns)
+    assert not is_in_range(i * columns + i * 2, rows * columns)
 
 
 def test_an_exact_quotient_of_what_may_be_zero_may_be_zero() -> None:
