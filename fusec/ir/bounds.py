@@ -1,4 +1,4 @@
-"""Bounds of sums: magnitudes, and proofs of ``low >= 0`` by relations between sizes.
+"""Proofs of ``low >= 0`` by relations between sizes.
 
 Such relations are ``s <= t``, and the minimum of two sums.
 
@@ -15,11 +15,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
-from fusec.errors import InternalError
-from fusec.ir.atoms import MAX_SIZE, Atom, Axis, FloorDiv, Minimum, Mod, Runtime, Size
+from fusec.ir.atoms import Minimum, Size
 
 if TYPE_CHECKING:
     from fusec.ir.index import Index
@@ -67,34 +65,3 @@ def _replaced(value: Index, size: Size, by: Index) -> Index:
     """Return a sum with ``by`` substituted for a size, except inside divisions."""
     nothing = by * 0
     return nothing + value.evaluate(lambda atom: by if atom is size else nothing + atom)
-
-
-def magnitude(value: Index, elements: float = math.inf) -> float:
-    """Return a bound on the absolute value of every partial sum of ``value``.
-
-    Args:
-        elements: a bound on products, for those that number elements.
-    """
-    total: float = abs(value.const)
-    for monomial, coefficient in value.terms:
-        bound = math.prod(map(partial(_atom_bound, elements=elements), monomial))
-        total += abs(coefficient) * (min(bound, elements) if len(monomial) > 1 else bound)
-    return total
-
-
-def _atom_bound(atom: Atom, elements: float) -> float:
-    match atom:
-        case Size(least=least, most=most):
-            if most is None or least is None or least < 0:
-                return MAX_SIZE
-            return min(most, MAX_SIZE)
-        case Axis() | Runtime():
-            return max(magnitude(atom.extent, elements) - 1, 0)
-        case Mod():
-            return magnitude(atom.divisor, elements)
-        case FloorDiv():
-            bound = magnitude(atom.dividend, elements)
-            divisor = abs(atom.divisor.const) if atom.divisor.is_constant else 1
-            return bound // max(divisor, 1) + 1
-        case _:
-            raise InternalError(atom, stage="ir.bounds")

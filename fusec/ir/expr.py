@@ -44,11 +44,11 @@ from fusec.ir.index import (
     index,
     is_in_range,
     is_nonnegative,
-    may_wrap,
     mod,
     sum_of_terms,
 )
 from fusec.ir.intern import Node
+from fusec.ir.magnitude import may_wrap
 from fusec.ir.monoid import Monoid
 from fusec.ir.reach import reach as reach
 from fusec.ir.scalar import SCALAR_OPS

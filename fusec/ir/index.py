@@ -36,7 +36,7 @@ from fusec.ir.atoms import (
     monomial_order,
     without,
 )
-from fusec.ir.bounds import holds_by_bounds, magnitude
+from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
 from fusec.ir.polynomial import common_factors, shifted
 
@@ -553,17 +553,6 @@ def least(value: Index) -> int | None:
     """Return the least value as an integer where it is a known constant, else None."""
     low = _least(value)
     return low.const if low is not None and low.is_constant else None
-
-
-def may_wrap(value: Index, bits: int) -> bool:
-    """Return True if an integer of so many bits may not hold an index, where sizes are usual.
-
-    That is up to ``MAX_SIZE``, and tensors of up to 2^32 elements: where n is not known, 32 bits
-    hold i of ``i < n``, but not ``2*i``; 64 bits hold ``(i*n + j)*8``.
-    """
-    low, high, end = _least(value), greatest(value), 1 << bits - 1
-    bounds = (value if bound is None else bound for bound in (low, high))
-    return any(magnitude(bound, elements=1 << 32) >= end for bound in bounds)
 
 
 def _sizes_nonnegative(value: Index) -> bool:

@@ -16,8 +16,8 @@ from fusec.codegen.host.wrapper import print_size
 from fusec.codegen.triton.descriptors import Descriptor
 from fusec.codegen.triton.form import Form
 from fusec.codegen.triton.operations import FUNCTIONS, LIBDEVICE, POINTERS, TYPES
-from fusec.ir.bounds import magnitude
 from fusec.ir.index import Axis, Index, index, product
+from fusec.ir.magnitude import magnitude
 from fusec.ir.names import Named, Names
 from fusec.ir.program import MULTIPLE, Program
 

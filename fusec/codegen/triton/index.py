@@ -15,10 +15,10 @@ from typing import Any
 
 from fusec.codegen.triton.operations import STAGE
 from fusec.errors import InternalError
-from fusec.ir.bounds import magnitude
 from fusec.ir.dtype import BOOL, F32, I32, I64, INT32_MAX
 from fusec.ir.expr import Cast, Const, Expr, IndexValue, Load, Var, children, is_op
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Monomial, Runtime, Size, is_nonnegative
+from fusec.ir.magnitude import magnitude
 from fusec.ir.program import Let, Program, Put, Update, statements
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))

@@ -49,9 +49,9 @@ from fusec.ir.index import (
     is_in_range,
     is_nonnegative,
     least,
-    may_wrap,
     most,
 )
+from fusec.ir.magnitude import may_wrap
 from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
 from fusec.ir.ranges import fits, holds
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
