@@ -38,7 +38,7 @@ from fusec.ir.atoms import (
 )
 from fusec.ir.bounds import holds_by_bounds
 from fusec.ir.intern import Node
-from fusec.ir.polynomial import common_factors, shifted
+from fusec.ir.polynomial import common_factors, shifted, with_outer_divisions
 
 _NO_AXES: frozenset[Axis] = frozenset()
 _Value = TypeVar("_Value", int, float, "Index")
@@ -495,12 +495,16 @@ def _is_positive(divisor: Index) -> bool:
 def _relaxations(value: Index) -> Iterator[Index]:
     """Yield ``value``, then lower bounds of it, each with more divisions bounded.
 
-    First divisions whose bound cancels a term: with q for n//4, ``4*q*x - 16*q*(x//4)`` is at least
-    ``4*q*x - 4*q*x``, which is 0; if q is bounded as well, n and x are left. Then the outermost,
-    because they may contain other terms: with q for x//n, ``q - 3*((q + 1)//3)`` is at least
-    ``q - (q + 1)``, where q cancels; it does not where each is bounded alone.
+    First by others of the sum: ``x//(k*n)`` by ``x//n``. Then divisions whose bound cancels a term:
+    with q for n//4, ``4*q*x - 16*q*(x//4)`` is at least ``4*q*x - 4*q*x``, which is 0; if q is
+    bounded as well, n and x are left. Then the outermost, because they may contain other terms:
+    with q for x//n, ``q - 3*((q + 1)//3)`` is at least ``q - (q + 1)``, where q cancels; it does
+    not where each is bounded alone.
     """
     yield value
+    joined = with_outer_divisions(value, _divide_terms, _is_positive, _all_nonnegative)
+    if joined is not value:
+        yield (value := joined)
     while found := tuple(_relaxed_terms(value)):
         first = max(rank for rank, _ in found)
         value = value + sum(change for rank, change in found if rank == first)

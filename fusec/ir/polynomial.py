@@ -1,4 +1,4 @@
-"""Signs of polynomials in atoms of which each has a constant lower bound; their common factors.
+"""Signs of polynomials in atoms of which each has a constant lower bound; factors, divisions.
 
 Worked example: with n >= 2 and m >= 1, let ``n = 2 + a`` and ``m = 1 + b``. Then ``n*m - 2*m`` is
 ``(2 + a)*(1 + b) - 2*(1 + b) = a*b + a``: no coefficient is negative, so the sum is not, either.
@@ -6,11 +6,12 @@ Worked example: with n >= 2 and m >= 1, let ``n = 2 + a`` and ``m = 1 + b``. The
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fusec.ir.atoms import Atom, Monomial
+from fusec.ir.atoms import Atom, FloorDiv, Monomial, without
 
 if TYPE_CHECKING:
     from fusec.ir.index import Index
@@ -56,3 +57,32 @@ def common_factors(
             continue
         if is_in_range(rest, divisor * 0 + factor):
             yield factor, multiple, rest
+
+
+def with_outer_divisions(
+    value: Index,
+    divide: Callable[[Index, Index], tuple[Index | None, Index]],
+    is_positive: Callable[[Index], bool],
+    all_nonnegative: Callable[[Iterable[Atom]], bool],
+) -> Index:
+    """Return a lower bound with ``-(x//n)`` for ``-k*(x//(k*n))``, where the sum has ``x//n``.
+
+    Tiles of 16 of ``x//n`` elements are such: there are ``x//(16*n)`` whole ones.
+    """
+    nothing, total = value * 0, value
+    floors = [a for monomial, _ in value.terms for a in monomial if isinstance(a, FloorDiv)]
+    for monomial, coefficient in value.terms:
+        for atom, outer in itertools.product(monomial if coefficient < 0 else (), floors):
+            if not isinstance(atom, FloorDiv) or outer.dividend is not atom.dividend:
+                continue
+            factor, left = divide(atom.divisor, outer.divisor)
+            k = factor.const if factor is not None and factor.is_constant else 0
+            others = without(monomial, atom)
+            divides = k > 1 and coefficient % k == 0 and left is nothing
+            if divides and is_positive(outer.divisor) and all_nonnegative(others):
+                change = (nothing + outer) * (coefficient // k) - (nothing + atom) * coefficient
+                for other in others:
+                    change = change * other
+                total = total + change
+                break
+    return total

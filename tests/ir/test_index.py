@@ -364,6 +364,17 @@ def test_a_diagonal_is_in_a_matrix_of_any_two_sizes() -> None:
     assert not is_in_range(i * columns + i * 2, rows * columns)
 
 
+def test_tiles_of_a_quotient_end_where_it_does() -> None:
+    """Each of m groups has n*n//m elements; tiles of 16 that are whole end before these."""
+    n, m = index(Size("n", 40, 2)), index(Size("m", 3, 2))
+    total = n * n
+    group, lane = index(Axis("g", m)), index(Axis("l", index(16)))
+    tile = index(Axis("t", total // (m * 16)))
+    assert is_in_range(group * (total // m) + tile * 16 + lane, total)
+    assert is_in_range(tile * 16 + lane, total // m)
+    assert not is_in_range(tile * 17 + lane, total // m)
+
+
 def test_an_exact_quotient_of_what_may_be_zero_may_be_zero() -> None:
     some, none = Size("S", 8, 1), Size("Z", 8, 0)
     assert is_nonnegative(index(Quotient(index(some), index(4))) - 1)
