@@ -64,6 +64,7 @@ DEFINITIONS = {
     },
     "the effort of a proof, a trial or a comparison, on the host": {
         "frontend/aot/trials": {"FEW", "LARGEST", "MANY", "SMALL"},
+        "ir/bounds": {"MOST_CHOICES"},
         "ir/disjoint": {"CHOICES"},
         "ir/index": {"_LONGEST_DIVISION"},
         "ir/points": {"POINTS_TRIED"},
