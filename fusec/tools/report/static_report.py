@@ -196,18 +196,22 @@ def _expected(
         return None
     (kernel,) = step.kernels
     work = _work_of(staged, kernel, program, static)
+    if work is None:
+        return None
     if program.roles:
         return expect_roles(program, static, work, machine)
     return expect(static, work, machine)
 
 
-def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work:
-    """Return the work of a kernel's launch, at the hints of sizes."""
+def _work_of(staged: Staged, step: Kernel, program: Program, static: StaticReport) -> Work | None:
+    """Return the work of a kernel's launch, at the hints of sizes; None if it cannot be told."""
     traffic, moved = kernel_traffic(step).values(), step_bytes(step, staged.target.machine)
     again = moved - sum(read + written for read, written in traffic)
     programs = product(a.extent for a in program.grid).hint()
     multiplied = kernel_products(step, staged.target.machine)
     runs = section_runs(program, static, moved / max(1, programs), multiplied / max(1, programs))
+    if runs is None:
+        return None
     if multiplied:  # a causal mask leaves tiles out
         once = executed(static, runs)
         done = multiplied_by_tiles(program) if program.roles else programs * once
@@ -335,6 +339,8 @@ def _notes(kernel: CheckedKernel) -> Iterator[str]:
     static, model = kernel.static, kernel.expected
     if model is not None and model.floor_us >= SHORT_US:
         yield f"  {kernel.name}: {model}"
+    elif model is None and static and static.target in MODELLED and kernel.floor_us >= SHORT_US:
+        yield f"  {kernel.name}: expected time unknown: the model does not cover code of this form"
     if static is not None and (static.dots or static.tma or static.copies):
         counts = {
             "wgmma": static.wgmma,

@@ -258,7 +258,7 @@ class CheckedKernel:
         bytes: that the kernel reads and writes, each element once.
         floor_us: how long the memory needs for them.
         expected: how long it should take, by the model of ``kernel_time.py``; None if that does not
-            cover it.
+            cover it, or cannot tell how often its loops run.
         assembly: its code, down to the processor's; None where it does not build.
     """
 

@@ -13,8 +13,11 @@ import torch.nn.functional as F
 
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.targets import Target, find_target
+from fusec.ir.expr import Load, Var
 from fusec.ir.graph import FlatKernel
+from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
+from fusec.ir.program import For, Let, Program, Statement
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
 from fusec.tools.report.kernel_time import (
@@ -38,6 +41,7 @@ from tests.codegen.test_contraction_static import (
     staged,
     tensors,
 )
+from tests.ir.graphs import buffer
 from tests.tools.report.test_static_rules import CLEAN, PRODUCT
 
 H200 = find_target("sm_90").machine
@@ -179,6 +183,51 @@ def test_a_loop_around_one_loop_is_none_in_the_code() -> None:
     (program,) = (p for p in one.compiled.programs.values() if p.added)
     assert [n for _, n in loop_runs(program)] == [4.0, 4 * 16.5]
     assert section_runs(program, looping(5, products=8), 0.0, 0.0) == (1.0, 4 * 16.5)
+
+
+def looped(name: str, *body: Statement, stops: tuple[Index, ...]) -> For:
+    return For(Axis(name, stops[0]), index(0), stops, body)
+
+
+def program_of(*body: Statement, lanes: tuple[Axis, ...] = ()) -> Program:
+    return Program("k", (), (), (), (), lanes, body)
+
+
+def test_a_loop_that_was_unrolled_is_none_in_the_code() -> None:
+    """Of elements, in a loop with a computed end; loops that stay ran once, by the bytes."""
+    inner = looped("r3", stops=(index(28),))
+    rows = looped("r2", inner, stops=(index(3), index(Axis("po", index(32))) + 2))
+    program = program_of(looped("po", rows, stops=(index(32),)), looped("i", stops=(index(8),)))
+    loops = (Section(0, 18), Section(1, 121, loaded=56, waits=3), Section(0, 69, stored=16))
+    static = replace(CLEAN, threads=512, sections=(Section(-1, 195), *loops), loops=3)
+    assert section_runs(program, static, 1e5, 0.0) == (1.0, 32.0, 96.0, 8.0)
+
+
+def test_of_loops_that_may_have_been_unrolled_the_longest_ones_stay() -> None:
+    program = program_of(*(looped("i", stops=(index(n),)) for n in (4, 8)))
+    assert section_runs(program, looping(), 0.0, 0.0) == (1.0, 8.0)
+
+
+def test_loops_that_are_not_the_programs_run_for_its_bytes_or_nobody_knows() -> None:
+    """Nothing tells if threads load the same element, or less than an iteration loads."""
+    place, lane = Axis("i", index(64)), Axis("c", index(1024))
+    x = buffer("x", 1 << 16).flat()
+
+    def program(offset: Index) -> Program:
+        load = Let(Var("v", x.dtype, offset.axes), Load(x, (offset,)))
+        return program_of(looped("i", load, stops=(place.extent,)), lanes=(lane,))
+
+    static = replace(looping(), sections=(Section(-1, 9), *[Section(0, 40, loaded=8)] * 2))
+    own, same = program(index(place) * 1024 + index(lane)), program(index(place))
+    assert section_runs(own, static, 32 * 128 * 16.0, 0.0) == (1.0, 32.0, 32.0)
+    assert section_runs(own, static, 1024.0, 0.0) is None
+    assert section_runs(same, static, 32 * 128 * 16.0, 0.0) is None
+
+
+def test_no_time_is_shorter_than_its_floor() -> None:
+    for runs in ((1.0, 1.0), (1.0, 64.0)):
+        found = expect(ATTENTION, replace(ATTENDED, runs=runs), H200)
+        assert found.us > found.floor_us
 
 
 def test_an_iteration_before_a_loop_takes_as_long_as_one_in_it() -> None:
