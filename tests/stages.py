@@ -241,6 +241,7 @@ EXAMPLES = {
     ),
     "least": Example(least, ((1, 320, 16),) * 3, options=FUSED),
     "statistics": Example(statistics, ((256, 64), (64, 512)), "sm_90", BF16, options=FUSED),
+    "nested": Example(lambda x: x.sum((2, 3)).sum(0), ((8, 3, 7, 7),), "sm_90"),
     "bias": Example(lambda x, w, b: torch.addmm(b, x, w), ((8, 16), (16, 24), (24,))),
     "library": Example(
         lambda x, w, b: (x.sin() @ w + b, x @ w.t()), ((128, 128), (128, 128), (128,)),

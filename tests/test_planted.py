@@ -602,6 +602,7 @@ FAULTS = (
     Fault(
         "online_softmax", "attention", "a divisor left where it was, too", in_expressions(doubled)
     ),
+    Fault("nested_sums", "nested", "a maximum", in_expressions(maximum)),
     Fault("coalesce", "norm", "flat offsets one too far", in_expressions(shifted)),
     Fault("coalesce", "parts", "a store at another offset", lambda kernels: {
         name: replace(k, stores=(*k.stores[:-1], store_shifted(k.stores[-1])))

@@ -59,6 +59,7 @@ EXAMPLES = {
     "infinite_masks": "least",
     "online_softmax": "attention",
     "unroll_rows": "rows",
+    "nested_sums": "nested",
     "coalesce": "parts",
     "factor_groups": "groups",
     "unroll_pairs": "pairs",

@@ -61,6 +61,7 @@ from fusec.passes.graph.simplify import round_as_eager, simplify
 from fusec.passes.graph.split_reduction import split_reduction
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.kernel.masks import mask_by_infinity
+from fusec.passes.kernel.nested_sums import flatten_nested_sums
 from fusec.passes.kernel.online_softmax import online_softmax
 from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_rows import unroll_rows
@@ -231,9 +232,7 @@ _IMAGES = (
         "memory_formats",
         "run sets of convolutions channels-last where they gain by it (CPU)",
         _formats,
-        only=lambda context: (
-            context.options.channels_last and context.target.formats and not context.options.alone
-        ),
+        only=lambda at: at.options.channels_last and at.target.formats and not at.options.alone,
     ),
     _on_convolutions(
         "channel_products",
@@ -509,11 +508,9 @@ def offered_plans(flat: FlatKernel, context: CompileContext) -> tuple[Plan, ...]
     """
     offered = context.target.plans(flat)
     if context.options.descriptors != "auto":
-        if context.options.descriptors == "always":
-            wanted = tuple(plan for plan in offered if plan.descriptors)
-        else:
-            wanted = tuple(plan for plan in offered if not plan.copies_tiles)
-        offered = wanted or offered
+        always = context.options.descriptors == "always"
+        wanted = (p for p in offered if (p.descriptors if always else not p.copies_tiles))
+        offered = tuple(wanted) or offered
     if context.options.roles != "auto":
         roles = context.options.roles.replace("never", "")
         offered = tuple(plan for plan in offered if plan.roles == roles) or offered
@@ -548,6 +545,11 @@ KERNEL = (
         "unroll a skinny product over rows and some columns: weights are read once (CPU)",
         lambda kernel, context: unroll_rows(kernel, context.machine),
         needs=("online_softmax",),
+    ),
+    _on_kernel(
+        "nested_sums",
+        "turn a sum of sums into one sum, where rows are loaded element by element (GPU)",
+        lambda kernel, context: flatten_nested_sums(kernel, context.machine),
     ),
     Stage(
         "coalesce",

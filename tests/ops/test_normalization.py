@@ -138,6 +138,12 @@ def test_variants_of_batch_norm_match_eager(module, check):
     check(norm, values(*shape) * 3 + 1, train=True)
 
 
+@in_both
+def test_sums_of_sums_of_odd_images_match_eager(check):
+    """Two kernels' sums, which are one on a GPU, of many images: rows of 49 elements."""
+    check(lambda x: x * x.sum((2, 3)).sum(0)[:, None, None], values(300, 3, 7, 7), train=True)
+
+
 def far_from_zero(rows):
     """Return columns with other means than 0, and with outliers where a part of them begins."""
     x = values(rows, 8)

@@ -220,7 +220,7 @@ def _loads_ahead(kernel: Kernel, loop: Axis, row: Axis, width: int, machine: Mac
     size = sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
     few = math.prod(axis.extent.hint() for axis in kernel.grid) <= machine.parts
     many = turns * size >= tuning.turns_bytes
-    return few and many and not column_sums(kernel, row) and _in_vectors(kernel, row)
+    return few and many and not column_sums(kernel, row) and in_vectors(kernel, row)
 
 
 def _loads_elements(kernel: Kernel, row: Axis, machine: Machine) -> bool:
@@ -230,10 +230,10 @@ def _loads_elements(kernel: Kernel, row: Axis, machine: Machine) -> bool:
     """
     many = math.prod(axis.extent.hint() for axis in kernel.grid) >= machine.units
     short = many and row.extent.hint() < machine.rows.loop_row
-    return short and not column_sums(kernel, row) and not _in_vectors(kernel, row)
+    return short and not column_sums(kernel, row) and not in_vectors(kernel, row)
 
 
-def _in_vectors(kernel: Kernel, row: Axis) -> bool:
+def in_vectors(kernel: Kernel, row: Axis) -> bool:
     """Return True if rows of each tensor begin at multiples of 8 bytes."""
     sizes = (b.dtype.itemsize for b in _row_tiles(kernel, row))
     return row.extent.is_constant and all(row.extent.const * size % 8 == 0 for size in sizes)
