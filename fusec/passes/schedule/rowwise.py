@@ -115,8 +115,8 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
     ahead = bool(loops) and _loads_ahead(kernel, outer[-1], row, width, machine)
     if loops:
         fewer = sums >= tuning.many_sums or (_is_odd(kernel, row) and _is_wide(kernel, row, tuning))
-        fewer = fewer or _loads_elements(kernel, row, machine)
         elements = tuning.loop_elements // 2 if fewer else tuning.loop_elements
+        elements, _ = _element_loads(kernel, row, machine) or (elements, 0)
         if tiles > 1 and not fewer:
             elements = max(width, tiles * tuning.warp_row)
         if ahead:
@@ -129,7 +129,8 @@ def plan(kernel: FlatKernel, machine: Machine) -> Plan:
         rows = min(_floor(1024 // width), power_of_two(kernel.grid[-1].extent.hint()), 64)
     if rows > 1:
         grid[-1] = Binding(kernel.grid[-1], LoopKind.GRID, rows)
-    warps = min(16, _floor(width * rows // 1024))
+    singly = bool(parts) and len(_row_tiles(kernel, row)) == 1 and not in_vectors(kernel, row)
+    warps = min(8 if singly else 16, _floor(width * rows // 1024))
     if loops:
         warps = _loop_warps(kernel, row, width, loops[-1].tile, machine)
         width *= loops[-1].tile
@@ -156,7 +157,7 @@ def _loop_warps(kernel: Kernel, row: Axis, width: int, height: int, machine: Mac
     """Return the warps of a program that takes ``height`` rows of ``width`` elements at a time."""
     sums, tiles, tuning = column_sums(kernel, row), _tiles(kernel, row), machine.rows
     sizes = [b.dtype.itemsize for b in _row_tiles(kernel, row)]
-    share = 128 if _loads_elements(kernel, row, machine) else 256
+    _, share = _element_loads(kernel, row, machine) or (0, 256)
     if sums:
         share = 1024 if width <= tuning.warp_row else 512
     # Many sums beside the row's tiles: fewer of them a thread.
@@ -223,14 +224,22 @@ def _loads_ahead(kernel: Kernel, loop: Axis, row: Axis, width: int, machine: Mac
     return few and many and not column_sums(kernel, row) and in_vectors(kernel, row)
 
 
-def _loads_elements(kernel: Kernel, row: Axis, machine: Machine) -> bool:
-    """Return True if many programs load short rows element by element, without column sums.
+def _element_loads(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, int] | None:
+    """Return the elements of an iteration, and of a warp, for rows that are loaded one by one.
 
-    A thread has half as many elements then: 512x2048x7x7, 54 us for 64 (model, 2026-11-29).
+    None with column sums, and for other rows. A thread has 8 or 16, of which ptxas issues the loads
+    together: by the model of sm_90 a BatchNorm's gradient of 512x2048x7x7 takes 158 us for 228 with
+    16 warps, of 100x512x27x27 93 for 112 (2026-11-29). Few programs of one tensor need more warps.
     """
-    many = math.prod(axis.extent.hint() for axis in kernel.grid) >= machine.units
-    short = many and row.extent.hint() < machine.rows.loop_row
-    return short and not column_sums(kernel, row) and not in_vectors(kernel, row)
+    if column_sums(kernel, row) or in_vectors(kernel, row):
+        return None
+    elements, short = machine.rows.loop_elements, row.extent.hint() < machine.rows.loop_row
+    programs = math.prod(axis.extent.hint() for axis in kernel.grid)
+    if short and programs >= 8 * machine.units:
+        return elements // 4, 256
+    if len(_row_tiles(kernel, row)) > 1:
+        return elements, 512
+    return (elements // 2, 128) if short and programs >= machine.units else None
 
 
 def in_vectors(kernel: Kernel, row: Axis) -> bool:

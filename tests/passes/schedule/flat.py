@@ -62,12 +62,15 @@ def rows(count: IntoIndex, width: IntoIndex, dtype: DType = F32, monoid: Monoid 
     return kernel_of(graph((x,), (Def(y, (m, c), to(value, dtype)),), y))
 
 
-def split_rows(count: int, parts: int, width: int) -> Kernel:
-    """y[m] = sum(p: max(c: x[m, p*width + c])): a row in parts."""
-    x, y = buffer("x", count, parts * width), buffer("y", count)
+def split_rows(count: int, parts: int, width: int, tensors: int = 1) -> Kernel:
+    """y[m] = sum(p: max(c: x[m, p*width + c] * ...)): rows of some tensors in parts."""
+    xs, y = [buffer(f"x{n}", count, parts * width) for n in range(tensors)], buffer("y", count)
     m, p, c = axes("m p c", count, parts, width)
-    inner = Reduce(MAX, (c,), load(x, m, index(p) * width + c))
-    return kernel_of(graph((x,), (Def(y, (m,), Reduce(SUM, (p,), inner)),), y))
+    value, *others = (load(x, m, index(p) * width + c) for x in xs)
+    for other in others:
+        value = Op("mul", (value, other))
+    inner = Reduce(MAX, (c,), value)
+    return kernel_of(graph(tuple(xs), (Def(y, (m,), Reduce(SUM, (p,), inner)),), y))
 
 
 def columns(count: IntoIndex, width: IntoIndex, monoid: Monoid = SUM) -> Kernel:

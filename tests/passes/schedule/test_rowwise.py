@@ -13,6 +13,7 @@ from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import SUM
 from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.schedule import accepts_gpu, rowwise
+from fusec.passes.schedule.pointwise import power_of_two
 from fusec.passes.schedule.rowwise import accepts, is_resident
 from tests.passes.schedule.flat import (
     bindings,
@@ -120,6 +121,25 @@ def test_short_rows_loaded_one_by_one_have_half_as_many_elements_a_thread() -> N
     few = plan(split_rows(64, 256, 169))
     assert bindings(few) == "m=grid  p=loop*16  c=lanes(256)"
     assert found.warps == few.warps == 16
+
+
+@pytest.mark.parametrize(
+    ("programs", "width", "tensors", "height", "warps"),
+    [(1056, 49, 1, 16, 4), (1056, 49, 2, 16, 4), (264, 49, 2, 64, 8), (264, 729, 2, 4, 8)],
+)
+def test_rows_loaded_one_by_one_have_8_or_16_elements_a_thread(
+    programs: int, width: int, tensors: int, height: int, warps: int
+) -> None:
+    found = plan(split_rows(programs, 1024, width, tensors))
+    lanes = power_of_two(width)
+    assert bindings(found) == f"m=grid  p=loop*{height}  c=lanes({lanes})"
+    assert found.warps == warps
+
+
+def test_parts_loaded_one_by_one_and_kept_have_up_to_8_warps() -> None:
+    assert plan(split_rows(512, 256, 49)).warps == 8
+    assert plan(split_rows(512, 128, 52)).warps == 8
+    assert plan(split_rows(512, 64, 196)).warps == 16
 
 
 def test_rows_of_vectors_are_swept_over_again_where_one_program_would_fill_the_registers() -> None:

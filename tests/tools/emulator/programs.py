@@ -191,6 +191,12 @@ MEMORY = {
     "batch norm that loads ahead": Program(
         lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)),
         [row(0, 64, 2, 1000), row(1, 2), row(2, 2)], r"rowwise.*loop\*8.*stages=2", train=True),
+    "batch norm of odd images": Program(
+        lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True)),
+        [row(0, 90, 4, 13, 13), row(1, 4), row(2, 4)], r"rowwise.*loop\*16.*warps=8", train=True),
+    "sums of sums of odd images": Program(
+        lambda x, y: x * (x.float() * y).sum((2, 3)).sum(0)[:, None, None],
+        [row(0, 90, 4, 13, 13), row(1, 90, 4, 13, 13)], r"rowwise.*loop\*16.*warps=8"),
     "extremes": Program(extremes, [row(0, 9, 700)], "rowwise"),
     "a scan": Program(lambda x: x.float().cumsum(-1), [row(0, 9, 200)], "pointwise"),
     "a histogram": Program(lambda x: torch.histc(x, 20, -2, 2), [row(0, 700, dtype=F32)],
