@@ -89,7 +89,8 @@ def test_the_backward_of_a_norm_of_rows_that_are_not_aligned_spills_nothing(
     [
         *((128, 1024, 14, 0.70, 0.83), (128, 512, 28, 0.83, 0.88)),
         *((64, 1024, 14, 0.72, 0.75), (32, 256, 56, 0.73, 0.87)),
-        (16, 128, 56, 0.40, 0.53),
+        *((16, 128, 56, 0.40, 0.53), (512, 2048, 7, 0.54, 0.74)),
+        *((100, 512, 27, 0.77, 0.92), (96, 192, 27, 0.61, 0.62)),
     ],
 )
 def test_a_batch_norm_of_fewer_images_than_programs_is_near_its_floor_by_the_model(

@@ -161,8 +161,18 @@ def _worth_splitting(
         return rows > machine.fusion.most_part_rows or kept < machine.units * machine.tile
     # A row that one program reads in less time than two more kernels take stays whole.
     row_us = rows * reduction.dtype.itemsize * machine.units / machine.bytes_per_us
-    long = kept < machine.units // 2 and row_us > 2 * machine.launch_us
+    few, long_us = machine.units // 2, 2 * machine.launch_us
+    if not machine.is_cpu and _is_odd(reduction, machine):  # its program loads them one by one
+        few, long_us = machine.parts, machine.launch_us / 2
+    long = kept < few and row_us > long_us
     return long or not (len(reduction.over) == 1 or _stays(line, rows, made, machine))
+
+
+def _is_odd(reduction: Reduce, machine: Machine) -> bool:
+    """Return True for long images, of which not all begin at multiples of 8 bytes."""
+    image = count(reduction.over[1:])
+    odd = any(image * x.dtype.itemsize % 8 for x in loads(reduction.bodies))
+    return odd and 2 * image >= machine.rows.loop_row
 
 
 def _stays(line: Def, rows: int, made: Mapping[Buffer, Def], machine: Machine) -> bool:

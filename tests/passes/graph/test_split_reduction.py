@@ -181,6 +181,22 @@ def test_parts_of_channels_are_whole_images_where_programs_are_enough(
     assert [a.extent for a in reduced(line).over] == [index(28), index(28)]
 
 
+@pytest.mark.parametrize(
+    ("images", "channels", "size", "split"),
+    [(96, 192, 27, True), (96, 192, 28, False), (8, 192, 27, False), (512, 192, 7, False),
+     (100, 264, 27, False)],
+)  # fmt: skip
+def test_few_channels_of_odd_images_have_parts_although_they_stay_in_a_cache(
+    images: int, channels: int, size: int, split: bool
+) -> None:
+    """A program alone would load a channel element by element; few elements are no matter."""
+    x, w = buffer("x", images, channels, size, size, dtype=BF16), buffer("w", channels)
+    n, c, i, j = axes("n c i j", images, channels, size, size)
+    body = Reduce(SUM, (n, i, j), Cast(load(x, n, c, i, j), F32))
+    before = graph((x,), (Def(w, (c,), body),), w)
+    assert (split_reduction(before, HOPPER_MACHINE) is not before) == split
+
+
 def test_what_stays_in_a_cache_is_counted_in_bytes_of_what_is_read() -> None:
     """128 images of 14 x 14 in 16 bits stay; a line in f32 between them and their sum is none."""
     x, y = buffer("x", 128, 1024, 14, 14, dtype=BF16), buffer("y", 128, 1024, 14, 14)
