@@ -47,6 +47,11 @@ class CachedTuning:
     """The same where an iteration has few terms, such as a group's with a scale: more columns share
     a copy of the rows (int4, 128 x 4096 x 4096: 0.63 of the time of 128 columns; AVX2,
     2026-11-28)."""
+    computed_rows: int = 128
+    """Rows of such a tile where an operand is computed: 128 rows of int8 take 24.2 ms for 25.2 in
+    halves, of int4 29.1 for 31.8 (4096 x 4096, bf16; AVX-512, 2026-11-29)."""
+    computed_tiles: int = 4
+    """Least number of these tiles for each thread."""
     streamed_rows: int = 192
     """Most rows of a product whose frozen f32 weights lie in panels: with more, a library's packing
     is amortised (``docs/decisions/weight-panels.md``)."""

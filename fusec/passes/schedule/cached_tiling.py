@@ -2,6 +2,8 @@
 
 A tile is long enough to keep the product's inner loop busy, and short enough for the cache to hold
 each product's result, the values between two products, and operands, which may have to be copied.
+Where an operand is computed, as int8 weights are converted, more rows share it, if threads have
+enough tiles.
 Lanes are whole vectors; an axis without a loop has enough lanes to hold it. Where weights lie in
 panels, a tile is a panel wide, and as high as its left operand, with all terms, stays in the cache.
 
@@ -10,6 +12,8 @@ of 2*48 KB, queries and sums of 2*24 KB, keys and values of 2*32 KB: 208 KB of 5
 """
 
 from __future__ import annotations
+
+import math
 
 from fusec.ir.cpu_tuning import CachedTuning
 from fusec.ir.dtype import F32
@@ -21,14 +25,14 @@ from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
     """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
     tuning = machine.cached
-    shapes = _shapes(use, work, tuning)
+    shapes = _shapes(use, work, tuning, machine.threads)
     found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
 def _shapes(
-    use: AxisUse, work: TileResources, tuning: CachedTuning
+    use: AxisUse, work: TileResources, tuning: CachedTuning, threads: int
 ) -> list[tuple[tuple[int, int], int]]:
     steps = use.looped is not None or use.crossed is not None
     if len(use.tiled) < 2 or (work.inner and steps):
@@ -40,7 +44,16 @@ def _shapes(
         rows = next((r for r in tuning.panel_rows if r <= cached), tuning.panel_rows[-1])
         return [((rows, use.panel), tuning.terms)]
     short = use.outer and use.looped and 2 * use.looped.extent.hint() <= tuning.terms
-    return [(sides, tuning.terms) for sides in (tuning.short_sides if short else tuning.sides)]
+    sides = tuning.short_sides if short else tuning.sides
+    if work.computed:
+        tall = ((tuning.computed_rows, columns) for _, columns in sides)
+        sides = *(s for s in tall if _programs(use, s) >= tuning.computed_tiles * threads), *sides
+    return [(s, tuning.terms) for s in sides]
+
+
+def _programs(use: AxisUse, sides: tuple[int, int]) -> int:
+    extents = (axis.extent.hint() for axis in use.tiled)
+    return math.prod(-(-n // side) for n, side in zip(extents, sides, strict=False))
 
 
 def tile_bytes(work: TileResources, tiling: Tiling) -> int:
