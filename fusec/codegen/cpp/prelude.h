@@ -1138,14 +1138,14 @@ FUSEC_INLINE vf32 f_erf(vf32 x) {
   return fusec_or((1 - scale) - scale * fusec_expm1_reduced(r), fusec_sign_bit(x));
 }
 
-// For results that are rounded to 16 bits. The normal distribution less 1/2, to 7e-7: x p(x^2), in
-// t = x^2 / 12.005 - 1; +-1/2 from 4.86 on.
+// For results that are rounded to 16 bits. The normal distribution less 1/2, to 2.1e-7: x p(x^2), in
+// t = x^2 / 13.52 - 1; +-1/2 beyond 5.2.
 FUSEC_INLINE vf32 fusec_half_erf(vf32 x) {
-  vf32 t = fusec_at_most(x * x, 24.01f) * (2 / 24.01f) - 1, t2 = t * t, t4 = t2 * t2;
-  vf32 low = (0.1442308f + t * -0.07162292f) + t2 * (0.052247927f + t * -0.040556155f);
-  vf32 mid = (0.03090796f + t * -0.022666233f) + t2 * (0.016051808f + t * -0.00968492f);
-  vf32 top = (0.004344228f + t * -0.0028683965f) + t2 * (0.0027072956f + t * -0.0010507803f);
-  vf32 p = low + t4 * (mid + t4 * top);
+  vf32 t = fusec_at_most(x * x, 27.04f) * (2 / 27.04f) - 1, t2 = t * t, t4 = t2 * t2;
+  vf32 low = (0.13595f + t * -0.06774367f) + t2 * (0.05002452f + t * -0.03992982f);
+  vf32 mid = (0.031989958f + t * -0.024723629f) + t2 * (0.017954787f + t * -0.012505125f);
+  vf32 top = (0.0085599655f + t * -0.0047890306f) + t2 * (0.0018001244f + t * -0.0012215008f);
+  vf32 p = low + t4 * (mid + t4 * (top + t4 * (0.0012685104f + t * -0.0004812748f)));
   return fusec_at_least(fusec_at_most(x * p, 0.5f), -0.5f);
 }
 FUSEC_INLINE vf32 f_ndtr_rounded(vf32 x) { return 0.5f + fusec_half_erf(x); }
