@@ -719,9 +719,9 @@ FUSEC_INLINE vu8 fusec_bytes(vu32 x) { return FUSEC_CONVERT(FUSEC_CONVERT(x, vu1
 #endif
 
 #if FUSEC_W == 16 && defined(__AVX512BF16__) && !defined(__clang__)
-// The instruction takes subnormal numbers for 0.
+// The instruction takes subnormal numbers for 0. Clang has other names for both.
 FUSEC_INLINE vu16 fusec_bf16_halves(vf32 x) {
-  bool subnormal = __builtin_ia32_fpclassps512_mask(x, 0x20, -1) != 0;
+  bool subnormal = __builtin_ia32_fpclassps512_mask(x, 0x20, -1) != 0;  // 0x20: the class of these
   if (__builtin_expect(subnormal, false)) return fusec_halves(fusec_bf16_bits(x));
   return (vu16)__builtin_ia32_cvtneps2bf16_v16sf(x);
 }
@@ -1138,18 +1138,25 @@ FUSEC_INLINE vf32 f_erf(vf32 x) {
   return fusec_or((1 - scale) - scale * fusec_expm1_reduced(r), fusec_sign_bit(x));
 }
 
-// For results that are rounded to 16 bits. The normal distribution less 1/2, to 2.1e-7: x p(x^2), in
-// t = x^2 / 13.52 - 1; +-1/2 beyond 5.2.
-FUSEC_INLINE vf32 fusec_half_erf(vf32 x) {
-  vf32 t = fusec_at_most(x * x, 27.04f) * (2 / 27.04f) - 1, t2 = t * t, t4 = t2 * t2;
-  vf32 low = (0.13595f + t * -0.06774367f) + t2 * (0.05002452f + t * -0.03992982f);
-  vf32 mid = (0.031989958f + t * -0.024723629f) + t2 * (0.017954787f + t * -0.012505125f);
-  vf32 top = (0.0085599655f + t * -0.0047890306f) + t2 * (0.0018001244f + t * -0.0012215008f);
-  vf32 p = low + t4 * (mid + t4 * (top + t4 * (0.0012685104f + t * -0.0004812748f)));
-  return fusec_at_least(fusec_at_most(x * p, 0.5f), -0.5f);
+// The tail of the normal distribution beyond |x|, to 1e-5 of it, for results that are rounded to 16
+// bits: exp(-q(a)) / 2, where q fits -log(2 * tail) on [0, 6], in powers of two; 0 beyond 6.
+FUSEC_INLINE vf32 fusec_normal_tail(vf32 x) {
+  vf32 a = fusec_at_most(fusec_abs(x), 6), a2 = a * a, a4 = a2 * a2;
+  vf32 q = a * ((-1.1512144f + a * -0.45854157f) + a2 * (-0.053890944f + a * 0.00847685f) +
+                a4 * ((-0.0009231865f + a * 6.0726255e-05f) + a2 * -1.7937851e-06f));
+  vf32 t = q + FUSEC_ROUNDER, r = q - (t - FUSEC_ROUNDER);
+  vf32 r2 = r * r, p = 0.120120496f + r * 0.027953215f + r2 * 0.004791427f;
+  p = (0.5f + r * 0.3465621f) + r2 * p;
+  vf32 tail = p * (vf32)(((vi32)t << 23) + 0x3f800000);  // 2^n, -30 <= n <= 0
+  return fusec_abs(x) > 6 ? vf32{} : tail;
 }
-FUSEC_INLINE vf32 f_ndtr_rounded(vf32 x) { return 0.5f + fusec_half_erf(x); }
-FUSEC_INLINE vf32 f_erf_rounded(vf32 x) { return 2 * fusec_half_erf(x * 1.4142135f); }
+FUSEC_INLINE vf32 f_ndtr_rounded(vf32 x) {
+  vf32 tail = fusec_normal_tail(x);
+  return x < 0 ? tail : 1 - tail;
+}
+FUSEC_INLINE vf32 f_erf_rounded(vf32 x) {
+  return fusec_or(1 - 2 * fusec_normal_tail(x * 1.4142135f), fusec_sign_bit(x));
+}
 FUSEC_INLINE float f_ndtr_rounded(float x) { return f_ndtr_rounded(v_f32(x))[0]; }
 FUSEC_INLINE float f_erf_rounded(float x) { return f_erf_rounded(v_f32(x))[0]; }
 
