@@ -445,3 +445,16 @@ def test_a_mask_of_several_axes_may_choose_elements_twice():
     mask = values(4, 7, seed=1) > 0
     check(fn, values(4, 7), mask)
     check(fn, values(4, 7, 3), mask)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_one_row_of_few_is_chosen_as_eagerly(rows: int) -> None:
+    """A sum of ``where(r == 0, 1, 0) * y`` has terms ``0 * y`` only where there are other rows."""
+    y, x = torch.tensor([1.0, math.inf, math.nan]), torch.randn(rows, 3)
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(x.shape[0])[:, None] == 0, 1.0, 0.0).mul(y).sum(0)
+
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    found = torch.compile(chosen, backend="fusec", options={"strict": True})(x)
+    torch.testing.assert_close(found, chosen(x), equal_nan=True)

@@ -406,7 +406,7 @@ def has_division(value: Index) -> bool:
 
 
 def empty_reduction(node: Reduce) -> Expr:
-    """``sum(k: x)`` over no k is 0; likewise other reductions of one value."""
+    """``sum(k: x)`` over no k is 0; likewise other reductions that have an identity."""
     if node.monoid.leading or all(axis.extent is not index(0) for axis in node.over):
         return node
     return Const(node.monoid.identity(node.dtype), node.dtype)
@@ -448,7 +448,8 @@ def one_hot_sum(node: Reduce) -> Expr:
     """``sum(r: where(r == k, a, 0) * b)`` is ``a * b + 0 * b`` if k is in range and only r varies.
 
     The gradient of a cross-entropy selects one class by comparing the label with all classes. The
-    other terms are ``0 * b``, NaN for an infinite b; an axis of one element has none of them.
+    other terms are ``0 * b``, NaN for an infinite b; an axis that may have less than two elements
+    may have none of them.
     """
     if node.monoid is not SUM or len(node.over) != 1 or node.over[0].limit is not None:
         return node
@@ -462,6 +463,8 @@ def one_hot_sum(node: Reduce) -> Expr:
             return node
     varies = axis in value.axes | wanted.axes | (frozenset() if factor is None else factor.axes)
     if varies or not isinstance(here, IndexValue) or here.index is not index(axis):
+        return node
+    if factor is not None and not is_nonnegative(axis.extent - 2):
         return node
     below = op("lt", wanted, IndexValue(axis.extent, wanted.dtype))
     chosen = select(op("ge", wanted, 0) & below, value, 0)
