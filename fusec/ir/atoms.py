@@ -10,6 +10,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from fusec.errors import InternalError
 from fusec.ir.intern import Node
 
 if TYPE_CHECKING:
@@ -141,7 +142,11 @@ class Quotient(FloorDiv):
 
     def __init__(self, dividend: Index, divisor: Index) -> None:
         super().__init__(dividend, divisor)
-        self.cancels: Monomial = () if dividend.as_size() else divisor.terms[0][0]
+        self.cancels: Monomial = ()
+        if dividend.as_size() is None:
+            ((self.cancels, times),) = divisor.terms
+            if times != 1 or divisor.const:
+                raise InternalError(divisor, stage="ir.atoms")
 
 
 class Mod(_Division):

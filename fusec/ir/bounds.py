@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fusec.ir.atoms import Minimum, Size
@@ -44,9 +44,10 @@ def _bounded(low: Index, size: Size) -> Iterator[Index]:
     ``s*t - m*t + t - m`` is 0 with s for the first m and t for the other one.
     """
     nothing, times = low * 0, sum(size in monomial for monomial, _ in low.terms)
-    uniform = zip(*[size.bounds] * times, strict=True)
-    few = len(size.bounds) ** times <= MOST_CHOICES
-    for chosen in itertools.product(size.bounds, repeat=times) if few else uniform:
+    choices: Iterable[tuple[Index, ...]] = itertools.product(size.bounds, repeat=times)
+    if len(size.bounds) ** times > MOST_CHOICES:
+        choices = ((bound,) * times for bound in size.bounds)  # one for all terms
+    for chosen in choices:
         bounds, total = iter(chosen), nothing + low.const
         for monomial, coefficient in low.terms:
             factors = (next(bounds) if a is size else nothing + a for a in monomial)

@@ -78,7 +78,7 @@ CHOICES = 3
 
 
 def _is_never_zero(value: Index) -> bool:
-    """Return True if a sum of multiples of axes, or of products, is provably never 0."""
+    """Return True if an index is provably never 0: by a divisor of all steps, or by its digits."""
     common = math.gcd(*(coefficient for _, coefficient in value.terms))
     if common and value.const % common:
         return True

@@ -19,9 +19,8 @@ def may_wrap(value: Index, bits: int) -> bool:
     That is up to ``MAX_SIZE``, and tensors of up to 2^32 elements: where n is not known, 32 bits
     hold i of ``i < n``, but not ``2*i``; 64 bits hold ``(i*n + j)*8``.
     """
-    low, high, end = greatest(-value), greatest(value), 1 << bits - 1
-    bounds = (value if bound is None else bound for bound in (low, high))
-    return any(magnitude(bound, elements=1 << 32) >= end for bound in bounds)
+    ends = (value if end is None else end for end in (greatest(value), greatest(-value)))
+    return any(magnitude(end, elements=1 << 32) >= 1 << bits - 1 for end in ends)
 
 
 def magnitude(value: Index, elements: float = math.inf) -> float:

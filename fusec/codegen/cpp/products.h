@@ -167,8 +167,9 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
     for (; k + 2 <= terms; k += 2 * FUSEC_W) {
       long long n = fusec_least(FUSEC_W, (terms - k) / 2);
       m_f32 block[FUSEC_W * FUSEC_W], *to = pairs + k / 2 * FUSEC_W;
-      ldt_f32(n == FUSEC_W ? to : block, (const m_f32 *)(b + k), bc / 2, n);
-      for (long long l = 0; l < n && n < FUSEC_W; l++)
+      bool whole = n == FUSEC_W;  // it has no row that is undefined
+      ldt_f32(whole ? to : block, (const m_f32 *)(b + k), bc / 2, n);
+      for (long long l = whole ? n : 0; l < n; l++)
         st_f32(to + l * FUSEC_W, ld_f32(block + l * FUSEC_W));
     }
     k = terms / 2 * 2;

@@ -57,7 +57,10 @@ def extent_times(factor: Expr, extent: Index) -> Index:
 
 
 def later(start: Index, full: Index) -> Index:
-    """Return a loop remainder's start: after its full tiles, or at a band's later start."""
+    """Return the start of the part behind a loop's full tiles, or of a band that starts later.
+
+    Where no bound of theirs is known, the largest index in 32 bits stands for it.
+    """
     if start is index(0):
         return full
     last = Op("maximum", (IndexValue(start), IndexValue(full)))
