@@ -76,6 +76,7 @@ ELSEWHERE = {
     ("fusec/passes/schedule/vector_loops.py", "run_scans"): "the same",
     ("fusec/passes/schedule/vector_loops.py", "coalesce"): "the same",
     ("fusec/passes/fusion/split_loop.py", "online_softmax"): "what a kernel would be: its cost",
+    ("fusec/passes/kernel/nested_sums.py", "coalesce"): "what a kernel would be: its rows' loads",
     (
         "fusec/driver/pipeline.py",
         "by_pointers",
