@@ -302,8 +302,8 @@ class Program(LaunchSettings):
         counts: for tiles of products, lane axis -> bounds of its elements that exist, if there may
             be fewer than lanes. What lanes beyond hold reaches neither memory nor a reduction.
         overlaid: buffers that may alias each other.
-        forms: of a CPU's tiles, the cheaper form of functions (``codegen/lowering/precision.py``):
-            "rounded" if they only ever reach memory in 16 bits, "flushed" if 0 may stand for
+        approximate: function's result -> its form on a CPU (``codegen/lowering/precision.py``):
+            "rounded" if it only ever reaches memory in 16 bits, "flushed" if 0 may stand for
             subnormal numbers, "rounded_flushed" for both.
         work: how many points one kernel call visits, for the choice of threads (a CPU hint).
         code: how it is printed.
@@ -322,7 +322,7 @@ class Program(LaunchSettings):
     table: bool = False
     overlaid: tuple[Buffer, ...] = ()
     counts: tuple[tuple[Axis, tuple[Index, ...]], ...] = ()
-    forms: tuple[tuple[Var, str], ...] = ()
+    approximate: tuple[tuple[Var, str], ...] = ()
     code: CodeTuning = field(default_factory=CodeTuning)
 
     @property
@@ -417,8 +417,8 @@ def print_program(program: Program) -> str:
     grid, lanes = print_axes(program.grid), print_axes(program.lanes)
     lines = [f"program {program.name}({args})    grid {grid}    lanes {lanes}"]
     print_block(program.body, 1, lines)
-    for kind in dict.fromkeys(kind for _, kind in program.forms):
-        lines.append(f"{kind} {_named(tuple(v for v, k in program.forms if k == kind))}")
+    for kind in dict.fromkeys(kind for _, kind in program.approximate):
+        lines.append(f"{kind} {_named(tuple(v for v, k in program.approximate if k == kind))}")
     return "\n".join(lines)
 
 

@@ -31,7 +31,6 @@ from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
-from fusec.codegen.lowering.precision import rounded_forms
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, Kind, compute_type
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
@@ -78,7 +77,7 @@ class CppPrinter:
         self.loops: list[Axis] = []
         self.place = 0  # line at which quotients of sizes are defined: before all loops
         self.unrounded = stored_alone(program.body)
-        self.forms = dict(program.forms) or rounded_forms(program, "erf", "ndtr")
+        self.forms = dict(program.approximate)
         self.positions: dict[Expr, Index] = {}
         self.fetched: dict[Load, Index | None] = {}
         self.fields = fields(program.body)

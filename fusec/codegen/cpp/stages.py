@@ -46,7 +46,7 @@ CPP_FLAT = (
 CPP_FORM = (
     Stage(
         "vector_tiles",
-        "turn tiles into arrays, lanes into vector loops, a `Dot` into a product in memory (CPU)",
+        "turn tiles into arrays, lanes into vector loops; mark functions with a shorter form (CPU)",
         lambda program, context: vector_tiles(program, context.target.machine.vector),
         "Program",
         "Program",

@@ -33,7 +33,7 @@ from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
 from fusec.codegen.cpp.vector_nest import Item, LaneScope, Nest, TileArray, Writer, held_type
-from fusec.codegen.lowering.precision import forms_of_tiles
+from fusec.codegen.lowering.precision import forms_of_tiles, rounded_forms
 from fusec.ir.dtype import I64, DType
 from fusec.ir.expr import (
     Buffer,
@@ -66,18 +66,21 @@ from fusec.ir.program import (
 
 
 def vector_tiles(program: Program, width: int) -> Program:
-    """Return a program of tiles over vectors of ``width`` lanes; other programs unchanged.
+    """Return a program of tiles over vectors of ``width`` lanes.
+
+    Of other programs only the functions that may be approximate are named.
 
     A product with an empty sum has tiles but no ``Dot``. A transformed product has none, either.
     """
     in_memory = any(isinstance(s, Multiply) for s in statements(program.body))
     if in_memory or (len(program.lanes) < 2 and not program.multiplies):
-        return program
+        rounded = tuple(rounded_forms(program, "erf", "ndtr").items())
+        return replace(program, approximate=rounded) if rounded else program
     program = drop_operand_masks(program, width)
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
-    forms = tuple(rewrite.writer.formed)
-    return replace(program, lanes=(rewrite.writer.lane,), body=body, forms=forms)
+    approximate = tuple(rewrite.writer.formed)
+    return replace(program, lanes=(rewrite.writer.lane,), body=body, approximate=approximate)
 
 
 class _Rewrite:

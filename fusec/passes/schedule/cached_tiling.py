@@ -19,7 +19,7 @@ from fusec.ir.cpu_tuning import CachedTuning
 from fusec.ir.dtype import F32
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine
-from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area
+from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area, tiles_along
 
 
 def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
@@ -52,8 +52,8 @@ def _shapes(
 
 
 def _programs(use: AxisUse, sides: tuple[int, int]) -> int:
-    extents = (axis.extent.hint() for axis in use.tiled)
-    return math.prod(-(-n // side) for n, side in zip(extents, sides, strict=False))
+    tiling = Tiling(dict(zip(use.tiled, sides, strict=False)), 1, 1)
+    return math.prod(tiles_along(axis, tiling) for axis in use.tiled)
 
 
 def tile_bytes(work: TileResources, tiling: Tiling) -> int:
