@@ -83,13 +83,18 @@ def has_device() -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
-        quick = _sampled(_firsts(item for item in items if "slow" not in item.keywords))
+        quick = _sampled(_firsts(item for item in items if not _has(item, "slow")))
         config.hook.pytest_deselected(items=list(set(items).difference(quick)))
         items[:] = quick
     if not has_device():
         for item in items:
-            if item.get_closest_marker("gpu"):  # keywords have the checkout's folders, too
+            if _has(item, "gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has(item: pytest.Item, mark: str) -> bool:
+    """Return whether a test has a mark; its keywords name the checkout's folders, too."""
+    return item.get_closest_marker(mark) is not None
 
 
 def _firsts(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
@@ -102,13 +107,13 @@ def _firsts(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     kept = []
     for item in items:
         key = item.parent, getattr(item, "originalname", item.name)
-        if "first" not in item.keywords:
+        if not _has(item, "first"):
             kept.append(item)
         elif key not in seen:
             seen.add(key)
             kept.append(item)
             twins.add((item.parent, item.name.replace("compiled", "captured")))
-    return (one for one in kept if "first" in one.keywords or (one.parent, one.name) not in twins)
+    return (one for one in kept if _has(one, "first") or (one.parent, one.name) not in twins)
 
 
 def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -121,7 +126,7 @@ def _sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         marker = item.get_closest_marker("sampled")
         key = item.parent, getattr(item, "originalname", item.name)
-        if marker is None or "first" in item.keywords or seen[key] % marker.args[0] == 0:
+        if marker is None or _has(item, "first") or seen[key] % marker.args[0] == 0:
             kept.append(item)
         seen[key] += 1
     return kept
