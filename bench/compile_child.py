@@ -155,7 +155,7 @@ def own_seconds() -> float | None:
         from fusec.driver.compiler import RECENT
     except ImportError:
         return None
-    return round(sum(trace.total_seconds for trace in RECENT), 4)
+    return round(sum(sum(trace.wall_seconds.values()) for trace in RECENT), 4)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from fusec.tools.emulator import launch
+from fusec.tools.emulator.engine import Counts
 from fusec.tools.report.emulation import Emulator
 from tests.tools.emulator import blocks
 
@@ -47,10 +48,10 @@ def measure(block: torch.nn.Module, shape: tuple[int, ...], race: str) -> tuple[
     seconds = 0.0
     run = launch.launch
 
-    def timed(*args: object, **given: object) -> launch.Counts:
+    def timed(*args: object, **given: object) -> Counts:
         nonlocal seconds
         start = time.perf_counter()
-        counts = run(*args, **given)  # type: ignore[arg-type]
+        counts = run(*args, **given)
         seconds += time.perf_counter() - start
         return counts
 

@@ -116,7 +116,7 @@ def choices() -> str:
     """Return a digest of what this process has compiled."""
     from fusec.driver.compiler import RECENT  # local: the process of the table compiles nothing
 
-    text = "".join(f"{trace.wrapper}{trace.manifest}" for trace in RECENT)
+    text = "".join(f"{trace.wrapper}{trace.manifest!r}" for trace in RECENT)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -52,7 +52,7 @@ def build(workload: Workload, *, race: str = "fused") -> dict[str, Any]:
     return {
         "target": TARGET,
         "kernels": len(verdict.kernels),
-        "eager_kernels": sum(graph.eager_kernels for graph in verdict.graphs),
+        "eager_kernels": sum(len(graph.externs) for graph in verdict.graphs),
         "faults": [f"{f.graph} {f.kernel} {f.rule}: {f.seen}" for f in verdict.faults],
         "facts": [_facts(kernel) for kernel in verdict.kernels],
         "seconds": round(time.perf_counter() - start, 1),

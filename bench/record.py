@@ -42,11 +42,12 @@ class Record:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"{kind}.json"
+        self.data: dict[str, Any]
         if resume is not None:
             self.data = json.loads(resume.read_text())
             self.flush()
             return
-        self.data: dict[str, Any] = {
+        self.data = {
             "schema": SCHEMA,
             "kind": kind,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
