@@ -57,9 +57,10 @@ def test_kernels_of_a_run_are_found_by_name_in_the_configuration_that_won() -> N
 def test_a_launch_is_modelled_in_the_plan_that_it_was_measured_in() -> None:
     launches = [one for one in launches_of(RECORD) if one.name == "linear+gelu vit-l"]
     found = list(model(launches, target_of(RECORD)))
-    assert [one.launch for one in found] == launches
-    by_all, _, by_roles, two_groups = (one.us for one in found)
-    assert by_roles < by_all < two_groups
+    offered = [one for one in launches if "pingpong" not in one.plan]  # what was offered then
+    assert [one.launch for one in found] == offered and len(offered) == 3
+    by_all, described, by_roles = (one.us for one in found)
+    assert by_roles < min(by_all, described)
     gone = Launch("product", "linear+gelu vit-l", "forward", "inference", ("k0",), "7x7", 1.0)
     assert list(model([gone], target_of(RECORD))) == []
 

@@ -214,9 +214,13 @@ def _loads_ahead(kernel: Kernel, loop: Axis, row: Axis, width: int, machine: Mac
     """Return True if few programs take many rows of vectors, of ``width`` elements, in turn.
 
     Each has twice as many under way, half of them loaded ahead (16x128x56x56, forward and backward
-    of a BatchNorm and ReLU, 8.6 and 16.2 us for 29.3 and 25.6; model of sm_90, 2026-11-29).
+    of a BatchNorm and ReLU, 8.6 and 16.2 us for 29.3 and 25.6; model of sm_90, 2026-11-29). Not
+    where one wide row has more than an iteration's elements: 8192 of x and its gradient in f32
+    spilled.
     """
     tuning = machine.rows
+    if width > tuning.loop_elements and _is_wide(kernel, row, tuning):
+        return False
     turns = loop.extent.hint() // _floor(2 * tuning.loop_elements // width)
     size = sum(b.dtype.itemsize for b in _row_tiles(kernel, row))
     few = math.prod(axis.extent.hint() for axis in kernel.grid) <= machine.parts

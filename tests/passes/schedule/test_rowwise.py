@@ -115,6 +115,13 @@ def test_many_programs_and_short_loops_load_nothing_ahead(programs: int, parts: 
     assert found.stages == 1
 
 
+def test_a_wide_row_of_more_than_an_iteration_loads_nothing_ahead() -> None:
+    """8192 elements of x and its gradient, in f32, spilled."""
+    shapes = ((8192, 1), (4096, 2), (8192, 2))
+    found = [plan(split_rows(256, 32, width, tensors)).stages for width, tensors in shapes]
+    assert found == [2, 2, 1]
+
+
 def test_short_rows_loaded_one_by_one_have_half_as_many_elements_a_thread() -> None:
     found = plan(split_rows(512, 256, 169))
     assert bindings(found) == "m=grid  p=loop*8  c=lanes(256)"
