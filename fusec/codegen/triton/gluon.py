@@ -321,9 +321,9 @@ class _GluonPrinter(TritonPrinter):
         return self._converted(self._name(value), value.axes, self.wanted)
 
     def _in_index(self, thing: Named) -> str:
-        """Return the name of an index's axis, size or value; axes in the layout of the access."""
-        name = self.names(thing)
-        return self._converted(name, (thing,), self.wanted) if isinstance(thing, Axis) else name
+        """Return the name of an index's axis, size or value, in the layout of the access."""
+        axes = (thing,) if isinstance(thing, Axis) else thing.axes if isinstance(thing, Var) else ()
+        return self._converted(self.names(thing), axes, self.wanted)
 
     def _reduce(self, reduce: Reduce) -> str:
         text = super()._reduce(reduce)

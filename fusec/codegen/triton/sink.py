@@ -184,8 +184,10 @@ def _again(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         let = made.get(value)
         if let is None or value not in before or let in sums or not value.axes:
             return value
+        alias = isinstance(let.value, Load)
+        if alias and value.dtype.itemsize != 2:
+            return value  # one of each row, such as a mean in f32
         if value not in named:
-            alias = isinstance(let.value, Load)
             found = let.var if alias else rebuilt(let.value)
             named[value] = Var(f"{let.var.name}_again", let.var.dtype, let.var.axes)
             done.append(Let(named[value], found))

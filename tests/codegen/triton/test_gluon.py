@@ -234,7 +234,10 @@ RULED: dict[str, Case] = {
     "batches": (of_batches, [tensor(0, 3, 376, 72), tensor(1, 3, 72, 760, scale=0.1)]),
     "a result of odd rows, by pointers": (linear, [*rows(520, 72, 769), tensor(2, 769)]),
     "an attention of wide heads": (causal, heads(1, 3, 300, 128)),
-}
+    "rows of a table are added": (
+        lambda x, w, b, e, i: linear(x, w, b) + e[i],
+        [*rows(520, 72, 776), tensor(2, 776), tensor(3, 40, 776), torch.arange(520) % 40]),
+}  # fmt: skip
 """Kernels of enough tiles for two multiprocessors that fill their waves."""
 
 
