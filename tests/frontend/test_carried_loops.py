@@ -421,7 +421,7 @@ OPERATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda a, b: (a + b).tanh(),
     lambda a, b: a * b.sigmoid(),
     lambda a, b: a - b.mean(-1, keepdim=True),
-    lambda a, b: torch.softmax(a, -1) @ (b.mT @ b),
+    lambda a, b: torch.softmax(a, -1) @ (b.t() @ b),  # of b.mT Dynamo makes another input
     lambda a, b: torch.where(a > b, a, b * 0.5),
     lambda a, b: torch.cat([a[:, 2:], b[:, :2]], 1).sin(),
     lambda a, b: (a.t() + b.t()).t().cos(),
@@ -469,7 +469,7 @@ class Body:
             for _ in range(4):
                 a, b = pick(), pick()
                 known.append(OPERATIONS[int(next(choices) * len(OPERATIONS))](a, b))
-            following = tuple(pick() * 0.5 + pick() * 0.25 for _ in range(self.carries))
+            following = tuple((pick() * 0.5 + pick()).contiguous() for _ in range(self.carries))
             rows = (RESULTS[int(next(choices) * len(RESULTS))] for _ in range(self.results))
             return following, tuple(row(pick()) for row in rows)
 
