@@ -49,6 +49,10 @@ extern "C" void exp_flushed(float *y, const float *x, long long n) {
 extern "C" void store_operand(m_bf16 *p, const float *x, long long n) {
   for (long long i = 0; i < n; i += FUSEC_W) st_operand_bf16(p + i, ld_f32(x + i));
 }
+extern "C" void store_pairs(m_bf16 *p, const float *x, long long n) {
+  for (long long i = 0; i < n; i += FUSEC_W * 2)
+    stp_operand_bf16(p + i, ldp_f32<0>(x + i), ldp_f32<1>(x + i));
+}
 """
 FORMS = {
     "16 lanes": (16, ()),
@@ -228,12 +232,15 @@ def test_tiles_are_given_back(library):
 SPECIAL = (float("inf"), float("-inf"), float("nan"))
 
 
-def test_an_operand_is_rounded_to_the_nearest_and_to_even(library: tuple[int, ctypes.CDLL]) -> None:
+@pytest.mark.parametrize("store", ("store_operand", "store_pairs"))
+def test_an_operand_is_rounded_to_the_nearest_and_to_even(
+    library: tuple[int, ctypes.CDLL], store: str
+) -> None:
     _, functions = library
     values = torch.tensor([1.0, 1.00390625, 1.01171875, -3e38, 3.4e38, 2e-38, 0.0, -0.0, *SPECIAL])
     values = torch.cat((values, torch.randn(53, generator=torch.Generator().manual_seed(0))))
     found = torch.empty(64, dtype=torch.bfloat16)
-    functions.store_operand(
+    functions[store](
         ctypes.c_void_p(found.data_ptr()), ctypes.c_void_p(values.data_ptr()), ctypes.c_longlong(64)
     )
     torch.testing.assert_close(found, values.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -455,6 +455,7 @@ class CppPrinter:
         values = ", ".join(self.operand(put.value, True) for put in (low, high))
         m = "" if guard is None else "m"
         mask = "" if guard is None else f", {self.operand(guard, True)}"
+        m = "_operand" if guard is None and buffer.base in self.operands else m
         self.emit(f"stp{m}_{buffer.dtype}({self.name(buffer)} + {base}, {values}{mask});")
 
     def lanes(

@@ -12,6 +12,7 @@
 //            rows, columns, terms, adds)
 // f_multiply_i8(...)              the same of int8, accumulated in i32, which wraps
 // st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
+// stp_operand_bf16(p, v, w)       the same of pairs: lane l at p[2 * l] and p[2 * l + 1]
 // f_exp_<form>(x)                 exp of x: rounded, for results of 16 bits; flushed, 0 for subnormals
 
 // ---- f32 ----------------------------------------------------------------------------------------
@@ -118,15 +119,18 @@ FUSEC_INLINE void f_multiply(
 typedef int fusec_word __attribute__((may_alias));
 
 // Subnormals may become 0: instructions for bf16 treat them as 0, that which rounds as well.
-FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) {
 #if FUSEC_W == 16 && (defined(__AMX_BF16__) || defined(FUSEC_PAIRS)) && \
     defined(__AVX512BF16__) && !defined(__clang__)
-  auto halves = __builtin_ia32_cvtneps2bf16_v16sf(v);
-  __builtin_memcpy(p, &halves, sizeof halves);
-#else
-  st_bf16(p, v);
-#endif
+FUSEC_INLINE vu16 fusec_operand_halves(vf32 v) { return (vu16)__builtin_ia32_cvtneps2bf16_v16sf(v); }
+FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) { fusec_st((raw16 *)p, fusec_operand_halves(v)); }
+FUSEC_INLINE void stp_operand_bf16(m_bf16 *p, vf32 v, vf32 w) {
+  vu32 low = fusec_words(fusec_operand_halves(v)), high = fusec_words(fusec_operand_halves(w));
+  fusec_st((raw32 *)p, (vi32)(low | high << 16));
 }
+#else
+FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) { st_bf16(p, v); }
+FUSEC_INLINE void stp_operand_bf16(m_bf16 *p, vf32 v, vf32 w) { stp_bf16(p, v, w); }
+#endif
 
 // exp for terms relative to the largest, 1: 0 below 2^-126. Subnormal factors of a product take a
 // microcode assist each.

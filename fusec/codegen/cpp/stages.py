@@ -22,7 +22,7 @@ CPP_FLAT = (
     ),
     _on_flat(
         "unroll_pairs",
-        "unroll an innermost axis of two: pairs are loaded and stored together (CPU)",
+        "unroll an innermost axis of two, or join it: pairs are read and stored together (CPU)",
         lambda flat, context: unroll_pairs(flat, context.machine),
     ),
     _on_flat(

@@ -53,6 +53,12 @@ class Storage:
         made = self._made_of(names)
         return {node for node in made if isinstance(node, Var) and not self.is_inline(node)}
 
+    def in_pairs(self, names: tuple[Expr, ...], lane: Axis) -> bool:
+        """Return True if neighbours along a lane axis share an element that names are made of."""
+        inline = (n for n in self._made_of(names) if isinstance(n, Var) and self.is_inline(n))
+        found = (self.uses.values[var] for var in inline)
+        return any(isinstance(v, Load) and self.uses.in_pairs(v.indices[0], lane) for v in found)
+
     def _made_of(self, names: Iterable[Expr]) -> list[Expr]:
         """Return values and their operands, transitively through values computed inline."""
 

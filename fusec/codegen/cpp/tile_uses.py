@@ -184,6 +184,16 @@ class TileUses:
             return False
         return first >= 0 and size.is_constant and last < size.const
 
+    def in_pairs(self, offset: Index, lane: Axis) -> bool:
+        """Return True if two neighbours along a lane axis share an element, as weights a byte."""
+        low, high = (substitute(offset, {lane: index(lane) * 2 + half}) for half in range(2))
+        whole = lane.extent.const % (2 * self.width) == 0
+        return whole and low is high and low.steps_by_one(lane)
+
+    def steps_by_one(self, offset: Index, lane: Axis) -> bool:
+        """Return True if vectors along a lane axis read one place after another, or pairs do."""
+        return offset.steps_by_one(lane) or self.in_pairs(offset, lane)
+
     def is_turned(self, load: Load, row: Axis, column: Axis) -> bool:
         """Return True for a load that is contiguous along a tile's rows: a transposed tile."""
         (offset,) = load.indices

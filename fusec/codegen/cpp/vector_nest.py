@@ -5,7 +5,9 @@ that none reduces; inner loops run over the other axis of their tiles. A value i
 outermost loop in which its lanes are bound. A reduction along the inner axis accumulates in a carry
 of the outer loop, and the first statement that reads it ends the inner loop: a softmax has one
 outer loop and two or three inner ones. If the outer loop is over vectors, an inner reduction is a
-dependence chain over the iterations: so several of them run side by side (unroll and jam).
+dependence chain over the iterations: so several of them run side by side (unroll and jam). Where
+neighbours share what is loaded, as two weights a byte, the even and the odd elements of two vectors
+do, and what depends on which of both it is, is decided.
 
 Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp(s - u)``::
 
@@ -26,6 +28,7 @@ from typing import TypeAlias
 
 from fusec.codegen.cpp.tile_bounds import TileBounds
 from fusec.codegen.cpp.tile_storage import Storage, below
+from fusec.codegen.lowering.layout import ends_of
 from fusec.errors import InternalError
 from fusec.ir.combine import combine, folded, identities
 from fusec.ir.dtype import F16, F32, DType
@@ -37,6 +40,7 @@ from fusec.ir.expr import (
     Load,
     Op,
     Reduce,
+    Select,
     Var,
     reach,
     rebuild,
@@ -138,6 +142,16 @@ class Writer:
         self.stops[axis] = self.bounds.groups(lane, self.width)
         return axis, LaneScope({lane: index(axis) * self.width + index(self.lane)})
 
+    def columns(self, lane: Axis, *, pairs: bool) -> tuple[Axis, tuple[LaneScope, ...]]:
+        """Return the axis of a loop over vectors, or over pairs of them, and its scopes."""
+        if not pairs:
+            axis, scope = self.loop(lane, vectors=True)
+            return axis, (scope,)
+        axis = Axis(f"{lane.name}p", index(lane.extent.const // (2 * self.width)))
+        self.stops[axis] = self.bounds.groups(lane, 2 * self.width)
+        first, body = (index(axis) * self.width + index(self.lane)) * 2, list[Statement]()
+        return axis, tuple(LaneScope({lane: first + half}, body) for half in range(2))
+
     def loop_over(self, axis: Axis, *body: Statement) -> For:
         """Return a loop over the elements, or vectors, of a lane axis that exist."""
         return For(axis, index(0), self.stops[axis], body)
@@ -166,7 +180,7 @@ class Writer:
         values = self.storage.uses.values
 
         def unknown(node: Expr) -> tuple[Expr, ...]:
-            return () if self.known(node) or node in self.arrays else below(values[node])
+            return () if self.known(node) or node in self.arrays else self.operands(values[node])
 
         for node in reach((root,), unknown):
             if isinstance(node, Var) and self.known(node) is None:
@@ -186,8 +200,20 @@ class Writer:
 
     def shown(self, value: Expr) -> Expr:
         """Return a right-hand side over names, at the open scopes' coordinates."""
-        new = {child: self.value(child) for child in below(value)}
-        return new[value] if isinstance(value, Var) else rebuild(value, new, self.at())
+        new = {child: self.value(child) for child in self.operands(value)}
+        if isinstance(value, Var | Select) and len(new) == 1:
+            return next(iter(new.values()))
+        return rebuild(value, new, self.at())
+
+    def operands(self, value: Expr) -> tuple[Expr, ...]:
+        """Return what a value is computed from here: of a choice that is decided, what it takes."""
+        if not isinstance(value, Select):
+            return below(value)
+        ends, at = ends_of(value.condition, self.storage.uses.values), self.at()
+        left = [substitute(end - here, at) for here, end in ends or ()]
+        if ends is None or not all(n.is_constant for n in left):
+            return below(value)
+        return (value.then if all(n.const > 0 for n in left) else value.other,)
 
     def name(self, key: Var, shown: Expr) -> Var | Const:
         scope = self.home(key.axes)
@@ -234,11 +260,13 @@ class _Inner:
     """An open inner loop of a nest.
 
     Attributes:
+        pairs: whether an iteration has a vector of even elements, and one of odd ones.
         copies: scopes of the copies of an iteration that run side by side.
         rest: the loop over the elements that do not fill all copies, and its scope.
     """
 
     lanes: tuple[Axis, ...]
+    pairs: bool
     axes: list[Axis]
     copies: list[list[LaneScope]]
     rest: tuple[For, LaneScope] | None = None
@@ -301,16 +329,18 @@ class Nest:
             writer.scopes[-1].body.append(writer.loop_over(axis, *scope.body))
 
     def _item(self, item: Item, outer: Axis | None, vectors: bool) -> None:
-        lanes = self.writer.storage.order.sorted(self.uses.domain(item) - {outer})
+        storage = self.writer.storage
+        lanes = storage.order.sorted(self.uses.domain(item) - {outer})
+        pairs = bool(lanes) and not vectors and storage.in_pairs(reads(item), lanes[-1])
         if self.inner is not None:
-            others = bool(lanes) and self.inner.lanes != lanes
+            others = bool(lanes) and (self.inner.lanes, self.inner.pairs) != (lanes, pairs)
             if others or (not lanes and isinstance(item, Update)) or self._waits(item):
                 self._close()
         if not lanes:
             self._emit(item)
             return
         if self.inner is None:
-            self.inner = self._open(lanes, jammed=vectors)
+            self.inner = self._open(lanes, jammed=vectors, pairs=pairs)
         inner = self.inner
         if isinstance(item, Let) and isinstance(item.value, Reduce):
             inner.sums.append(self._start(item.var, item.value, len(inner.copies)))
@@ -329,7 +359,7 @@ class Nest:
         read = self.writer.storage.leaves(reads(item))
         return not read.isdisjoint(s.var for s in self.inner.sums)
 
-    def _open(self, lanes: tuple[Axis, ...], *, jammed: bool) -> _Inner:
+    def _open(self, lanes: tuple[Axis, ...], *, jammed: bool, pairs: bool) -> _Inner:
         if jammed:
             (lane,) = lanes
             jam = self.uses.code.jam
@@ -340,11 +370,15 @@ class Nest:
             elements, count = self.writer.stops[each], self.writer.bounds.partial(lane, jam)
             self.writer.stops[axis] = tuple(floordiv(n, index(jam)) for n in elements)
             if count is None:
-                return _Inner(lanes, [axis], copies)
+                return _Inner(lanes, pairs, [axis], copies)
             first = floordiv(count, index(jam)) * jam
-            return _Inner(lanes, [axis], copies, (For(each, first, elements, ()), scope))
-        loops = [self.writer.loop(lane, vectors=lane is lanes[-1]) for lane in lanes]
-        return _Inner(lanes, [axis for axis, _ in loops], [[scope for _, scope in loops]])
+            return _Inner(lanes, pairs, [axis], copies, (For(each, first, elements, ()), scope))
+        *rows, column = lanes
+        loops = [self.writer.loop(lane, vectors=False) for lane in rows]
+        axis, scopes = self.writer.columns(column, pairs=pairs)
+        around = [scope for _, scope in loops]
+        axes = [*(axis for axis, _ in loops), axis]
+        return _Inner(lanes, pairs, axes, [[*around, scope] for scope in scopes])
 
     def _start(self, var: Var, node: Reduce, copies: int) -> _Sum:
         writer, (neutral,) = self.writer, identities(node)
@@ -372,7 +406,7 @@ class Nest:
             loop, scope = inner.rest
             self.writer.scopes[-1].body.append(replace(loop, body=tuple(scope.body)))
         for found in inner.sums:
-            self._finish(found, folds=len(inner.copies) == 1)
+            self._finish(found, folds=inner.pairs or len(inner.copies) == 1)
 
     def _finish(self, found: _Sum, *, folds: bool) -> None:
         writer, var = self.writer, found.var

@@ -8,26 +8,20 @@ Worked example, g groups of k terms, with a scale and a zero for each::
 
     y[m, n] = sum(g, k: x[m, g, k] * (f32(w[n, g, k]) * s[n, g] + z[n, g]))
     y[m, n] = sum(g: s[n, g] * sum(k: x[m, g, k] * f32(w[n, g, k])) + z[n, g] * sum(k: x[m, g, k]))
-
-Of two weights in a byte each has a product of its own, with every other element of the rows.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 
-from fusec.ir.expr import Expr, Op, Reduce, reductions, substitute_all
-from fusec.ir.graph import FlatKernel, Kernel
-from fusec.ir.index import Axis, index
+from fusec.ir.expr import Expr, Reduce
+from fusec.ir.graph import FlatKernel
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 from fusec.ir.streamed import sums_of_groups
 from fusec.passes.graph.simplify import simplifier
-from fusec.passes.kernel.unroll import points
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 
 
@@ -39,13 +33,7 @@ def factor_groups(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     if all(map(operator.is_, instead, instead.values())):
         return kernel
     made = kernel.map(lambda exprs: rewrite(exprs, lambda node: instead.get(node, node)))
-    made = made.map(simplifier())
-    unrolled = _summed(kernel) - _summed(made)
-    return FlatKernel(replace(made, inside=tuple(a for a in made.inside if a not in unrolled)))
-
-
-def _summed(kernel: Kernel) -> set[Axis]:
-    return {axis for node in kernel.reductions for axis in node.over}
+    return FlatKernel(made.map(simplifier()))
 
 
 def _by_groups(node: Reduce) -> Expr:
@@ -53,20 +41,5 @@ def _by_groups(node: Reduce) -> Expr:
     found = sums_of_groups(node)
     if found is None:
         return node
-    pairs = tuple(axis for axis in found.inner if axis.extent is index(2))
-    rest = tuple(axis for axis in found.inner if axis not in pairs)
-    if len(rest) != 1 or len(pairs) > 1:
-        return node
-
-    def summed(term: Expr) -> Expr:
-        # Sums that rows are computed from, such as a norm's, run over the same axes, whole.
-        whole: dict[Expr, Expr] = {n: n for n in reductions(term) if n.axes.isdisjoint(pairs)}
-        places = [substitute_all((term,), at, whole)[0] for at in points(pairs)]
-        return _added([Reduce(SUM, rest, place) for place in places])
-
-    parts = [Op("mul", (factor, summed(term))) for factor, term in found.parts.items()]
-    return Reduce(SUM, found.groups, _added(parts))
-
-
-def _added(values: Sequence[Expr]) -> Expr:
-    return reduce(lambda a, b: Op("add", (a, b)), values)
+    sums = (factor * Reduce(SUM, found.inner, term) for factor, term in found.parts.items())
+    return Reduce(SUM, found.groups, reduce(operator.add, sums))

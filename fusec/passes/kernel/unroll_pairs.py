@@ -1,4 +1,4 @@
-"""Unroll an innermost axis of two, so that lanes run along the axis of the pairs (CPU).
+"""Unroll an innermost axis of two, or join it with that of the pairs: lanes run along both (CPU).
 
 Spec: ``flat kernel -> flat kernel``, the same values. Two elements do not fill a vector, and where
 they are computed differently (the parts of a complex number, features that are rotated in pairs)
@@ -14,19 +14,39 @@ Likewise a sum over pairs, each of a byte with two weights, becomes the sum of t
 
     y[n] = sum(k, p: x[2*k + p] * f32(where(p < 1, w[n, k] & 15, w[n, k] >> 4)))
     y[n] = sum(k: x[2*k] * f32(w[n, k] & 15) + x[2*k + 1] * f32(w[n, k] >> 4))
+
+A product that runs as tiles sums along one axis. So the two are joined there: a tile's lanes run
+along whole rows, and its weights are stored in pairs (``codegen/cpp/vector_nest.py``)::
+
+    y[m, n] = sum(t: x[m, t] * f32(where(t%2 < 1, w[n, t//2] & 15, w[n, t//2] >> 4)))
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import reduce
 
 from fusec.ir.contraction import factors
-from fusec.ir.expr import Reduce, loads
+from fusec.ir.dtype import I32
+from fusec.ir.expr import (
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Reduce,
+    Select,
+    loads,
+    postorder,
+    substitute_all,
+)
 from fusec.ir.graph import FlatKernel
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis, floordiv, index, mod
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
+from fusec.ir.rewrite import Normalizer, rewrite
 from fusec.ir.serial import serial_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
@@ -52,15 +72,68 @@ def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with sums over an axis of pairs unrolled, where lanes may run across it.
 
-    Products that run as tiles stay as they are.
+    Of products that run as tiles the axes are joined.
     """
     sums = kernel.reductions
     paired = {axis for axis in kernel.inside if _is_summed(kernel, axis, sums)}
-    tiles = any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine)
-    if not paired or tiles:
+    if not paired:
         return kernel
+    if any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine):
+        return _join_sums(kernel, paired, machine)
     apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(simplifier())
     return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
+
+
+def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) -> FlatKernel:
+    """Return the kernel with an axis of pairs of its products joined with the one around it.
+
+    Not where a tile's terms are no whole pairs of vectors: lanes would read bytes one by one.
+    """
+    joined: dict[tuple[Axis, Axis], Axis] = {}
+    simplify = simplifier()
+
+    def rule(node: Expr) -> Expr:
+        if not isinstance(node, Reduce) or paired.isdisjoint(node.over):
+            return node
+        pair = next(axis for axis in node.over if axis in paired)
+        around = _around(node, pair)
+        if around is None or mod(around.extent, index(machine.vector)) is not index(0):
+            return node
+        terms = joined.setdefault((around, pair), Axis(around.name, around.extent * 2))
+        body = _along(node.body, around, pair, terms, simplify)
+        if body is None:
+            return node
+        return Reduce(SUM, (*(a for a in node.over if a not in (around, pair)), terms), body)
+
+    made = kernel.map(lambda roots: rewrite(roots, rule)).map(simplify)
+    summed = {axis for node in made.reductions for axis in node.over}
+    inside = (*kernel.inside, *joined.values())
+    return FlatKernel(replace(made, inside=tuple(axis for axis in inside if axis in summed)))
+
+
+def _along(body: Expr, around: Axis, pair: Axis, terms: Axis, simplify: Normalizer) -> Expr | None:
+    """Return the terms of a sum along joined axes; None where a factor mixes both kinds of loads.
+
+    Loads of elements vary along the pair, those of bytes along the axis around it alone.
+    """
+    at = {around: floordiv(index(terms), index(2)), pair: mod(index(terms), index(2))}
+    factors = body.args if isinstance(body, Op) and body.name == "mul" else (body,)
+    made: list[Expr] = []
+    for factor in factors:
+        fixed: dict[Expr, Expr] = {
+            n: n for n in postorder((factor,)) if n.axes.isdisjoint((around, pair))
+        }
+        found = [n for n in postorder((factor,)) if isinstance(n, Load) and n not in fixed]
+        if len({pair in load.axes for load in found}) > 1:
+            return None
+        if pair in factor.axes and not any(pair in load.axes for load in found):
+            halves = [{around: at[around], pair: index(p)} for p in range(2)]
+            low, high = (simplify(substitute_all((factor,), half, fixed))[0] for half in halves)
+            first = Op("lt", (IndexValue(at[pair], I32), IndexValue(index(1), I32)))
+            made.append(Select(first, low, high))
+        else:
+            made += substitute_all((factor,), at, fixed)
+    return reduce(operator.mul, made)
 
 
 def _is_summed(kernel: FlatKernel, axis: Axis, sums: Sequence[Reduce]) -> bool:
@@ -71,15 +144,15 @@ def _is_summed(kernel: FlatKernel, axis: Axis, sums: Sequence[Reduce]) -> bool:
     found = [n for n in sums if axis in n.over]
     stored = any(axis in store.indices[0].axes for store in kernel.stores)
     across = any(len(n.over) > 1 for n in found)
-    return across and not stored and all(n.monoid is SUM and _walks_pairs(n, axis) for n in found)
+    return across and not stored and all(n.monoid is SUM and _around(n, axis) for n in found)
 
 
-def _walks_pairs(node: Reduce, axis: Axis) -> bool:
-    """Return True if a sum's loads that vary along an axis of pairs are two apart along others."""
-    offsets = [load.indices[0] for load in loads(node.bodies) if axis in load.axes]
-    return bool(offsets) and all(
-        o.steps_by_one(axis) and any(o.coefficient(a) is _TWO for a in node.over) for o in offsets
-    )
+def _around(node: Reduce, pair: Axis) -> Axis | None:
+    """Return the summed axis along which loads that vary along an axis of pairs are two apart."""
+    offsets = [load.indices[0] for load in loads(node.bodies) if pair in load.axes]
+    if not offsets or not all(offset.steps_by_one(pair) for offset in offsets):
+        return None
+    return next((a for a in node.over if all(o.coefficient(a) is _TWO for o in offsets)), None)
 
 
 def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:

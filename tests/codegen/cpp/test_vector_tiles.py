@@ -21,7 +21,7 @@ from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Dot, substitute
+from fusec.ir.expr import Const, Dot, Load, Select, substitute
 from fusec.ir.index import Axis, index
 from fusec.ir.program import For, Let, Multiply, Program, Put, Scratch, Update, statements
 from fusec.ir.verify_program import verify_program
@@ -176,6 +176,34 @@ def test_programs_over_vectors_mean_in_numpy_what_torch_computes(
         run_program(program, storage, {})
     found = storage[program.writes[0].base].reshape(expected.shape)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("width", (16, 8, 4))
+def test_the_weights_of_a_byte_are_two_vectors_stored_side_by_side(width: int) -> None:
+    """Neither is chosen, and bytes are read one after another; zeros multiply sums of rows."""
+
+    def linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        codes = torch.stack([packed & 15, packed >> 4], -1).to(torch.int8) - 8
+        return F.linear(x, codes.flatten(1).to(x.dtype)) * scale
+
+    packed = torch.randint(0, 256, (40, 96), dtype=torch.uint8)
+    inputs = tensor(33, 192), packed, tensor(40)
+    graph, program = kernel(linear, *inputs, width=width)
+    (lane,) = program.lanes
+    places = [s.offset for s in statements(program.body) if isinstance(s, Put)]
+    twos = [place % 2 for place in places if place.coefficient(lane) is index(2)]
+    assert twos == [index(0), index(1)]
+    values = [s.value for s in statements(program.body) if isinstance(s, Let)]
+    assert not any(isinstance(value, Select) for value in values)
+    assert all(v.indices[0].coefficient(lane) is not None for v in values if isinstance(v, Load))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    sized = {x.shape: x for x in inputs}
+    named = {node.name: sized[node.meta["val"].shape] for node in placeholders}
+    storage = {b.base: named[b.name].numpy().ravel().copy() for b in program.reads}
+    run_program(program, storage, {})
+    (expected, *_) = graph(*named.values())
+    found = storage[program.writes[0].base].reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
 
 
 def test_an_attention_copies_its_queries_alone() -> None:

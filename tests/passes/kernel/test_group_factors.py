@@ -11,6 +11,7 @@ from fusec.ir.graph import Def, FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.passes.kernel.group_factors import factor_groups
+from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.schedule import accepts_cpu
 from tests.ir.graphs import axes, below, buffer, graph, load
 from tests.passes.pipelines import check_same, kernel_of, numbers
@@ -79,21 +80,21 @@ def nibbles(*, normalised: bool = False) -> Graph:
     return graph((x, w, s), (Def(y, (m, n), Reduce(SUM, (g, k, p), body)),), y)
 
 
-def test_each_weight_of_a_byte_has_a_product_of_its_own() -> None:
+def test_sums_of_two_weights_in_a_byte_keep_the_axis_of_the_pairs() -> None:
     before = nibbles()
     made = factor_groups(kernel_of(before), TILES)
-    assert outer_and_inner(made) == [("g",), ("k",), ("k",)]
-    assert [axis.name for axis in made.inside] == ["g", "k"]
-    assert accepts_cpu(made, TILES)
+    assert outer_and_inner(made) == [("g",), ("k", "p")]
     x, w, s = values(before)
     check_same(before, Schedule(before, (made,)), (x, abs(w) * 31, s))  # type: ignore[operator, arg-type]
 
 
-def test_sums_of_rows_keep_the_axis_of_the_pairs() -> None:
-    before = nibbles(normalised=True)
-    made = factor_groups(kernel_of(before), TILES)
-    assert outer_and_inner(made) == [("g",), ("g", "k", "p"), ("k",), ("k",)]
-    assert [axis.name for axis in made.inside] == ["g", "k", "p"]
+@pytest.mark.parametrize("normalised", (False, True), ids=("rows", "rows with sums of their own"))
+def test_both_weights_of_a_byte_are_terms_of_one_product(*, normalised: bool) -> None:
+    before = nibbles(normalised=normalised)
+    made = unroll_pairs(factor_groups(kernel_of(before), TILES), TILES)
+    assert outer_and_inner(made) == [("g",), *[("g", "k")] * normalised, ("k",)]
+    assert [str(axis.extent) for axis in made.inside][-1] == str(2 * TERMS)
+    assert accepts_cpu(made, TILES)
     x, w, s = values(before)
     check_same(before, Schedule(before, (made,)), (x, abs(w) * 31, s))  # type: ignore[operator, arg-type]
 
