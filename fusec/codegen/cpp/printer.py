@@ -26,7 +26,13 @@ from fusec.codegen.cpp.fields import fields
 from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.index import IndexPrinter
 from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
-from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, own_loads, points_ahead
+from fusec.codegen.cpp.prefetches import (
+    iterations_ahead,
+    lines_apart,
+    next_tile,
+    own_loads,
+    points_ahead,
+)
 from fusec.codegen.cpp.text import comment, literal
 from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
@@ -75,6 +81,7 @@ class CppPrinter:
         self.names = Names(("status",))
         self.frees: list[str] = []
         self.loops: list[Axis] = []
+        self.tiles: Axis | None = None  # of the innermost open loop with a product
         self.place = 0  # line at which quotients of sizes are defined: before all loops
         self.unrounded = stored_alone(program.body)
         self.forms = dict(program.approximate)
@@ -265,10 +272,14 @@ class CppPrinter:
             self.emit(f"for (long long {i} = {start}; {i} < {stop}; ++{i}) {{")
         self.depth += 1
         self.loops.append(loop.axis)
-        for load in own_loads(loop) if self.program.stages > 1 else ():
+        tiles = self.tiles
+        if any(isinstance(statement, Multiply) for statement in loop.body):
+            self.tiles = loop.axis
+        for load in own_loads(loop) if self.program.stages > 1 or self.tiles else ():
             self.prefetch(load)
         self.block(loop.body)
         self.loops.pop()
+        self.tiles = tiles
         self.depth -= 1
         self.emit("}")
         self.index.safe = around
@@ -316,7 +327,9 @@ class CppPrinter:
     def prefetch(self, load: Load) -> None:
         """Print a prefetch of a later iteration's load, once for each line of a cache."""
         at = self.fetched.get(load)
-        if load not in self.fetched:
+        if self.tiles is not None:
+            at = next_tile(load, self.tiles, self.lane)
+        elif load not in self.fetched:
             at = iterations_ahead(load, self.loops, self.program, self.lane)
         if at is not None:
             size = load.buffer.dtype.itemsize

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, points_ahead
+from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, next_tile, points_ahead
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Load, Var
 from fusec.ir.index import Axis, index
@@ -31,6 +31,27 @@ def stream(*, parts: bool, stages: int = 128) -> tuple[Program, For, Load]:
     grid = (POINT, PART)
     made = Program("k", (weights,), (), (), grid, (LANE,), (loop,), stages=stages)
     return made, loop, loads[0]
+
+
+def test_a_tile_s_operand_is_fetched_a_trip_of_the_loop_ahead() -> None:
+    """Not what stays where it is, nor what is read with a step."""
+    _, _, load = stream(parts=True)
+    assert next_tile(load, STEP, LANE) == load.indices[0] - index(LANE) + 8
+    assert next_tile(load, PART, LANE) is None
+    assert next_tile(load, STEP, None) is None
+
+
+@pytest.mark.parametrize("rows", [32, 128])
+def test_weights_of_a_tile_are_fetched_while_it_is_multiplied(rows: int) -> None:
+    def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, w.to(x.dtype))
+
+    x, w = values(rows, 512), torch.zeros(256, 512, dtype=torch.int8)
+    *_, kernel = fusec.kernels(linear, x.bfloat16(), w, target="cpu:amx")
+    (fetched,) = re.findall(
+        r"if \((\w+) % 4 == 0\) __builtin_prefetch\((\S+) .* \+ 256LL", kernel.source
+    )
+    assert re.search(rf"ld_i8\({re.escape(fetched[1])} .*{fetched[0]}", kernel.source)
 
 
 def test_points_that_share_weights_fetch_a_part_each_of_those_behind() -> None:
