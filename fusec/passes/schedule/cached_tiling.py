@@ -22,17 +22,24 @@ from fusec.ir.machine import Machine
 from fusec.passes.schedule.tiling import AxisUse, TileResources, Tiling, area, tiles_along
 
 
-def cached_tilings(use: AxisUse, work: TileResources, machine: Machine) -> tuple[Tiling, ...]:
-    """Return the largest tiling that fits the cache, as a tuple; the smallest if none does."""
+def cached_tilings(
+    use: AxisUse, work: TileResources, machine: Machine, around: int = 1
+) -> tuple[Tiling, ...]:
+    """Return the largest tiling that fits the cache, as a tuple; the smallest if none does.
+
+    Args:
+        around: points of the grid's other axes, each of which has tiles of its own.
+    """
     tuning = machine.cached
-    shapes = _shapes(use, work, tuning, machine.threads)
+    least = tuning.computed_tiles * machine.threads / around
+    shapes = _shapes(use, work, tuning, least)
     found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
 def _shapes(
-    use: AxisUse, work: TileResources, tuning: CachedTuning, threads: int
+    use: AxisUse, work: TileResources, tuning: CachedTuning, least: float
 ) -> list[tuple[tuple[int, int], int]]:
     steps = use.looped is not None or use.crossed is not None
     if len(use.tiled) < 2 or (work.inner and steps):
@@ -47,7 +54,7 @@ def _shapes(
     sides = tuning.short_sides if short else tuning.sides
     if work.computed:
         tall = ((tuning.computed_rows, columns) for _, columns in sides)
-        sides = *(s for s in tall if _programs(use, s) >= tuning.computed_tiles * threads), *sides
+        sides = *(s for s in tall if _programs(use, s) >= least), *sides
     return [(s, tuning.terms) for s in sides]
 
 

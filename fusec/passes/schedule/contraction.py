@@ -314,7 +314,10 @@ def _adds_wide_tiles(one: ProductKernel, tiling: Tiling) -> bool:
 
 
 def _tilings(one: ProductKernel) -> tuple[Tiling, ...]:
-    return cached_tilings(one.use, one.work, one.machine) if one.machine.is_cpu else tilings(one)
+    if not one.machine.is_cpu:
+        return tilings(one)
+    around = math.prod(a.extent.hint() for a in one.grid if a not in one.use.tiled)
+    return cached_tilings(one.use, one.work, one.machine, around)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,12 @@ def test_both_of_two_crossed_loops_have_tiles() -> None:
     assert (tiling.lanes[m], tiling.lanes[n]) == (128, 64)
 
 
-@pytest.mark.parametrize(("threads", "computed", "lanes"), [(2, 1, 128), (64, 1, 64), (2, 0, 64)])
+@pytest.mark.parametrize(
+    ("threads", "around", "computed", "lanes"),
+    [(2, 1, 1, 128), (64, 1, 1, 64), (64, 8, 1, 128), (2, 1, 0, 64)],
+)
 def test_rows_share_an_operand_that_is_computed_if_threads_have_enough_tiles(
-    threads: int, computed: int, lanes: int
+    threads: int, around: int, computed: int, lanes: int
 ) -> None:
     m, n, k = (Axis(name, index(e)) for name, e in zip("mnk", (128, 4096, 4096), strict=True))
     weights = frozenset((n, k))
@@ -96,5 +99,5 @@ def test_rows_share_an_operand_that_is_computed_if_threads_have_enough_tiles(
     held = ((frozenset((m, n)),), (), (), (), loads, (), (weights,) * computed, (), (), ())
     work = TileResources(*held, 4, 8, 32, False, TileTuning())
     with_threads = replace(machine(1 << 20), threads=threads)
-    (tiling,) = cached_tilings(AxisUse((m, n), k, (), ()), work, with_threads)
+    (tiling,) = cached_tilings(AxisUse((m, n), k, (), ()), work, with_threads, around)
     assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 128)
