@@ -173,6 +173,8 @@ def _is_tile(let: Let) -> bool:
 def _again(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Return a loop's body with the tiles that rows are summed of computed again behind a sum."""
     made: dict[Expr, Let] = {s.var: s for s in body if isinstance(s, Let)}
+    loads = {v: let.value for v, let in made.items() if isinstance(let.value, Load)}
+    tiles = {v for v in loads if v.axes and v.dtype.itemsize == 2}  # not a mean of each row in f32
     sums = [let for let in made.values() if isinstance(let.value, Reduce)]
     before = needed_values(sums, made).union(let.var for let in sums)
     if not sums:
@@ -184,11 +186,10 @@ def _again(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         let = made.get(value)
         if let is None or value not in before or let in sums or not value.axes:
             return value
-        alias = isinstance(let.value, Load)
-        if alias and value.dtype.itemsize != 2:
-            return value  # one of each row, such as a mean in f32
+        if value in loads and value not in tiles:
+            return value
         if value not in named:
-            found = let.var if alias else rebuilt(let.value)
+            found = let.var if value in tiles else rebuilt(let.value)
             named[value] = Var(f"{let.var.name}_again", let.var.dtype, let.var.axes)
             done.append(Let(named[value], found))
         return named[value]
@@ -196,8 +197,7 @@ def _again(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     def rebuilt(value: Expr) -> Expr:
         return rebuild(value, {child: again(child) for child in children(value)}, None)
 
-    tiles = {v: let.value for v, let in made.items() if isinstance(let.value, Load) and v.axes}
-    scalar = any(vector_along(n, a) == 1 for n in tiles.values() for a in _walked(n))
+    scalar = any(vector_along(loads[v], a) == 1 for v in tiles for a in _walked(loads[v]))
     for statement in body:
         if isinstance(statement, Let) and statement.var not in before and sums[0] in done:
             statement = replace(statement, value=rebuilt(statement.value))
