@@ -42,7 +42,7 @@ EMULATED := gpt2 bert llama vit
 EMULATED_ON := sm_90 sm_100 sm_120
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples docs emulate test test-all test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
+.PHONY: help demo examples docs emulate test test-all test-static test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
@@ -51,6 +51,7 @@ help:
 	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
 	@echo "make test-all  all tests; with TORCH_TESTS=PATH, PyTorch's folder test, its own"
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
+	@echo "make test-static        GPU kernels of all shapes and of whole models, built and judged"
 	@echo "make test-torchao       quantised layers of torchao, a part of make test-all"
 	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
@@ -107,6 +108,9 @@ emulate: $(STAMP)
 	    done; \
 	  done; \
 	done
+
+test-static: $(STAMP)
+	$(PYTEST) --slow tests/codegen/test_*_static.py
 
 # Apart from the rest: wherever torchao is installed, transformers imports it.
 test-torchao: $(STAMP)
