@@ -208,6 +208,26 @@ def captured():
         yield
 
 
+@pytest.mark.parametrize("reduce", ("max", "min", "amax", "argmin"))
+@pytest.mark.parametrize("along", ((), (0,), (-1,)), ids=str)
+def test_the_largest_of_nothing_is_an_error_where_data_say_how_many_there_are(
+    captured, reduce, along
+):
+    def largest(x):
+        chosen = x[(x > 0).any(1)]
+        return getattr(chosen * 2, reduce)(*along)
+
+    call, x = compiled(largest), values(5, 4)
+    for rows in (x, -x, x[:2], torch.full((3, 4), -1.0)):
+        kept = (rows > 0).any()
+        if kept or along == (-1,):
+            agree(largest(rows), call(rows))
+            continue
+        for run in (largest, call):
+            with pytest.raises((RuntimeError, IndexError)):
+                run(rows)
+
+
 def positions(x, n):
     found = (x > 0).nonzero()
     return (found * 2 + 1).sum(0), x.exp() * 2
