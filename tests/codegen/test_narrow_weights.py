@@ -148,6 +148,23 @@ def test_both_weights_of_a_byte_are_stored_side_by_side(target: str, terms: int)
     check(grouped, x, w, scale)
 
 
+@pytest.mark.parametrize("terms", [32, 24])
+def test_a_product_of_bytes_beside_a_sum_of_its_rows(terms: int) -> None:
+    """Columns run inside, beside the axes of the sums: they are stored, not summed."""
+
+    def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes = torch.stack([w & 15, w >> 4], -1).to(x.dtype)
+        return F.linear(x, codes.flatten(1)), (x.view(17, terms, 2) * codes[0]).sum((-1, -2))
+
+    with seeded(terms):
+        w = torch.randint(0, 256, (33, terms), dtype=torch.uint8)
+        x = torch.randn(17, 2 * terms)
+    torch._dynamo.reset()
+    made = torch.compile(both, backend="fusec", options={"strict": True})(x, w)
+    for ours, exact in zip(made, both(x.double(), w), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("target", ["cpu:amx", "cpu:avx2"])
 def test_rows_are_quantised_once(target: str) -> None:
     """Each tile of columns would compute them again (128 x 4096 x 4096: 18.9 ms for 16.6)."""

@@ -51,6 +51,7 @@ from fusec.ir.serial import serial_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 from fusec.passes.kernel.unroll_rows import unrolls_rows
+from fusec.passes.schedule import contraction
 
 _TWO = index(2)
 
@@ -79,7 +80,9 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     if not paired:
         return kernel
     if any(factors(n) is not None for n in sums) and not unrolls_rows(kernel, machine):
-        return _join_sums(kernel, paired, machine)
+        joined = _join_sums(kernel, paired, machine)
+        if contraction.accepts(joined, machine):
+            return joined
     apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(simplifier())
     return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
 
@@ -106,9 +109,10 @@ def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) 
         return Reduce(SUM, (*(a for a in node.over if a not in (around, pair)), terms), body)
 
     made = kernel.map(lambda roots: rewrite(roots, rule)).map(simplify)
-    summed = {axis for node in made.reductions for axis in node.over}
-    inside = (*kernel.inside, *joined.values())
-    return FlatKernel(replace(made, inside=tuple(axis for axis in inside if axis in summed)))
+    gone = {axis for node in kernel.reductions for axis in node.over}
+    gone -= {axis for node in made.reductions for axis in node.over}
+    inside = tuple(axis for axis in kernel.inside if axis not in gone)
+    return FlatKernel(replace(made, inside=(*inside, *joined.values())))
 
 
 def _along(body: Expr, around: Axis, pair: Axis, terms: Axis, simplify: Normalizer) -> Expr | None:
