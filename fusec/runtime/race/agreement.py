@@ -1,8 +1,9 @@
 """Whether the outputs of two candidates agree: the check before a candidate may win.
 
-The rule is docs/numerics.md's: integers equal; NaN and infinities in the same places; floats close
-to the reference's, or about as close to an fp64 result as the reference is. Besides the
-root mean square, which a single wrong element in millions does not move, the largest error counts.
+The rule is docs/numerics.md's: integers equal; NaN and infinities where the reference has them, or
+an fp64 result (eager's GELU of an infinity in bf16 is NaN); floats close to the reference's, or
+about as close to an fp64 result as the reference is. Besides the root mean square, which a single
+wrong element in millions does not move, the largest error counts.
 
 Closeness is relative to the magnitude of a tensor as well as of an element, for a small element may
 be what is left of large terms. It asks whether a kernel is wrong, by an axis, a mask or a race; it
@@ -61,10 +62,16 @@ def disagreement(
     if len(got) != len(reference):
         return f"{len(got)} outputs, not {len(reference)}"
     apart: dict[int, str] = {}
+    elsewhere: set[int] = set()
     for number, (ours, theirs) in enumerate(zip(got, reference, strict=True)):
         what = _unlike(ours, theirs)
         if what is not None:
             return f"output {number}: {what}"
+        what = _not_finite_elsewhere(ours, theirs)
+        if what is not None:
+            apart[number] = f"output {number}: {what}"
+            elsewhere.add(number)
+            continue
         error = _error(ours, theirs)
         if (
             _is_apart(error, theirs, inputs)
@@ -79,6 +86,9 @@ def disagreement(
     except Exception as failure:  # out of memory, or an operation that has no fp64
         logger.debug("no fp64 result to compare with: %s", failure)
         return disagreement(got, reference, inputs=inputs)
+    for number in elsewhere:
+        if _not_finite_elsewhere(got[number], truth[number].to(got[number].dtype)) is not None:
+            return apart[number]
     wrong = (n for n in apart if not _as_exact(got[n], reference[n], truth[n]))
     return next((apart[number] for number in wrong), None)
 
@@ -101,6 +111,13 @@ def _unlike(got: Tensor, reference: Tensor) -> str | None:
     if not (reference.is_floating_point() or reference.is_complex()):
         unequal = int((got != reference).sum())
         return f"{unequal} of {got.numel()} elements differ" if unequal else None
+    return None
+
+
+def _not_finite_elsewhere(got: Tensor, reference: Tensor) -> str | None:
+    """Return that NaN or infinities are at other places than the reference's, or None."""
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return None
     for a, b in _chunks(got, reference):
         if not torch.equal(a.isnan(), b.isnan()):
             return "NaN at other places"

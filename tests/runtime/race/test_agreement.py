@@ -98,6 +98,18 @@ def test_nan_and_infinities_are_where_the_reference_has_them(
     assert found == (None if said is None else f"output 0: {said}")
 
 
+def test_nan_and_infinities_may_be_where_fp64_has_them() -> None:
+    """Eager's GELU of an infinity in bf16 is NaN; the other elements count as elsewhere."""
+    ours, theirs, exact = (torch.ones(4, dtype=torch.bfloat16) for _ in range(3))
+    ours[0] = exact[0] = torch.inf
+    theirs[0] = torch.nan
+    assert disagreement([ours], [theirs], lambda: [exact.double()]) is None
+    assert "NaN" in str(disagreement([ours], [theirs]))
+    assert "NaN" in str(disagreement([theirs], [ours], lambda: [exact.double()]))
+    ours[1] = 2
+    assert "NaN" in str(disagreement([ours], [theirs], lambda: [exact.double()]))
+
+
 def test_an_overflow_does_not_hide_the_rest() -> None:
     exact = torch.tensor([1e6, 1.0], dtype=torch.float64)
     eager = exact.half()
