@@ -5,9 +5,11 @@ that none reduces; inner loops run over the other axis of their tiles. A value i
 outermost loop in which its lanes are bound. A reduction along the inner axis accumulates in a carry
 of the outer loop, and the first statement that reads it ends the inner loop: a softmax has one
 outer loop and two or three inner ones. If the outer loop is over vectors, an inner reduction is a
-dependence chain over the iterations: so several of them run side by side (unroll and jam). Where
-neighbours share what is loaded, as two weights a byte, the even and the odd elements of two vectors
-do, and what depends on which of both it is, is decided.
+dependence chain over the iterations: so several of them run side by side (unroll and jam).
+
+Where neighbours along the vectors share what is loaded, as two weights share a byte, an iteration
+has 2W elements in two copies, a vector of the even ones and one of the odd ones. Each copy knows
+which of both it is, so that a choice between the weights takes no instruction.
 
 Worked example, vectors along m: ``t<m> = max(n: s); u<m> = t * 2; e<m, n> = exp(s - u)``::
 
@@ -143,7 +145,10 @@ class Writer:
         return axis, LaneScope({lane: index(axis) * self.width + index(self.lane)})
 
     def columns(self, lane: Axis, *, pairs: bool) -> tuple[Axis, tuple[LaneScope, ...]]:
-        """Return the axis of a loop over vectors, or over pairs of them, and its scopes."""
+        """Return the axis of a loop over vectors, or over pairs of them, and its scopes.
+
+        The two scopes of a pair add their statements to one body.
+        """
         if not pairs:
             axis, scope = self.loop(lane, vectors=True)
             return axis, (scope,)
@@ -206,14 +211,18 @@ class Writer:
         return rebuild(value, new, self.at())
 
     def operands(self, value: Expr) -> tuple[Expr, ...]:
-        """Return what a value is computed from here: of a choice that is decided, what it takes."""
+        """Return what a value is computed from at the open scopes' coordinates.
+
+        Where these decide the condition of a choice, ``i < end`` for each of its bounds, that is
+        one of its values alone.
+        """
         if not isinstance(value, Select):
             return below(value)
-        ends, at = ends_of(value.condition, self.storage.uses.values), self.at()
-        left = [substitute(end - here, at) for here, end in ends or ()]
-        if ends is None or not all(n.is_constant for n in left):
+        bounds, at = ends_of(value.condition, self.storage.uses.values), self.at()
+        below_end = [substitute(end - i, at) for i, end in bounds or ()]
+        if bounds is None or not all(n.is_constant for n in below_end):
             return below(value)
-        return (value.then if all(n.const > 0 for n in left) else value.other,)
+        return (value.then if all(n.const > 0 for n in below_end) else value.other,)
 
     def name(self, key: Var, shown: Expr) -> Var | Const:
         scope = self.home(key.axes)
@@ -260,8 +269,9 @@ class _Inner:
     """An open inner loop of a nest.
 
     Attributes:
-        pairs: whether an iteration has a vector of even elements, and one of odd ones.
-        copies: scopes of the copies of an iteration that run side by side.
+        pairs: whether its copies are the even and the odd elements of two vectors.
+        copies: scopes of the copies of an iteration that run side by side. The innermost scopes of
+            all copies have one body.
         rest: the loop over the elements that do not fill all copies, and its scope.
     """
 

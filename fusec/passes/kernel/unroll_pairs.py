@@ -90,7 +90,7 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
 def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) -> FlatKernel:
     """Return the kernel with an axis of pairs of its products joined with the one around it.
 
-    Not where a tile's terms are no whole pairs of vectors: lanes would read bytes one by one.
+    Only axes of whole vectors of bytes are joined: elsewhere lanes would read bytes one by one.
     """
     joined: dict[tuple[Axis, Axis], Axis] = {}
     simplify = simplifier()
@@ -103,7 +103,7 @@ def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) 
         if around is None or mod(around.extent, index(machine.vector)) is not index(0):
             return node
         terms = joined.setdefault((around, pair), Axis(around.name, around.extent * 2))
-        body = _along(node.body, around, pair, terms, simplify)
+        body = _joined_terms(node.body, around, pair, terms, simplify)
         if body is None:
             return node
         return Reduce(SUM, (*(a for a in node.over if a not in (around, pair)), terms), body)
@@ -115,28 +115,30 @@ def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) 
     return FlatKernel(replace(made, inside=(*inside, *joined.values())))
 
 
-def _along(body: Expr, around: Axis, pair: Axis, terms: Axis, simplify: Normalizer) -> Expr | None:
-    """Return the terms of a sum along joined axes; None where a factor mixes both kinds of loads.
+def _joined_terms(
+    body: Expr, around: Axis, pair: Axis, terms: Axis, simplify: Normalizer
+) -> Expr | None:
+    """Return the terms of a sum along an axis that takes the place of two, or None.
 
-    Loads of elements vary along the pair, those of bytes along the axis around it alone.
+    A factor may load elements, which vary along the pair, or bytes, which do not: then it is a
+    choice between the factors of a byte's halves. A factor with both kinds of loads has no such
+    form. Sums in a factor, as those of a norm, run over the same axes, and stay as they are.
     """
     at = {around: floordiv(index(terms), index(2)), pair: mod(index(terms), index(2))}
-    factors = body.args if isinstance(body, Op) and body.name == "mul" else (body,)
     made: list[Expr] = []
-    for factor in factors:
-        fixed: dict[Expr, Expr] = {
-            n: n for n in postorder((factor,)) if n.axes.isdisjoint((around, pair))
-        }
-        found = [n for n in postorder((factor,)) if isinstance(n, Load) and n not in fixed]
-        if len({pair in load.axes for load in found}) > 1:
+    for factor in body.args if isinstance(body, Op) and body.name == "mul" else (body,):
+        nodes = postorder((factor,))
+        kept: dict[Expr, Expr] = {n: n for n in nodes if n.axes.isdisjoint((around, pair))}
+        kinds = {pair in n.axes for n in nodes if isinstance(n, Load) and n not in kept}
+        if len(kinds) > 1:
             return None
-        if pair in factor.axes and not any(pair in load.axes for load in found):
+        if pair in factor.axes and True not in kinds:
             halves = [{around: at[around], pair: index(p)} for p in range(2)]
-            low, high = (simplify(substitute_all((factor,), half, fixed))[0] for half in halves)
+            low, high = (simplify(substitute_all((factor,), half, kept))[0] for half in halves)
             first = Op("lt", (IndexValue(at[pair], I32), IndexValue(index(1), I32)))
             made.append(Select(first, low, high))
         else:
-            made += substitute_all((factor,), at, fixed)
+            made += substitute_all((factor,), at, kept)
     return reduce(operator.mul, made)
 
 
