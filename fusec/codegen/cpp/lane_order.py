@@ -100,10 +100,10 @@ def _cost(statement: Statement, uses: TileUses, order: LaneOrder) -> float:
 
 
 def _access(offset: Index, order: LaneOrder, uses: TileUses) -> float:
-    row, *_, column = order.sorted(offset.axes & uses.lanes)
-    if uses.steps_by_one(offset, column):
+    lanes = order.sorted(offset.axes & uses.lanes)
+    if uses.steps_by_one(offset, lanes[-1]):
         return 0.0
-    return uses.code.copied if offset.coefficient(row) is index(1) else uses.code.scattered
+    return uses.code.copied if offset.steps_by_one(lanes[0]) else uses.code.scattered
 
 
 def _slot(dot: Dot, uses: TileUses, order: LaneOrder) -> float:
