@@ -109,10 +109,10 @@ def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) 
         return Reduce(SUM, (*(a for a in node.over if a not in (around, pair)), terms), body)
 
     made = kernel.map(lambda roots: rewrite(roots, rule)).map(simplify)
-    gone = {axis for node in kernel.reductions for axis in node.over}
-    gone -= {axis for node in made.reductions for axis in node.over}
-    inside = tuple(axis for axis in kernel.inside if axis not in gone)
-    return FlatKernel(replace(made, inside=(*inside, *joined.values())))
+    before, after = ({axis for node in k.reductions for axis in node.over} for k in (kernel, made))
+    kept = (axis for axis in kernel.inside if axis not in before - after)
+    new = (axis for axis in joined.values() if axis in after)
+    return FlatKernel(replace(made, inside=(*kept, *new)))
 
 
 def _joined_terms(

@@ -116,6 +116,21 @@ def test_two_axes_of_pairs_in_one_sum_are_both_unrolled() -> None:
     check_same(before, Schedule(before, (kernel,)), (numbers(8, 2), numbers(8, 2)))
 
 
+def test_a_factor_of_bytes_and_of_elements_is_not_joined() -> None:
+    """y[m, n] = sum(k, p: x[m, k, p] * (w[n, k] if p < 1 else 2 * w[n, k]) * s[n, k, p])."""
+    x, w, s = buffer("x", 32, 16, 2), buffer("w", 48, 16), buffer("s", 48, 16, 2)
+    y = buffer("y", 32, 48)
+    m, n, k, p = axes("m n k p", 32, 48, 16, 2)
+    byte = load(w, n, k)
+    weight = Op("mul", (Select(below(p, 1), byte, byte * f32(2)), load(s, n, k, p)))
+    body = Op("mul", (load(x, m, k, p), weight))
+    before = graph((x, w, s), (Def(y, (m, n), Reduce(SUM, (k, p), body)),), y)
+    made = unroll_pairs(kernel_of(before), CPU_MACHINE)
+    assert set(made.inside) == {axis for node in made.reductions for axis in node.over}
+    inputs = (numbers(32, 16, 2), numbers(48, 16, seed=1), numbers(48, 16, 2, seed=2))
+    check_same(before, Schedule(before, (made,)), inputs)
+
+
 def test_values_stay_the_same() -> None:
     for shape in ((8,), (3, 5), (2, 3, 4)):
         before = turned(*shape)
