@@ -169,12 +169,12 @@ def _of_rows_that_may_be_empty(rule: Callable[..., Any], *, logarithm: bool) -> 
     return softmax
 
 
-def _asserts_an_element(x: Any, dim: int = 0, *_: Any) -> Any:
+def _asserts_an_element(x: Any, dim: int | None = None, *_: Any) -> Any:
     """Assert of a maximum or minimum that there is an element, where data say how many there are.
 
     PyTorch traces such an assertion for ``amax`` and ``argmax`` alone.
     """
-    count = x.shape[dim] if x.ndim else 1
+    count = x.numel() if dim is None or x.ndim == 0 else x.shape[dim]
     if isinstance(count, torch.SymInt) and not guard_or_false(count > 0):
         aten._assert_scalar(count > 0, "max or min of no element: the operation has no identity")
     return NotImplemented
@@ -258,8 +258,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for target, logarithm in _SOFTMAX.items():
         table[target] = _of_rows_that_may_be_empty(table[target], logarithm=logarithm)
     for extreme in (aten.max, aten.min):
-        table[extreme.dim] = _asserts_an_element
-        table[extreme.default] = lambda x: _asserts_an_element(x.flatten())
+        table[extreme.default] = table[extreme.dim] = _asserts_an_element
     table[aten._weight_int4pack_mm_for_cpu.default] = product_of_int4
     table[aten._weight_int8pack_mm.default] = product_of_int8
     for name in PADS:
