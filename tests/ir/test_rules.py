@@ -98,6 +98,7 @@ EXAMPLES: dict[str, Expr] = {
     "known_selection": Select(const(True, BOOL), X, H),
     "equal_branches": Select(Q, X, X),
     "nested_selection": Select(Q, op("neg", Select(Q, X, H)), H),
+    "place_in_range": op("within", position(M), const(8, I64)),
     "guard_of_other_axes": at("x", M, 0, guard=below(R, 4)),
     "guarded_indices": at("x", index(M) // 4, R, guard=below(M, 4)),
     "empty_reduction": Reduce(SUM, (NONE,), at("x", M, NONE)),

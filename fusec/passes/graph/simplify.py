@@ -346,6 +346,13 @@ def _selects_by(condition: Expr, nodes: Iterable[Expr]) -> bool:
     return any(isinstance(n, Select) and n.condition is condition for n in nodes)
 
 
+def place_in_range(node: Op) -> Expr:
+    """``within(i, n)`` of an index i is i, where its bounds say that it is in range."""
+    known, length = map(index_of, node.args)
+    in_range = known is not None and length is not None and is_in_range(known, length)
+    return node.args[0] if in_range else node
+
+
 # -- guards of loads -------------------------------------------------------------------------------
 
 
@@ -526,6 +533,7 @@ VALUE_RULES = Rules(
     (known_selection, Select),
     (equal_branches, Select),
     (nested_selection, Select),
+    (place_in_range, "within"),
     (guard_of_other_axes, Load),
     (guarded_indices, Load),
     (empty_reduction, Reduce),
