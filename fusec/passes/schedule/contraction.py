@@ -107,14 +107,20 @@ def _find_axis_use(
     if looped in batch:
         looped = None  # a batch of products is summed: one of it in each iteration
     between = tuple(a for a in kernel.inside if a in loops and a not in around and a is not looped)
-    crossed = _longest(around)
+    crossed, crosses = _longest(around), bool(around)
+    if machine.is_cpu and crossed and _fits_lanes(crossed, most):
+        between_products = (n for n in nested if loops.isdisjoint(n.over))
+        if all(crossed not in n.axes for n in between_products):
+            # Its tiles would each compute the nested products again.
+            around, whole = tuple(a for a in around if a is not crossed), (*whole, crossed)
+            crossed = None
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
     panels = _in_panels(products, machine)
     converted = map(columns_in_panels, products) if machine.is_cpu else ()
     columns = {p.columns[-1] for p in panels}.union(a for a in converted if a is not None)
     tiled = _tiled(kernel, products, inside, columns)
     tiles = loops - groups
-    nests = around or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
+    nests = crosses or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
         return None
     panel = machine.loops.panel if panels else 0

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from fusec.codegen.cpp.vector_tiles import vector_tiles
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Dot, Load, Select, substitute
@@ -75,6 +75,10 @@ def kernel(
 
 def products(program: Program | For) -> list[Multiply]:
     return [s for s in statements(program.body) if isinstance(s, Multiply)]
+
+
+def loops(program: Program) -> list[For]:
+    return [s for s in statements(program.body) if isinstance(s, For)]
 
 
 # -- spellings of attention ------------------------------------------------------------------------
@@ -405,6 +409,41 @@ def test_grouped_heads(train: bool) -> None:
     q, k, v = tensor(1, 4, 100, 16), tensor(1, 2, 100, 16, seed=1), tensor(1, 2, 100, 16, seed=2)
     grouped = lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True)  # noqa: E731
     fused(grouped, q, k, v, train=train)
+
+
+def test_a_mask_of_gathered_positions_ends_the_loop_over_keys() -> None:
+    """Transformers gathers them, as documents of a batch may have positions of their own."""
+
+    def packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
+        places, documents = torch.arange(len(starts)), starts.cumsum(0)
+        row, key = torch.arange(len(starts))[:, None], torch.arange(len(starts))
+        sees = (documents[row] == documents[key]) & (places[key] <= places[row])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees)
+
+    inputs = *heads(1, 2, 300, 16), torch.arange(300) % 140 == 0
+    _, made = compiled(packed, *inputs)
+    ends = [s.stops for form in made.forms.values() for s in loops(form)]
+    assert any(len(stops) == 2 for stops in ends)  # where the keys end, and where the mask does
+    fused(packed, *inputs)
+
+
+def test_an_attention_and_its_projection_visit_keys_once() -> None:
+    """Columns of values that one tile holds are no loop around the keys, each turn of which
+    would compute the scores again."""
+
+    def block(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        values = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(values.transpose(1, 2).flatten(2), weight)
+
+    inputs = *heads(1, 1, 512, 64), tensor(128, 64)
+    _, program = kernel(block, *inputs)
+    over_keys = [loop for loop in loops(program) if loop.axis.name == "no"]
+    assert [len(products(loop)) for loop in over_keys] == [
+        2,
+        2,
+    ]  # tiles below the diagonal, and on it
+    fused(block, *inputs)
+    fused(block, *inputs, train=True)
 
 
 def test_lengths_that_change_from_call_to_call() -> None:
