@@ -18,7 +18,7 @@ from torch import fx
 from fusec.codegen import targets
 from fusec.driver import backend
 from fusec.driver.build import BUILDS
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.frontend.call import AtenCall
 from fusec.frontend.ops.arithmetic import add
 from fusec.frontend.ops.registry import LOWERINGS

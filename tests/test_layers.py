@@ -24,7 +24,13 @@ FUNCTION_CEILING = 60
 FOUNDATION = {"errors", "options", "processors"}
 COMPILER = FOUNDATION | {"driver.trace", "ir", "passes", "codegen"}
 WHOLE = COMPILER | {"frontend", "runtime", "torch_interior"}
-WHOLE |= {"driver.stages", "driver.structures", "driver.pipeline", "driver.launches"}
+WHOLE |= {
+    "driver.context",
+    "driver.stages",
+    "driver.structures",
+    "driver.pipeline",
+    "driver.launches",
+}
 WHOLE |= {"driver.observers", "driver.invariance", "driver.user_passes"}
 
 LAYERS: dict[str, set[str]] = {
@@ -46,9 +52,11 @@ LAYERS: dict[str, set[str]] = {
     "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
     "driver.structures": COMPILER | {"driver.partition"},
     "driver.dynamo_stages": FOUNDATION | {"frontend", "passes"},
+    "driver.context": COMPILER | {"frontend", "driver.structures"},
     "driver.stages": COMPILER
-    | {"frontend", "driver.dynamo_stages", "driver.partition", "driver.structures"},
-    "driver.user_passes": COMPILER | {"driver.stages"},
+    | {"frontend", "driver.context", "driver.dynamo_stages"}
+    | {"driver.partition", "driver.structures"},
+    "driver.user_passes": COMPILER | {"driver.context", "driver.stages"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
     "driver.invariance": {"errors", "ir", "frontend", "torch_interior"},
     "driver.observers": {"options", "passes", "runtime", "driver.pipeline", "driver.trace"},

@@ -86,6 +86,7 @@ ELSEWHERE = {
     "tools/dumps": "tools/test_cli",
     "driver/pipeline": "driver/test_stages",
     "processors": "tools/test_cli_line",
+    "driver/context": "driver/test_stages",
     "driver/dynamo_stages": "driver/test_stages",
     "driver/structures": "driver/test_stages",
     "torch_interior": "driver/test_backend",

@@ -22,8 +22,8 @@ from torch._dynamo import register_backend
 
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported
 from fusec.ir.program import Program

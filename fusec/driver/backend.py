@@ -25,11 +25,12 @@ from fusec.driver.compiler import (
     run_eagerly,
     target_for,
 )
+from fusec.driver.context import CompileContext
 from fusec.driver.invariance import check_named, refuse
 from fusec.driver.observers import AROUND, Around, observers_of
 from fusec.driver.partition import Joint
 from fusec.driver.splitting import SplittingCompiler
-from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, WIDEN, CompileContext
+from fusec.driver.stages import DYNAMO, INFERENCE, JOINT, PARTITION, WIDEN
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start

@@ -31,12 +31,12 @@ from fusec.driver.contests import (
     convolution_contest,
     product_contest,
 )
+from fusec.driver.context import CompileContext
 from fusec.driver.invariance import refuse
 from fusec.driver.launches import graph_id, launch_titles
 from fusec.driver.observers import USER_PASSES, CompileHooks, observers_of
 from fusec.driver.pipeline import Compiled, compile_to_source, kernel_rows, manifest
 from fusec.driver.race import NewContest, RaceJudge, Races
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import may_be_cached, versions_of
 from fusec.errors import (

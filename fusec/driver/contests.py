@@ -24,9 +24,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, flat_kernels, generate
 from fusec.driver.race import Contest
-from fusec.driver.stages import CompileContext, offered_plans
+from fusec.driver.stages import offered_plans
 from fusec.frontend.fx_passes.channels_last import images_of
 from fusec.frontend.fx_passes.fx_nodes import hint_of, tensor_of
 from fusec.frontend.fx_passes.memory_formats import CHANNELS_LAST, CONTIGUOUS

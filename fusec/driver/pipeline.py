@@ -22,9 +22,10 @@ from fusec.codegen.host import wrapper
 from fusec.codegen.host.runs import RunCode, print_run, run_codes
 from fusec.codegen.parametrize import FUNCTIONS, Functions, one_each
 from fusec.codegen.triton.form import by_pointers
+from fusec.driver.context import CompileContext
 from fusec.driver.invariance import check_invariance
 from fusec.driver.launches import describe_launches
-from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES, CompileContext
+from fusec.driver.stages import CAPTURE, KERNEL, LOWER, MEMORY, PASSES
 from fusec.driver.structures import verify
 from fusec.driver.user_passes import stages_of
 from fusec.ir import text

@@ -6,8 +6,7 @@ list, with observers and, under ``verify``, verifiers; two stages run one of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,16 +15,13 @@ from torch import fx
 from fusec.codegen.cpp.stages import CPP_FLAT, CPP_FORM
 from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import FUNCTIONS
-from fusec.codegen.targets import Target
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
+from fusec.driver.context import CompileContext
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
 from fusec.driver.dynamo_stages import alone, changing
 from fusec.driver.partition import partition, products_of_expansions, recompute_scores
-from fusec.driver.structures import Planned, verify
-from fusec.driver.trace import Trace
-from fusec.errors import StageError, note_stage
-from fusec.frontend.call import GraphBuilder
+from fusec.driver.structures import Planned
 from fusec.frontend.capture import capture
 from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_channels
@@ -38,14 +34,11 @@ from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
 from fusec.frontend.fx_passes.widening import CONVOLUTIONS, PRODUCTS, widen_operands, widen_scaled
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
-from fusec.ir.choice import Judge, judge_by_rule
 from fusec.ir.graph import FlatKernel, Graph, Schedule
-from fusec.ir.machine import Machine
 from fusec.ir.verify import verify_flat
-from fusec.options import Options
 from fusec.passes.fusion.contract import cut_with_products, without_calls
 from fusec.passes.fusion.cost import kernel_products
-from fusec.passes.fusion.fuse import EstimateMemo, fuse, separate
+from fusec.passes.fusion.fuse import fuse, separate
 from fusec.passes.fusion.horizontal import fuse_horizontally
 from fusec.passes.fusion.libraries import choose_libraries
 from fusec.passes.fusion.library_epilogue import library_epilogue
@@ -68,87 +61,7 @@ from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.schedule.plan import Plan, with_overlap
-from fusec.passes.stage import Observe, Stage, fold
-
-
-@dataclass(frozen=True, slots=True)
-class CompileContext:
-    """The context of a compile: what stages know beside their structure.
-
-    Attributes:
-        trace: has the graph's name.
-        judge: decides each choice among candidates; by default the cost model and rules do.
-        observe: are called before each run of a stage, and what they return with the output.
-        judged: fusion's memo of groups, shared by the graphs that are tried.
-    """
-
-    target: Target
-    options: Options
-    trace: Trace
-    judge: Judge = judge_by_rule
-    observe: tuple[Observe, ...] = ()
-    judged: EstimateMemo = field(default_factory=EstimateMemo, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.options.by_rule:  # no sum may depend on which program is the first to add its part
-            object.__setattr__(self, "target", self.target.in_order())
-
-    @property
-    def machine(self) -> Machine:
-        return self.target.machine
-
-    def observed(self, stage: Stage, structure: Any) -> Callable[[Any], None]:
-        """Give observers a stage's input; return a function that gives them its output."""
-        told = [observe(stage, structure) for observe in self.observe]
-
-        def made(structure: Any) -> None:
-            for tell in told:
-                tell(structure)
-
-        return made
-
-    def apply(self, stage: Stage, structure: Any) -> Any:
-        """Run a stage on a structure; verify the output under ``verify``.
-
-        Raises:
-            InvalidIR: naming the stage.
-        """
-        observed = self.observed(stage, structure)
-        try:
-            made = stage.run(structure, self)
-        except Exception as error:
-            note_stage(error, stage.name)
-            raise
-        if self.options.verify:
-            try:
-                verify(made)
-                stage.check(made)
-            except StageError as error:
-                raise error.in_stage(stage.name) from None
-        observed(made)
-        return made
-
-    def apply_each(self, stage: Stage, structures: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run a stage on each of some structures; see ``apply``."""
-
-        def run(given: Mapping[str, Any], context: CompileContext) -> Mapping[str, Any]:
-            return {name: stage.run(one, context) for name, one in given.items()}
-
-        def check(several: Mapping[str, Any]) -> None:
-            for one in several.values():
-                stage.check(one)
-
-        return dict(self.apply(replace(stage, run=run, check=check), structures))
-
-    def empty_graph(self) -> GraphBuilder:
-        options, machine, device = self.options, self.machine, self.target.device
-        eager = options.precision == "eager" and not options.alone
-        return GraphBuilder(options.alone, device, machine.fusion, machine.slow_types, eager)
-
-    def quiet(self) -> CompileContext:
-        """Return the context of a trial run, which nobody observes."""
-        return replace(self, observe=())
-
+from fusec.passes.stage import Stage, fold
 
 # -- which compiles have a stage, and how its function is called -----------------------------------
 

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fusec.driver.stages import CompileContext, all_stages
+from fusec.driver.context import CompileContext
+from fusec.driver.stages import all_stages
 from fusec.errors import InvalidIR, PassError, StageError, UsageError, describe_frame
 from fusec.ir.argument import OwnTensor, View, argument_indices
 from fusec.ir.definition import by_name, sizes_in

@@ -24,9 +24,9 @@ from torch import fx
 
 from fusec.driver.aot_metadata import NoConvention, convention_of
 from fusec.driver.compiler import bind_stored, salt_of
+from fusec.driver.context import CompileContext
 from fusec.driver.launches import launch_titles
 from fusec.driver.observers import observers_of
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import may_be_cached
 from fusec.frontend.aot.dynamo_key import NoKey, dynamo_key, shares_memory

@@ -25,7 +25,7 @@ from fusec.archive.sizes import SizeCondition
 from fusec.codegen.targets import Target
 from fusec.driver.aot_metadata import NoConvention, convention_of
 from fusec.driver.backend import compile_with
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported
 from fusec.export.size_formulas import specs_of

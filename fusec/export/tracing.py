@@ -24,7 +24,7 @@ from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import Addition, compile_entry
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.warm import Start
 from fusec.errors import Unsupported, UsageError

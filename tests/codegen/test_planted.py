@@ -20,8 +20,8 @@ from fusec.codegen.cpp.prelude import prelude
 from fusec.codegen.triton import gluon
 from fusec.driver.build import BUILDS
 from fusec.driver.compiler import target_for
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source, kernel_rows
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.program import Program
 from fusec.options import Options

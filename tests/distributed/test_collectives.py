@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fusec
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import REGISTERED
 from fusec.errors import PassError

@@ -30,9 +30,9 @@ from fusec.driver.contests import (
     product_contest,
     timed_batch,
 )
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source
 from fusec.driver.race import Contest, RaceJudge, Races, decide, race_lock
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import KernelFault
 from fusec.frontend.fx_passes.channels_last import IMAGES

@@ -20,8 +20,9 @@ from torch import fx, nn
 from fusec.codegen.parametrize import FunctionCall, Functions
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.form import Form
+from fusec.driver.context import CompileContext
 from fusec.driver.partition import Joint
-from fusec.driver.stages import FUSE, PASSES, CompileContext, all_stages
+from fusec.driver.stages import FUSE, PASSES, all_stages
 from fusec.driver.structures import Planned
 from fusec.driver.trace import Trace
 from fusec.errors import InvalidIR

@@ -22,8 +22,8 @@ import fusec
 from fusec.codegen.targets import find_target
 from fusec.driver.blame import blame
 from fusec.driver.compiler import RECENT
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import REGISTERED, chosen_passes, stages_of
 from fusec.errors import PassError, UsageError, WrongGraph, WrongKernel

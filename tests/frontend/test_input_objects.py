@@ -7,8 +7,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.key import graph_key
 from fusec.ir.graph import InputObject

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
-from fusec.driver.stages import DYNAMO, CompileContext
+from fusec.driver.context import CompileContext
+from fusec.driver.stages import DYNAMO
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.call import GraphBuilder

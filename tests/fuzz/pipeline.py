@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from fusec.codegen.targets import Target, find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import flat_kernels
-from fusec.driver.stages import FUSE, LOWER, CompileContext
+from fusec.driver.stages import FUSE, LOWER
 from fusec.driver.trace import Trace
 from fusec.ir.cpu_tuning import LoopTuning
 from fusec.ir.graph import Graph, Kernel, Schedule, all_launches

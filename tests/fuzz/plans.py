@@ -31,8 +31,9 @@ from torch import Tensor, fx
 
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.build import triton_source
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, flat_kernels, generate
-from fusec.driver.stages import CompileContext, offered_plans
+from fusec.driver.stages import offered_plans
 from fusec.errors import BuildError, WrongKernel
 from fusec.ir.graph import Kernel
 from fusec.options import Options

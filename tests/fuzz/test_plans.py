@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fusec.driver.build import triton_source
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled
-from fusec.driver.stages import CompileContext
 from fusec.runtime.kernels.triton_kernel import TritonSource
 from tests.fuzz.plans import Case, SweptKernel, bytes_of, check, unlike
 from tests.support import TRITON

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.aot.eager_strides import tracing_as_eager

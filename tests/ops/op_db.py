@@ -30,9 +30,9 @@ from torch.utils import _pytree as pytree
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.compiler import compile_graph, run_eagerly
+from fusec.driver.context import CompileContext
 from fusec.driver.observers import CompileHooks, Observer, observing
 from fusec.driver.pipeline import Compiled
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.graph import Extern, RowLoop, Schedule
 from fusec.options import Options

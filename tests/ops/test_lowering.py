@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CAPTURE, CompileContext
+from fusec.driver.context import CompileContext
+from fusec.driver.stages import CAPTURE
 from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.tools.report.observe import observe

@@ -18,7 +18,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import fusec
 from fusec.codegen import targets
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.errors import ModelError, UsageError
 from fusec.ir.decision import Decision
 from fusec.options import Options

@@ -19,9 +19,9 @@ from fusec.codegen.lowering.lower import lower
 from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
 from fusec.driver.backend import compile_with
+from fusec.driver.context import CompileContext
 from fusec.driver.partition import Joint
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.structures import Planned
 from fusec.driver.trace import Trace
 from fusec.errors import InternalError

@@ -17,8 +17,8 @@ from torch import fx
 
 from fusec.driver.backend import compile_with, context_of
 from fusec.driver.compiler import context_for, target_for
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import FusecError
 from fusec.frontend.capture import main_device

@@ -29,7 +29,7 @@ from fusec.tools.cli.output import progress, show, user_code, writing
 
 if TYPE_CHECKING:
     from fusec.codegen.targets import Target
-    from fusec.driver.stages import CompileContext
+    from fusec.driver.context import CompileContext
     from fusec.tools.report.observe import Observed
     from fusec.tools.report.stages import Staged
 

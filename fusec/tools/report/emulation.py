@@ -31,8 +31,8 @@ from fusec.codegen.targets import Target, find_target
 from fusec.driver.backend import compile_with
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import allows_tf32
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import Unsupported, WrongKernel
 from fusec.ir.graph import all_launches

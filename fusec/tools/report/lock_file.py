@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import fx
 
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.errors import UsageError
 from fusec.frontend.fx_passes.fx_nodes import DECISIONS
 from fusec.frontend.fx_passes.memory_formats import CHANNELS_LAST, CONTIGUOUS

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fusec.codegen.targets import Target, find_target
 from fusec.driver.backend import splitting, tell_kept
 from fusec.driver.compiler import explain_fallback, format_judge, run_eagerly
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.errors import (
     FusecError,

@@ -15,8 +15,9 @@ from fusec.codegen.host.wrapper import taken
 from fusec.codegen.targets import GPUS, Target, find_target
 from fusec.driver.build import triton_source
 from fusec.driver.compiler import context_for, device_target, features_of
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source
-from fusec.driver.stages import CompileContext, all_stages
+from fusec.driver.stages import all_stages
 from fusec.driver.trace import Trace
 from fusec.driver.user_passes import chosen_passes
 from fusec.errors import Unsupported, UsageError

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from fusec.codegen.targets import find_target
 from fusec.codegen.triton.arguments import print_descriptors
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import Compiled, compile_to_source, flat_kernels
-from fusec.driver.stages import CompileContext, offered_plans
+from fusec.driver.stages import offered_plans
 from fusec.driver.trace import Trace
 from fusec.ir.program import For
 from fusec.options import Options

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.options import Options
 from fusec.tools.report.emulation import emulate

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusec.codegen.targets import CPU_MACHINE, find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.channel_products import multiply_channels
 from fusec.options import Options

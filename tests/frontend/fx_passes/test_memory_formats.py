@@ -14,7 +14,7 @@ from torch._dynamo import register_backend
 
 import fusec
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.channels_last import images_of, is_last
 from fusec.frontend.fx_passes.fx_nodes import DECISIONS

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.frontend.fx_passes.fx_nodes import DECISIONS
 from fusec.options import Options

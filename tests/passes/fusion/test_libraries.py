@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.choice import Choice, Decided, judge_by_rule
 from fusec.ir.decision import Decision

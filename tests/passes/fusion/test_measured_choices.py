@@ -16,7 +16,7 @@ import torch
 import fusec
 from bench.gpu_model import workload_of
 from fusec.codegen.targets import Target, find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.ir.choice import Choice, Decided
 from fusec.options import Options
 from fusec.tools.report.observe import new_fake_mode, observe

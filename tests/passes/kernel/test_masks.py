@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fusec.codegen.targets import find_target
+from fusec.driver.context import CompileContext
 from fusec.driver.pipeline import compile_to_source
-from fusec.driver.stages import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.expr import Const, postorder
 from fusec.ir.graph import Kernel, Schedule

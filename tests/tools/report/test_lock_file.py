@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.choice import Choice, Decided
 from fusec.ir.graph import Graph
