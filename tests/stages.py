@@ -18,7 +18,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn.attention.flex_attention import flex_attention
 
 from fusec.codegen.targets import find_target
-from fusec.driver.stages import CompileContext
+from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
 from fusec.ir.choice import Choice, Decided
 from fusec.options import Options
@@ -95,6 +95,12 @@ def least(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def parts(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat((F.gelu(x) * y, x * torch.tanh(y) * torch.exp(y)), 1)
+
+
+def walks(x: Tensor, taps: Tensor) -> Tensor:
+    """Along channels, which a convolution along time has last."""
+    h = F.conv1d(x.mT, taps, groups=16)
+    return (h.cumsum(-1) * h).mT.contiguous()
 
 
 def cache(held: Tensor, new: Tensor) -> Tensor:
@@ -250,6 +256,7 @@ EXAMPLES = {
     "parts": Example(parts, ((64, 32), (64, 32)), dtype=torch.float64),
     "pairs": Example(turned, ((8, 32, 2), (32, 2))),
     "pairs of a GPU": Example(turned, ((8, 32, 2), (32, 2)), "sm_90"),
+    "walks": Example(walks, ((1, 20, 16), (16, 1, 4))),
     "cache": Example(cache, ((4, 64, 16), (4, 1, 16))),
     "step": Example(step, ((4, 4), (4, 4), (32,), (32,), (8, 8), (8, 8)), "sm_90"),
     "loss": Example(

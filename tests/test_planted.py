@@ -21,6 +21,7 @@ from fusec.codegen.parametrize import Functions
 from fusec.codegen.triton.form import Form
 from fusec.driver.structures import Planned
 from fusec.errors import FusecError
+from fusec.ir.buffer import Buffer
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Const, Expr, IndexValue, Load, Op, Reduce, Select, Var, postorder
 from fusec.ir.graph import (
@@ -260,6 +261,11 @@ def first_store(change: Callable[[Store], Store]) -> Change:
 
 def store_shifted(store: Store) -> Store:
     return replace(store, indices=(*store.indices[:-1], store.indices[-1] + 1))
+
+
+def into_another(store: Store) -> Store:
+    known = store.buffer
+    return replace(store, buffer=Buffer.row_major(known.name, known.shape, known.dtype))
 
 
 def guards_end(end: int | None) -> Change:
@@ -585,6 +591,7 @@ FAULTS = (
     Fault("loops", "halved", "a condition without a start", in_each(RowLoop, begins_otherwise)),
     Fault("libraries", "library", "a weight not transposed", in_each(Extern, untransposed)),
     Fault("libraries", "library", "a call lost", lost(Extern)),
+    Fault("layouts", "walks", "a result where nobody looks for it", first_store(into_another)),
     Fault("in_place", "cache", "the next position", first_store(store_shifted)),
     Fault("in_place", "cache", "a part that is never written", lost(Kernel)),
     Fault("in_place", "step", "an update the other way round", swapped("sub")),

@@ -53,6 +53,7 @@ EXAMPLES = {
     "contract": "products",
     "loops": "loss",
     "libraries": "library",
+    "layouts": "walks",
     "in_place": "cache",
     "fuse_horizontally": "step",
     "memory": "columns",

@@ -60,6 +60,7 @@ from fusec.passes.kernel.unroll_parts import unroll_parts
 from fusec.passes.kernel.unroll_rows import unroll_rows
 from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
+from fusec.passes.memory.layouts import choose_layouts
 from fusec.passes.schedule.plan import Plan, with_overlap
 from fusec.passes.stage import Stage, fold
 
@@ -382,10 +383,17 @@ PASSES = (
         needs=("contract", "loops"),
     ),
     _on_schedule(
+        "layouts",
+        "lay out values between kernels in the order in which these walk them",
+        alone(choose_layouts),
+        only=_fuses,
+        needs=("libraries",),
+    ),
+    _on_schedule(
         "in_place",
         "write mutated inputs, or parts of them (a cache's next position), in place",
         alone(in_place),
-        needs=("libraries",),
+        needs=("layouts",),
     ),
     _on_schedule(
         "fuse_horizontally",

@@ -230,11 +230,16 @@ def print_graph(graph: Graph) -> str:
 
 def print_kernel(kernel: Kernel) -> str:
     """Return the text of a kernel: its axes, then its stores with shared sub-expressions named."""
-    outputs = ", ".join(dict.fromkeys(s.buffer.name for s in kernel.stores))
+    outputs = ", ".join(dict.fromkeys(_result(s.buffer) for s in kernel.stores))
     head = f"kernel {kernel.name} -> {outputs}    grid {print_axes(kernel.grid)}"
     head += f"    inside {print_axes(kernel.inside)}"
     roots = {_stored(store): store.expr for store in kernel.stores}
     return "\n".join([head, *(f"  {line}" for line in print_lines(roots))])
+
+
+def _result(buffer: Buffer) -> str:
+    """Return a buffer's name, with its type where its strides are not row-major."""
+    return buffer.name if buffer.is_row_major else f"{buffer.name}: {print_type(buffer)}"
 
 
 def _stored(store: Store) -> str:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fusec.ir.expr import Load, index_exprs
+from fusec.ir.expr import Buffer, Load, index_exprs
 from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index, product
 from fusec.passes.schedule.descriptors import is_multiple
@@ -26,9 +26,10 @@ class Access:
     points: int
 
 
-def accesses(kernel: Kernel) -> list[Access]:
-    """Return the loads and stores of a kernel, each once."""
+def accesses(kernel: Kernel, besides: Buffer | None = None) -> list[Access]:
+    """Return the loads and stores of a kernel, each once, but for those of a buffer."""
     places: list[Load | Store] = [*kernel.stores, *kernel.loads]
+    places = [place for place in places if place.buffer is not besides]
     pairs = [(place.buffer.offset(place.indices), place.buffer.dtype) for place in places]
     return [Access(offset, dtype.itemsize, count(offset.axes)) for offset, dtype in pairs]
 
@@ -93,7 +94,10 @@ def offsets_with_neighbour(kernel: FlatKernel) -> frozenset[Index]:
 
 
 def fastest_axis(
-    kernel: Kernel, candidates: tuple[Axis, ...], paired: Collection[Index] = ()
+    kernel: Kernel,
+    candidates: tuple[Axis, ...],
+    paired: Collection[Index] = (),
+    besides: Buffer | None = None,
 ) -> Axis | None:
     """Return the axis along which most traffic is contiguous, or None where no access is.
 
@@ -102,10 +106,11 @@ def fastest_axis(
 
     Args:
         paired: offsets of halves of pairs, for which a stride of two is contiguous.
+        besides: a buffer whose accesses do not vote.
     """
     scores: dict[Axis, int] = {}
     contiguous: set[Axis] = set()
-    for access in accesses(kernel):
+    for access in accesses(kernel, besides):
         weight = access.points * access.itemsize
         units = (1, 2) if access.offset in paired else (1, -1)
         for axis, by in _steps(access.offset):

@@ -31,7 +31,7 @@ _REWRITES = """
     short_convolutions draws widen freeze softmax_gradients summed_products wide_products
     partition capture eager_rounding chunk simplify dead_code share row_parts split_reduction
     inline recompute unread fuse library_epilogue store_parts split_loop contract loops
-    libraries in_place fuse_horizontally memory infinite_masks online_softmax unroll_rows
+    libraries layouts in_place fuse_horizontally memory infinite_masks online_softmax unroll_rows
     nested_sums coalesce unroll_parts factor_groups unroll_pairs unroll_windows unroll_terms scans
     guard_gathers plan lower parametrize vector_tiles base_two sink orient copy_tiles join_pairs
     approximate specialize_warps
