@@ -24,7 +24,15 @@ from fusec.passes.schedule.vector_loops import (
 from tests.ir.graphs import axes, below, buffer, f32, graph, load
 from tests.ir.test_serial import until
 from tests.passes.pipelines import kernel_of
-from tests.passes.schedule.flat import bindings, columns, line, pointwise, rows, rows_and_columns
+from tests.passes.schedule.flat import (
+    bindings,
+    columns,
+    line,
+    pointwise,
+    rows,
+    rows_and_columns,
+    transposed,
+)
 
 TUNING = CPU_MACHINE.loops
 
@@ -65,6 +73,14 @@ def test_outputs_of_short_windows_are_lanes_where_they_fill_vectors(
     outputs: int, lane: str
 ) -> None:
     chosen = lane_axis(windows(outputs, 3), replace(CPU_MACHINE, vector=16))
+    assert chosen is not None and chosen.name == lane
+
+
+@pytest.mark.parametrize(("inputs", "taps", "lane"), [(64, 9, "m"), (64, 16, "c"), (8, 9, "c")])
+def test_of_two_ways_through_memory_one_that_fills_vectors_has_lanes(
+    inputs: int, taps: int, lane: str
+) -> None:
+    chosen = lane_axis(transposed(inputs, taps), replace(CPU_MACHINE, vector=16))
     assert chosen is not None and chosen.name == lane
 
 
@@ -178,7 +194,7 @@ def test_a_private_array_longer_than_a_cache_is_refused() -> None:
         (512, 600, "c=grid*16 by 1  m=grid by 16 transposed"),
         (16, 100_000, "c=grid*16 by 1  m=grid by 16 transposed"),
         (15, 600, "m=grid  c=grid*16 by 38"),  # fills no block
-        (600, 15, "m=grid  c=loop*16"),
+        (600, 15, "c=grid  m=grid*16 by 38"),
     ],
 )
 def test_what_is_written_along_another_axis_than_it_is_read_is_turned(
@@ -205,7 +221,7 @@ def class_first(classes: int, points: int, *, kept: bool) -> Kernel:
 def test_what_reductions_read_is_turned_if_results_as_large_are_written_the_other_way() -> None:
     assert found(class_first(21, 600, kept=True)) == "p=grid*16 by 2  c=loop by 16 transposed"
     assert found(class_first(21, 600, kept=False)) == "p=grid  c=loop*16"
-    assert found(class_first(15, 600, kept=True)) == "p=grid  c=loop*16"
+    assert found(class_first(15, 600, kept=True)) == "p=grid*16 by 2  c=loop"
 
 
 @pytest.mark.parametrize(
