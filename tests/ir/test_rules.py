@@ -82,6 +82,7 @@ EXAMPLES: dict[str, Expr] = {
     "implicit_rounding": Cast(Cast(X, BF16), F32),
     "fitting_integer": Cast(Cast(op("and", Cast(N, I32), const(15, I32)), I8), I32),
     "known_integer": Cast(const(4, U8), I32),
+    "chosen_truth": Cast(Select(Q, f32(0), f32(5)), BOOL),
     "own_type": Cast(Q, BOOL),
     "repeated_rounding": op("round_bf16", op("round_bf16", X)),
     "rounded_integer": op("round_bf16", Cast(Cast(at("n", M), I8), F32)),

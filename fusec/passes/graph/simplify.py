@@ -138,6 +138,15 @@ def known_integer(node: Cast) -> Expr:
     return Const(number.value, node.dtype) if known else node
 
 
+def chosen_truth(node: Cast) -> Expr:
+    """``bool(where(c, 0, 5))`` is ``not(c)``: of two numbers, one of which is 0."""
+    match node:
+        case Cast(arg=Select(condition=c, then=Const(value=a), other=Const(value=b)), dtype=kind):
+            if kind is BOOL and (a == 0) is not (b == 0):
+                return op("not", c) if a == 0 else c
+    return node
+
+
 def own_type(node: Cast) -> Expr:
     """``bool(x)`` of a bool x is x."""
     return node.arg if node.arg.dtype is node.dtype else node
@@ -172,8 +181,11 @@ def eager_rounding(node: Cast) -> Expr:
 
 
 def decided_comparison(node: Op) -> Expr:
-    """``i < 8`` is true where i is below 8: bounds of indices decide the comparison."""
-    a, b = map(index_of, node.args)
+    """``i < 8`` is true where i is below 8, ``x == x`` where x is no float, which may be NaN."""
+    left, right = node.args
+    if left is right and not left.dtype.is_float and not any(map(is_checked, postorder((left,)))):
+        return Const(node.name in ("ge", "le", "eq"), BOOL)
+    a, b = index_of(left), index_of(right)
     if a is None or b is None:
         return node
     # a >= b and a < b depend on the sign of a - b, the others on that of b - a.
@@ -517,6 +529,7 @@ VALUE_RULES = Rules(
     (implicit_rounding, Cast),
     (fitting_integer, Cast),
     (known_integer, Cast),
+    (chosen_truth, Cast),
     (own_type, Cast),
     (repeated_rounding, *ROUND.values()),
     (rounded_integer, *ROUND.values()),

@@ -14,7 +14,8 @@ then nothing is changed.
 The value subtracted before the exponential must not contain the lowest number: a maximum of masked
 scores has been rewritten before. A minimum of them is as low as the mask, and a masked term 1.
 
-Worked example: above, ``n <= m`` has to hold for some n in each row m, and does at ``n = 0``.
+Worked example: above, ``n <= m`` has to hold for some n in each row m, and does at ``n = 0``. So
+does ``n <= m and document[n] == document[m]``, at ``n = m``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fusec.ir.contraction import factors
-from fusec.ir.edges import all_edges_when
+from fusec.ir.edges import edges_when
 from fusec.ir.expr import (
     Cast,
     Const,
@@ -39,9 +40,10 @@ from fusec.ir.expr import (
     substitute,
 )
 from fusec.ir.graph import Kernel
-from fusec.ir.index import Axis, Index, index, is_in_range, is_nonnegative
+from fusec.ir.index import Axis, Index, index, is_in_range, least, most
 from fusec.ir.monoid import MAX
 from fusec.ir.rewrite import Rules, is_index_only, rewrite
+from fusec.passes.graph.simplify import simplifier
 
 LOWEST = -1e38
 """Constants at or below this are masks. A matrix product that is as low has overflowed."""
@@ -99,14 +101,19 @@ def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:
 
 def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | None:
     """Return scores masked by -inf; None if a row may be fully masked, or ``mask`` is no mask."""
-    hides = _is_mask(mask.then)
-    edges = all_edges_when(mask.condition, not hides)
-    if not (hides or _is_mask(mask.other)) or edges is None or not _are_scores(scores):
+    hides, seen = _is_mask(mask.then), mask.condition
+    if not (hides or _is_mask(mask.other)) or not _are_scores(scores):
         return None
-    if not any(_holds(edges, point) for point in _points(edges, keys)):
+    points = _points(edges_when(seen, not hides), keys)
+    if not any(_is_always(not hides, seen.substitute(point)) for point in points):
         return None
     hidden = Const(-math.inf, scores.dtype)
     return Select(mask.condition, *((hidden, scores) if hides else (scores, hidden)))
+
+
+def _is_always(truth: bool, condition: Expr) -> bool:
+    (known,) = simplifier()((condition,))
+    return isinstance(known, Const) and known.value is truth
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,6 +130,8 @@ def _are_scores(node: Expr) -> bool:
             return bool(position.axes) and is_index_only(position) and _are_scores(position)
         case Const(value=value):
             return abs(value) < -LOWEST
+        case Op(name="exp2" | "pow" | "reciprocal"):
+            return max(map(abs, _ends(node))) < -LOWEST
         case Op(name=name):
             return name in _KEEPS_SCORES and all(map(_are_scores, children(node)))
         case Cast():
@@ -149,5 +158,35 @@ def _points(edges: Iterable[Index], keys: frozenset[Axis]) -> Iterator[dict[Axis
                     yield {**first, key: at}
 
 
-def _holds(edges: Iterable[Index], point: dict[Axis, Index]) -> bool:
-    return all(is_nonnegative(-substitute(edge, point)) for edge in edges)
+def _ends(node: Expr) -> tuple[float, float]:
+    """Return bounds of a monotonic function of positions, as slopes of heads are made."""
+    match node:
+        case Const(value=value):
+            return value, value
+        case IndexValue(index=at):
+            low, high = least(at), most(at)
+            return -math.inf if low is None else low, math.inf if high is None else high
+        case Cast(arg=arg):
+            return _ends(arg)
+        case Op(name="exp2", args=(power,)):
+            return _powers(2.0, *_ends(power))
+        case Op(name="pow", args=(Const(value=base), power)) if base > 0:
+            return _powers(base, *_ends(power))
+        case Op(name="mul", args=(a, Const(value=factor))):
+            return _sorted(end * factor for end in _ends(a))
+        case Op(name="neg", args=(a,)):
+            return _sorted(-end for end in _ends(a))
+        case Op(name="reciprocal", args=(a,)) if min(_ends(a)) > 0:
+            return _sorted(1 / end for end in _ends(a))
+    return -math.inf, math.inf
+
+
+def _powers(base: float, *ends: float) -> tuple[float, float]:
+    """Return the powers of a positive base that f32 may hold; infinities beyond these."""
+    logs = [end * math.log2(base) for end in ends]
+    return _sorted(0.0 if log < -126 else math.inf if log > 126 else 2.0**log for log in logs)
+
+
+def _sorted(ends: Iterable[float]) -> tuple[float, float]:
+    low, high = sorted(ends)
+    return low, high

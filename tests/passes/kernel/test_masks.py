@@ -111,6 +111,53 @@ def test_a_slope_by_distance_does_not_mask():
     assert masks_of(after) == {-math.inf}
 
 
+def documents_apart(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    """A row sees the earlier keys of its document: at least its own."""
+    m, n = torch.arange(ROWS)[:, None], torch.arange(KEYS)
+    seen = (documents[m] == documents[n]) & (n <= m)
+    return (q @ k.mT + torch.where(seen, 0.0, LEAST)).softmax(-1) @ v
+
+
+def other_documents(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+    m, n = torch.arange(ROWS)[:, None], torch.arange(KEYS)
+    seen = (documents[m] != documents[n]) & (n <= m)
+    return (q @ k.mT + torch.where(seen, 0.0, LEAST)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "masks"), [(documents_apart, {-math.inf}), (other_documents, {LEAST})]
+)
+def test_what_data_say_holds_where_both_sides_are_one_element(function, masks):
+    given = *inputs(), torch.arange(KEYS) // 7
+    _, after = schedules(function, *given)
+    assert masks_of(after) == masks
+    check(function, *given, backend=FUSED)
+
+
+def sloped_by_powers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As BLOOM writes slopes, and MPT its mask."""
+    slopes = torch.pow(torch.tensor(0.25), torch.arange(1, 3))
+    shifts = (torch.arange(KEYS) - KEYS) * (1 / torch.pow(2, torch.arange(1, 3) * 2.0))[:, None]
+    hidden = torch.where(torch.arange(KEYS) <= torch.arange(ROWS)[:, None], 0.0, LEAST)
+    scores = q @ k.mT + slopes[:, None, None] * torch.arange(KEYS) + shifts[:, None]
+    return scores.masked_fill(hidden.bool(), LEAST).softmax(-1) @ v
+
+
+def test_slopes_that_positions_make_are_scores():
+    _, after = schedules(sloped_by_powers, *inputs())
+    assert masks_of(after) == {-math.inf}
+    check(sloped_by_powers, *inputs(), backend=FUSED)
+
+
+def test_powers_that_may_be_infinite_are_none():
+    def steep(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        m, n = torch.arange(ROWS)[:, None], torch.arange(KEYS)
+        return (q @ k.mT - torch.pow(2000.0, n)).masked_fill(n > m, LEAST).softmax(-1) @ v
+
+    _, after = schedules(steep, *inputs())
+    assert masks_of(after) == {LEAST}
+
+
 def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     causal = torch.arange(ROWS)[:, None] >= torch.arange(KEYS)
     return torch.where(causal, q @ k.mT + bias, LEAST).softmax(-1) @ v
