@@ -103,6 +103,7 @@ EXAMPLES: dict[str, Expr] = {
     "guard_of_other_axes": at("x", M, 0, guard=below(R, 4)),
     "guarded_indices": at("x", index(M) // 4, R, guard=below(M, 4)),
     "empty_reduction": Reduce(SUM, (NONE,), at("x", M, NONE)),
+    "row_and_one_more": Reduce(MAX, (R,), op("add", Select(below(R, 15), X, at("y", 0, 0)), TOP)),
     "repeated_body": Reduce(SUM, (R,), at("x", M, 0)),
     "one_hot_sum": Reduce(SUM, (R,), ONE_HOT),
     "steady_and_one_hot_sum": Reduce(SUM, (R,), op("add", at("x", M, 0), ONE_HOT)),

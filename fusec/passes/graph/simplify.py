@@ -35,8 +35,10 @@ from fusec.ir.expr import (
     is_op,
     op,
     postorder,
+    reductions,
     select,
     substitute,
+    substitute_all,
 )
 from fusec.ir.graph import Graph, Line, RowLoop
 from fusec.ir.index import (
@@ -56,6 +58,7 @@ from fusec.ir.monoid import ALL, EXPSUM, MAX, MIN, PROD, RECURRENCE, SUM, Monoid
 from fusec.ir.ranges import fits, holds
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
+from fusec.ir.serial import serial_axes
 
 
 def simplify(graph: Graph) -> Graph:
@@ -431,6 +434,31 @@ def empty_reduction(node: Reduce) -> Expr:
     return Const(node.monoid.identity(node.dtype), node.dtype)
 
 
+_COMBINES = {SUM: "add", PROD: "mul", MAX: "maximum", MIN: "minimum"}
+
+
+def row_and_one_more(node: Reduce) -> Expr:
+    """``max(r: where(r < 8, x[r], y))`` of nine r is ``maximum(max(r: x[r]), y)``.
+
+    An attention's sink, a key more than there are, would give its softmax other rows than scores.
+    Scans and scatters stay whole: these are serial.
+    """
+    (axis, *others), combine = node.over, _COMBINES.get(node.monoid)
+    last = axis.extent - 1
+    if others or combine is None or axis.limit is not None or not is_nonnegative(last - 1):
+        return node
+    edges = (index(axis) - last + 1, last - index(axis))
+    chosen = (n.condition for n in postorder((node.body,)) if isinstance(n, Select))
+    if not any(edge in edges for c in chosen if axis in c.axes for edge in edges_when(c, True)):
+        return node
+    if serial_axes((node,)):
+        return node
+    rest = Axis(axis.name, last)
+    own: dict[Expr, Expr] = {n: n for n in reductions(node.body) if axis in n.over}  # it is bound
+    row, more = (substitute_all((node.body,), {axis: at}, own)[0] for at in (index(rest), last))
+    return op(combine, Reduce(node.monoid, (rest,), row), more)
+
+
 def repeated_body(node: Reduce) -> Expr:
     """``sum(c: x)`` of an x without c is ``x * C``; the maximum is x."""
     if node.monoid in (PROD, EXPSUM, RECURRENCE) or node.inner.issuperset(node.over):
@@ -550,6 +578,7 @@ VALUE_RULES = Rules(
     (guard_of_other_axes, Load),
     (guarded_indices, Load),
     (empty_reduction, Reduce),
+    (row_and_one_more, Reduce),
     (repeated_body, Reduce),
     (one_hot_sum, Reduce),
     (steady_and_one_hot_sum, Reduce),

@@ -37,6 +37,7 @@ from fusec.ir.expr import (
     Select,
     children,
     postorder,
+    reductions,
     substitute,
 )
 from fusec.ir.graph import Kernel
@@ -103,6 +104,8 @@ def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | No
     """Return scores masked by -inf; None if a row may be fully masked, or ``mask`` is no mask."""
     hides, seen = _is_mask(mask.then), mask.condition
     if not (hides or _is_mask(mask.other)) or not _are_scores(scores):
+        return None
+    if any(not keys.isdisjoint(n.over) for n in reductions(seen)):  # which bind a key again
         return None
     points = _points(edges_when(seen, not hides), keys)
     if not any(_is_always(not hides, seen.substitute(point)) for point in points):

@@ -427,6 +427,25 @@ def test_a_mask_of_gathered_positions_ends_the_loop_over_keys() -> None:
     fused(packed, *inputs)
 
 
+@TRAINED
+def test_a_sink_is_a_key_beside_the_rows_of_scores(train: bool) -> None:
+    """As GPT-OSS has it: rows of scores are as long as without it, and vectors fill them."""
+
+    def sinking(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT * 0.25 + torch.ones(q.shape[-2], k.shape[-2]).tril().log()
+        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], -1)
+        scores = scores - scores.amax(-1, keepdim=True)
+        return scores.softmax(-1)[..., :-1] @ v
+
+    inputs = *heads(1, 2, 96, 16), tensor(2)
+    if not train:
+        _, program = kernel(sinking, *inputs)
+        assert {loop.axis.extent for loop in loops(program)}.isdisjoint({index(7), index(97)})
+    fused(sinking, *inputs, train=train)
+    check(sinking, *inputs, train=train)
+
+
 def test_an_attention_and_its_projection_visit_keys_once() -> None:
     """Columns of values that one tile holds are no loop around the keys, each turn of which
     would compute the scores again."""

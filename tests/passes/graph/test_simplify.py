@@ -23,12 +23,14 @@ from fusec.ir.expr import (
 from fusec.ir.graph import Def, Graph, View
 from fusec.ir.index import Axis, Runtime, index
 from fusec.ir.monoid import ALL, ANY, SUM, Monoid
+from fusec.ir.serial import scan_of
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.graph.simplify import simplify
 from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example
-from tests.ir.graphs import axes, buffer, f32, graph, load, position
-from tests.passes.pipelines import BOUNDED, check_same, random_graphs
+from tests.ir.graphs import axes, below, buffer, f32, graph, load, position
+from tests.ir.test_serial import until
+from tests.passes.pipelines import BOUNDED, check_same, numbers, random_graphs
 from tests.philox import uniforms
 
 
@@ -196,6 +198,28 @@ def test_a_position_that_is_read_as_an_index_is_itself(step: int, extent: int, k
     assert isinstance(line, Def)
     (found,) = loads((line.expr,))
     assert (found.indices == (index(i) * step,)) is known
+
+
+@pytest.mark.parametrize(("ends", "apart"), [(15, True), (14, False), (1, False)])
+def test_only_the_last_of_a_row_is_reduced_apart(ends: int, apart: bool) -> None:
+    m, r = axes("m r", 4, 16)
+    x, y, out = buffer("x", 4, 16), buffer("y", 4), buffer("out", 4)
+    row = Select(below(r, ends), load(x, m, r), load(y, m))
+    before = graph((x, y), (Def(out, (m,), Reduce(SUM, (r,), row)),), out)
+    after = simplify(before)
+    (line,) = after.defs
+    assert isinstance(line.expr, Op) is apart
+    check_same(before, after, (numbers(4, 16), numbers(4, seed=1)))
+
+
+def test_a_scan_of_a_row_and_one_more_stays_a_scan() -> None:
+    """Split, it would be a sum up to each point, which no loop over steps computes."""
+    m, i, r = axes("m i r", 4, 16, 16)
+    x, y, out = buffer("x", 4, 16), buffer("y", 4), buffer("out", 4, 16)
+    row = Select(below(r, 15), load(x, m, r), load(y, m))
+    total = Reduce(SUM, (r,), Select(until(r, i), row, f32(0)))
+    after = simplify(graph((x, y), (Def(out, (m, i), total),), out))
+    assert isinstance(after.defs[0].expr, Reduce) and scan_of(after.defs[0].expr) is not None
 
 
 def test_nothing_to_simplify_gives_the_same_graph() -> None:
