@@ -134,11 +134,13 @@ def _products(nodes: Iterable[Expr], grid: Iterable[Axis]) -> list[Reduce]:
 
 
 def _is_weighted(node: Reduce) -> bool:
-    """Return True for a sum over few elements with a factor that reads no memory."""
+    """Return True for a sum over few elements with a factor of each, which reads no memory."""
     if node.monoid is not SUM or not all(map(is_short, node.over)):
         return False
     body = node.body
-    return is_op(body, "mul") and any(map(is_index_only, body.args))
+    if not is_op(body, "mul"):
+        return False
+    return any(is_index_only(x) and not x.axes.isdisjoint(node.over) for x in body.args)
 
 
 def is_short(axis: Axis) -> bool:

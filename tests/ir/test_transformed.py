@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Const, Op, Reduce
+from fusec.ir.expr import Cast, Const, Op, Reduce
 from fusec.ir.graph import Def, Kernel, Store
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.transformed import has_transformed, match_transformed
-from tests.ir.graphs import axes, buffer, graph, load
+from tests.ir.graphs import axes, buffer, graph, load, position
 from tests.passes.pipelines import kernel_of
 from tests.passes.schedule.flat import products
 from tests.passes.schedule.short_filters import filtered
@@ -92,3 +92,14 @@ def _guard(expr, source):
         return node
 
     return rewrite((expr,), rule)[0]
+
+
+@pytest.mark.parametrize("varies", (False, True))
+def test_a_factor_of_all_products_is_no_transform(varies: bool) -> None:
+    """Scores of grouped heads, summed over the heads of a group, have one scale."""
+    x, w, y = buffer("x", 4, 64, 32), buffer("w", 4, 32, 48), buffer("y", 64, 48)
+    m, n, a, k = axes("m n a k", 64, 48, 4, 32)
+    inner = Reduce(SUM, (k,), Op("mul", (load(x, a, m, k), load(w, a, k, n))))
+    factor = Cast(position(a), F32) if varies else Const(0.5, F32)
+    line = Def(y, (m, n), Reduce(SUM, (a,), Op("mul", (inner, factor))))
+    assert has_transformed(kernel_of(graph((x, w), (line,), y))) is varies

@@ -576,7 +576,7 @@ def lower(kernel: FlatKernel, plan: Plan, code: CodeTuning | None = None) -> Pro
     Raises:
         InternalError: if the plan binds the axes in a way the kernel cannot run.
     """
-    if has_transformed(kernel):
+    if not plan.warps and has_transformed(kernel):  # a CPU's plan
         return lower_transformed(kernel, plan, code or CodeTuning())
     lowering = _Lowering(kernel, plan)
     lowering.region(list(lowering.stores))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.expr import Load
 from fusec.ir.index import index
@@ -14,6 +16,7 @@ from fusec.passes.schedule import accepts_cpu
 from fusec.passes.schedule.transformed import accepts, plans
 from tests.passes.schedule.flat import bindings
 from tests.passes.schedule.short_filters import filtered
+from tests.support import check
 
 MACHINE = replace(CPU_MACHINE, vector=16)
 
@@ -67,3 +70,9 @@ def test_channels_are_whole_vectors_side_by_side() -> None:
 
     apart = kernel.map(lambda exprs: rewrite(exprs, turned))
     assert not accepts(apart, MACHINE)
+
+
+def test_on_a_gpu_weights_by_position_are_a_sum_like_any_other() -> None:
+    """Tiles of transformed products are a CPU's; a kernel that looks so had no program on a GPU."""
+    weighted = lambda x, w: ((x @ w) * torch.arange(4.0)[:, None, None]).sum(0)  # noqa: E731
+    check(weighted, torch.randn(4, 32, 16), torch.randn(4, 16, 24), backend="triton_fused")
