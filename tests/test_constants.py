@@ -45,7 +45,7 @@ DEFINITIONS = {
         "ir/online": {"LEAST", "ONE"},
         "ir/ranges": {"EXACT"},
         "passes/graph/simplify": {"_NEUTRAL"},
-        "passes/kernel/masks": {"LOWEST"},
+        "passes/kernel/masks": {"FAR", "LOWEST", "PLACE"},
     },
     "a name for a position, a count or a case": {
         "codegen/lowering/orient": {"COLUMNS", "ROWS"},

@@ -145,7 +145,8 @@ def chosen_truth(node: Cast) -> Expr:
     """``bool(where(c, 0, 5))`` is ``not(c)``: of two numbers, one of which is 0."""
     match node:
         case Cast(arg=Select(condition=c, then=Const(value=a), other=Const(value=b)), dtype=kind):
-            if kind is BOOL and (a == 0) is not (b == 0):
+            # Smaller numbers may be 0 in the type of the selection.
+            if kind is BOOL and min(abs(a), abs(b)) == 0 and max(abs(a), abs(b)) >= 1:
                 return op("not", c) if a == 0 else c
     return node
 

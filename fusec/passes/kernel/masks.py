@@ -6,10 +6,11 @@ at which loops can end (``codegen/lowering/band.py``). The same holds where scor
 a mask. A fully masked row has equal weights instead: so the condition must provably leave at least
 one key in each row.
 
-Scores are matrix products, slopes by distance, and values computed from these only. They are as low
-as the mask only after an overflow; a row in which *all* overflowed becomes NaN, where eager has
-equal weights. A tensor among the scores, such as a bias, may itself be a mask by the lowest number:
-then nothing is changed.
+Scores are matrix products, slopes by distance, and values computed from these only. Products are as
+low as the mask only after an overflow; a row in which *all* overflowed becomes NaN, where eager has
+equal weights. Functions of positions alone are bounded; a loaded slope is taken to be a slope. A
+tensor among the scores, such as a bias, may itself be a mask by the lowest number: then nothing is
+changed.
 
 The value subtracted before the exponential must not contain the lowest number: a maximum of masked
 scores has been rewritten before. A minimum of them is as low as the mask, and a masked term 1.
@@ -23,8 +24,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from fusec.ir.contraction import factors
+from fusec.ir.dtype import F32, F64
 from fusec.ir.edges import edges_when
 from fusec.ir.expr import (
     Cast,
@@ -48,6 +51,12 @@ from fusec.passes.graph.simplify import simplifier
 
 LOWEST = -1e38
 """Constants at or below this are masks. A matrix product that is as low has overflowed."""
+
+PLACE, FAR = 2.0**40, 2.0**80
+"""The most that a position is, and a function of positions: far from a mask."""
+UNKNOWN = (-math.inf, math.inf)
+Ends: TypeAlias = tuple[float, float]
+"""The least and the greatest value of an expression."""
 
 _KEEPS_SCORES = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "round_f16", "round_bf16"})
 
@@ -121,7 +130,7 @@ def _is_always(truth: bool, condition: Expr) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _are_scores(node: Expr) -> bool:
-    """Return True for values computed from matrix products, constants and indices only.
+    """Return True for values of matrix products and of positions, which are far above a mask.
 
     A tensor may occur as a factor of a position: the slopes of a bias by distance (ALiBi).
     """
@@ -131,15 +140,13 @@ def _are_scores(node: Expr) -> bool:
         case Op(name="mul", args=(a, b)) if Load in map(type, map(_uncast, (a, b))):
             position = b if isinstance(_uncast(a), Load) else a
             return bool(position.axes) and is_index_only(position) and _are_scores(position)
-        case Const(value=value):
-            return abs(value) < -LOWEST
-        case Op(name="exp2" | "pow" | "reciprocal"):
-            return max(map(abs, _ends(node))) < -LOWEST
+        case _ if is_index_only(node):
+            return max(map(abs, _ends(node))) <= FAR
         case Op(name=name):
             return name in _KEEPS_SCORES and all(map(_are_scores, children(node)))
         case Cast():
             return all(map(_are_scores, children(node)))
-    return isinstance(node, IndexValue)
+    return False
 
 
 def _uncast(node: Expr) -> Expr:
@@ -162,34 +169,50 @@ def _points(edges: Iterable[Index], keys: frozenset[Axis]) -> Iterator[dict[Axis
 
 
 def _ends(node: Expr) -> tuple[float, float]:
-    """Return bounds of a monotonic function of positions, as slopes of heads are made."""
+    """Return bounds of a function of positions in f32 or f64, as slopes of heads are made."""
     match node:
-        case Const(value=value):
-            return value, value
         case IndexValue(index=at):
             low, high = least(at), most(at)
-            return -math.inf if low is None else low, math.inf if high is None else high
-        case Cast(arg=arg):
-            return _ends(arg)
-        case Op(name="exp2", args=(power,)):
-            return _powers(2.0, *_ends(power))
-        case Op(name="pow", args=(Const(value=base), power)) if base > 0:
-            return _powers(base, *_ends(power))
-        case Op(name="mul", args=(a, Const(value=factor))):
-            return _sorted(end * factor for end in _ends(a))
-        case Op(name="neg", args=(a,)):
-            return _sorted(-end for end in _ends(a))
-        case Op(name="reciprocal", args=(a,)) if min(_ends(a)) > 0:
-            return _sorted(1 / end for end in _ends(a))
-    return -math.inf, math.inf
+            return -PLACE if low is None else low, PLACE if high is None else high
+        case Const(value=value):
+            return value, value
+        case Cast(arg=arg) if isinstance(arg, IndexValue | Const) or arg.dtype in (F32, F64):
+            return _ends(arg) if node.dtype in (F32, F64) else UNKNOWN
+        case Op(name=name, args=args) if node.dtype in (F32, F64):
+            return _of_operation(name, *map(_ends, args))
+    return UNKNOWN
 
 
-def _powers(base: float, *ends: float) -> tuple[float, float]:
-    """Return the powers of a positive base that f32 may hold; infinities beyond these."""
+def _of_operation(name: str, a: Ends, b: Ends = (0.0, 0.0)) -> Ends:
+    match name:
+        case "add":
+            return a[0] + b[0], a[1] + b[1]
+        case "sub":
+            return a[0] - b[1], a[1] - b[0]
+        case "mul" if math.inf not in map(abs, (*a, *b)):
+            return _sorted(x * y for x in a for y in b)
+        case "div" if b[0] > 1 / FAR and math.inf not in map(abs, a):
+            return _sorted(x / y for x in a for y in b)
+        case "neg":
+            return -a[1], -a[0]
+        case "tanh":
+            return -1.0, 1.0
+        case "exp2":
+            return _powers(2.0, a)
+        case "pow" if a[0] == a[1] > 0:
+            return _powers(a[0], b)
+        case "reciprocal" if a[0] > 1 / FAR:
+            return 1 / a[1], 1 / a[0]
+        case _:
+            return UNKNOWN
+
+
+def _powers(base: float, ends: Ends) -> Ends:
+    """Return the powers of a positive base; unknown beyond those that f32 holds."""
     logs = [end * math.log2(base) for end in ends]
-    return _sorted(0.0 if log < -126 else math.inf if log > 126 else 2.0**log for log in logs)
+    return _sorted(2.0**log for log in logs) if max(map(abs, logs)) < 126 else UNKNOWN
 
 
-def _sorted(ends: Iterable[float]) -> tuple[float, float]:
-    low, high = sorted(ends)
-    return low, high
+def _sorted(values: Iterable[float]) -> Ends:
+    found = sorted(values)
+    return found[0], found[-1]

@@ -200,6 +200,15 @@ def test_a_position_that_is_read_as_an_index_is_itself(step: int, extent: int, k
     assert (found.indices == (index(i) * step,)) is known
 
 
+@pytest.mark.parametrize(("number", "known"), [(5.0, True), (1e-46, False)])
+def test_a_number_that_its_type_may_round_to_zero_is_no_truth(number: float, known: bool) -> None:
+    (m,) = axes("m", 4)
+    x, out = buffer("x", 4), buffer("out", 4, dtype=BOOL)
+    chosen = Select(Op("lt", (load(x, m), f32(0))), f32(0), f32(number))
+    after = simplify(graph((x,), (Def(out, (m,), Cast(chosen, BOOL)),), out))
+    assert isinstance(after.defs[0].expr, Cast) is not known
+
+
 @pytest.mark.parametrize(("ends", "apart"), [(15, True), (14, False), (1, False)])
 def test_only_the_last_of_a_row_is_reduced_apart(ends: int, apart: bool) -> None:
     m, r = axes("m r", 4, 16)

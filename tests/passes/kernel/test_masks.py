@@ -149,13 +149,23 @@ def test_slopes_that_positions_make_are_scores():
     check(sloped_by_powers, *inputs(), backend=FUSED)
 
 
-def test_powers_that_may_be_infinite_are_none():
+STEEP: dict[str, Callable[[Tensor], Tensor]] = {
+    "a power of positions that overflows": lambda heads: torch.pow(2000.0, heads + 40),
+    "as large as the mask, times a position": lambda heads: torch.exp2((heads + 123).float()),
+    "a power that is 0 as an integer": lambda heads: 1 / torch.exp2(-(heads + 1).float()).int(),
+    "an integer that wraps": lambda heads: 1 / (heads + 255).to(torch.uint8),
+}
+
+
+@pytest.mark.parametrize("slope", STEEP)
+def test_functions_of_positions_that_may_be_as_low_as_a_mask_are_none(slope: str):
     def steep(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         m, n = torch.arange(ROWS)[:, None], torch.arange(KEYS)
-        return (q @ k.mT - torch.pow(2000.0, n)).masked_fill(n > m, LEAST).softmax(-1) @ v
+        scores = q @ k.mT + STEEP[slope](torch.arange(2))[:, None, None] * (n - m - 1)
+        return torch.where(n <= m, scores, -1e38).softmax(-1) @ v
 
     _, after = schedules(steep, *inputs())
-    assert masks_of(after) == {LEAST}
+    assert masks_of(after) == {-1e38}
 
 
 def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
