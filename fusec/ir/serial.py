@@ -165,10 +165,10 @@ def from_the_end(node: Expr) -> Expr:
 def _moved(terms: tuple[Expr, ...], last: Axis, along: Axis) -> tuple[Expr, ...]:
     """Return terms with one axis in the place of another, which none of their reductions binds."""
     inner = [n for term in terms for n in reductions(term)]
+    kept: dict[Expr, Expr] = {n: n for n in inner if last not in n.axes}  # some bind it themselves
     if any(along in n.over and last in n.axes for n in inner):
-        kept: dict[Expr, Expr] = {n: n for n in inner if last not in n.axes}
         terms = tuple(fresh_bound_axes(term, kept) for term in terms)
-    return substitute_all(terms, {last: index(along)})
+    return substitute_all(terms, {last: index(along)}, kept)
 
 
 def _without(node: Expr) -> Expr:

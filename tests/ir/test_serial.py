@@ -140,6 +140,18 @@ def test_a_scan_combines_the_terms_so_far() -> None:
     assert np.allclose(value(scan, (i, c)), wanted, rtol=1e-6)
 
 
+def test_terms_with_a_sum_that_binds_the_axis_again_are_scanned() -> None:
+    """x[j] less a sum over j, in which a sum over i varies along that j (a softmax backward)."""
+    i, j, c = axes("i j c", E, E, C)
+    inner = Reduce(SUM, (i,), Op("mul", (load(X, i, c), load(X, j, c))))
+    term = Op("sub", (Op("mul", (load(X, j, c), inner)), Reduce(SUM, (j,), inner)))
+    scan = scan_of(Reduce(SUM, (j,), Select(until(j, i), term, f32(0))))
+    assert scan is not None and scan.over == (i,)
+    sums = VALUES.astype(np.float64).sum(0)
+    wanted = (VALUES * VALUES * sums - sums * sums).cumsum(0)
+    assert np.allclose(value(scan, (i, c)), wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_terms_that_vary_with_the_end_are_no_scan() -> None:
     node, i, c = prefixes(own=True)
     assert scan_of(node) is None
