@@ -60,6 +60,8 @@ def is_wide_product(line: Def, machine: Machine) -> bool:
     products = reductions(line.expr)
     if len(products) != 1 or factors(products[0]) is None or is_window(products[0]):
         return False
+    if products[0].over[0].limit is not None:  # which is said of an axis of this line
+        return False
     terms = products[0].over[0].extent
     operands = sum(numel(buffer) for buffer in line.reads)
     # A whole row of an operand has to fit the lanes.

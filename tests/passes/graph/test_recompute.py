@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support import check
+
 
 def looked_up(weight: torch.Tensor, rows: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
     return F.embedding(rows, weight) @ narrow
@@ -36,3 +38,13 @@ def test_a_scatter_reads_a_wide_product_from_memory(model, dtype: torch.dtype) -
         scale = right.abs().max()
         error, allowed = ((x.double() - right).abs().max() / scale for x in (got, eager))
         assert error <= 2 * allowed + 1e-6
+
+
+def test_the_parts_of_a_sum_are_no_product_to_recompute() -> None:
+    """The last of them is shorter: where it ends is said of an axis that their sum has not."""
+
+    def outer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = F.conv1d(x, w, groups=9)
+        return (h.unsqueeze(-1) * h.unsqueeze(-2)).sum(1)
+
+    check(outer, torch.randn(9, 9, 15), torch.randn(9, 1, 1), train=True)
