@@ -29,7 +29,7 @@ from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.value import ZERO, Value, positions
 from fusec.ir.dtype import compute_type
 from fusec.ir.expr import Expr, loads
-from fusec.ir.index import Axis, Index, index
+from fusec.ir.index import Axis, Index, IntoIndex, index
 from fusec.ir.monoid import SUM
 
 
@@ -50,7 +50,9 @@ MOST_CHANNELS, MOST_PLACES = 3, 7
 its window along an axis."""
 
 
-def _is_own(call: AtenCall, x: Value, weight: Value, stride: Sequence[int], groups: int) -> bool:
+def _is_own(
+    call: AtenCall, x: Value, weight: Value, stride: Sequence[int], groups: IntoIndex
+) -> bool:
     """Return True for sums that kernels compute in less time than the library, on a CPU.
 
     For channels of their own along one axis a kernel takes 0.2 to 0.7 of oneDNN's time, gradients
@@ -93,7 +95,7 @@ def _sums(
     bias: Value | None,
     numbers: tuple[Sequence[int], ...],
     transposed: bool,
-    groups: int,
+    groups: IntoIndex,
 ) -> Body:
     """Return a convolution, the call's first result, as a function of indices.
 
@@ -119,7 +121,7 @@ def _sums(
         points = around(windows, at)
         own = Axis("c", read)
         (c,) = positions((own,))
-        group = channel // made if groups > 1 else ZERO
+        group = ZERO if index(groups) is index(1) else channel // made
         place = (image, group * read + c, *points.where[2:])
         over = Domain((own, *points.axes), place, points.number, points.inside)
         where = (place[1], channel - group * made) if transposed else (channel, c)

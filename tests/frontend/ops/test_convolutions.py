@@ -130,6 +130,15 @@ def test_a_causal_convolution_of_channels_side_by_side_is_one_kernel(whole: bool
     assert graph.launches == 1
 
 
+@TRAINED
+def test_as_many_groups_as_a_size_says(train: bool) -> None:
+    """Where x has as many channels as places along a line, one symbol is both, and the groups."""
+    convolve = lambda x, w: F.conv1d(x, w, groups=w.shape[0])  # noqa: E731
+    more = [(values(2, 24, 24), values(24, 1, 1, seed=1))]
+    inputs = values(2, 33, 33), values(33, 1, 1, seed=1)
+    check(convolve, *inputs, train=train, dynamic=True, more=more)
+
+
 def test_gradients_that_nobody_wants_are_not_computed() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.conv1d(x, w, None, padding=3, groups=6)
