@@ -1,8 +1,10 @@
-"""Lay out values between kernels as the kernels walk them: the order of their axes in memory.
+"""Lay out values between kernels as the kernels walk them: which axis is contiguous in memory.
 
-Spec: ``schedule -> schedule``. A value that only kernels touch has no caller who asked for an
-order, so that the axis is contiguous along which most bytes are written and read beside others
-that are contiguous. Products of matrices are left out: they read tiles in either order.
+Spec: ``schedule -> schedule``. A value that only kernels touch has no caller who asked for its
+strides. Each kernel has an axis along which most of its other traffic is contiguous; the one that
+moves most bytes of the value becomes the value's last in memory, the others stay in order. Values
+are judged one by one, beside all others as they lay before. Products of matrices are left out: they
+read tiles in either order.
 
 Worked example: ``h[c, t] = f(x[t, c])`` and ``y[t, c] = g(h[c, t])`` with row-major x and y. Both
 kernels walk c; in memory h becomes ``h[t, c]``, and nothing is transposed. A convolution along time
@@ -76,7 +78,7 @@ def _votes(kernel: Kernel, buffer: Buffer) -> Counter[int]:
 
 
 def _contiguous_along(buffer: Buffer, k: int) -> Buffer:
-    """Return a buffer of the same shape that is contiguous along one dimension."""
+    """Return a plain buffer of the same shape that is contiguous along one dimension."""
     order = [*(i for i in range(len(buffer.shape)) if i != k), k]
     steps = contiguous_strides(tuple(buffer.shape[i] for i in order))
     strides = tuple(steps[order.index(i)] for i in range(len(order)))

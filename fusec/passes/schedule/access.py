@@ -6,7 +6,8 @@ import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fusec.ir.expr import Buffer, Load, index_exprs
+from fusec.ir.buffer import Buffer
+from fusec.ir.expr import Load, index_exprs
 from fusec.ir.graph import FlatKernel, Kernel, Store
 from fusec.ir.index import Axis, Index, index, product
 from fusec.passes.schedule.descriptors import is_multiple

@@ -107,11 +107,11 @@ def _find_axis_use(
     if looped in batch:
         looped = None  # a batch of products is summed: one of it in each iteration
     between = tuple(a for a in kernel.inside if a in loops and a not in around and a is not looped)
-    crossed, crosses = _longest(around), bool(around)
+    crossed, sums_apart = _longest(around), bool(around)
     if machine.is_cpu and crossed and _fits_lanes(crossed, most):
-        between_products = (n for n in nested if loops.isdisjoint(n.over))
-        if all(crossed not in n.axes for n in between_products):
-            # Its tiles would each compute the nested products again.
+        scores = [n for n in nested if loops.isdisjoint(n.over)]
+        if all(crossed not in n.axes for n in scores):
+            # Lanes, without a loop: in that, each tile would compute the same scores again.
             around, whole = tuple(a for a in around if a is not crossed), (*whole, crossed)
             crossed = None
     inside = {*whole, *(a for a in (looped, crossed) if a is not None)}
@@ -120,7 +120,7 @@ def _find_axis_use(
     columns = {p.columns[-1] for p in panels}.union(a for a in converted if a is not None)
     tiled = _tiled(kernel, products, inside, columns)
     tiles = loops - groups
-    nests = crosses or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
+    nests = sums_apart or all(set(n.over) >= tiles or tiles.isdisjoint(n.over) for n in reductions)
     if tiled is None or not nests:
         return None
     panel = machine.loops.panel if panels else 0

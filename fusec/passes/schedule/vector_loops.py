@@ -155,10 +155,11 @@ def _lanes(kernel: Kernel, lane: Axis, machine: Machine, outer: int) -> Binding:
 
 
 def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
-    """Return the fastest axis that fills half a vector at least; the fastest one if none does.
+    """Return the fastest axis, of those that fill half a vector at least if any does.
 
-    Of two as fast as each other one that fills a vector: 512 x 512 filters of 3 x 3, transposed
-    from channels last, take 1.7 ms, 3.2 in lanes of nine (AVX-512, one thread, 2026-11). A window
+    Where that fills no whole vector, one that does and is as fast (reads along one, stores along
+    the other) comes before it: 512 x 512 filters of 3 x 3, transposed from channels last, take
+    1.7 ms, 3.2 in lanes of nine (AVX-512, one thread, 2026-11). A window
     of 3 is contiguous in memory, but its outputs, even with strided loads, fill vectors
     (max_pool2d of relu, 3x3 and stride 2: 5 times faster, measured 2026-11).
     """
@@ -172,8 +173,9 @@ def lane_axis(kernel: FlatKernel, machine: Machine) -> Axis | None:
     if lane is None or lane.extent.hint() >= machine.vector:
         return lane
     is_short = lane.extent.hint() < half
-    least = half if is_short else machine.vector
-    long = tuple(a for a in axes if a.extent.hint() >= least)
+    wanted = half if is_short else machine.vector
+    long = tuple(a for a in axes if a.extent.hint() >= wanted)
+    # Of equally fast axes it is the last one.
     other = fastest_axis(kernel, long if is_short else (lane, *long), halves)
     if other is None or nest_order(kernel, other, machine) is None:
         return lane
