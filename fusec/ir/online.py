@@ -9,6 +9,9 @@ an attention is one loop over keys.
 A positive factor of the scores may be applied after the maximum, ``max(n: k*x) = k * max(n: x)``:
 rounding keeps order, so both are equal to the last bit. The terms are then ``exp(k*x - k*m)``.
 
+Terms may be relative to more than their maximum, ``exp(s - u)`` with u the larger of m and a sink:
+a sum of ``exp(s - m)`` is then multiplied by ``exp(m - u)`` when the loop has ended.
+
 Worked example: with ``l = sum(n: exp(s - m))`` the weights ``exp(s - m) / l`` are linear once the
 division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) * v) / l``.
 """
@@ -16,7 +19,8 @@ division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from fusec.errors import InternalError
@@ -24,7 +28,7 @@ from fusec.ir.expr import Const, Expr, Op, Reduce, Select, op, postorder, select
 from fusec.ir.index import Axis
 from fusec.ir.linear import dependents, terms
 from fusec.ir.monoid import MAX, SUM
-from fusec.ir.rewrite import Rules
+from fusec.ir.rewrite import Rules, replace_nodes
 
 Scale: TypeAlias = tuple[str, float]
 """How scores are scaled: ("mul", k) or ("div", k), with k positive."""
@@ -152,11 +156,14 @@ def factor_outside_sum(node: Reduce) -> Expr:
 
     Factors move likewise, and conditions whose other branch is 0, for fully masked rows. Only sums
     that become linear in an ``exp(s - m)`` by it are changed: elsewhere a division rounds where the
-    user wrote it. A rounding to 16 bits moves to the value before the division.
+    user wrote it. A rounding to 16 bits moves to the value before the division. Of ``exp(s - u)``
+    with u made of m, ``exp(m - u)`` moves.
     """
     if node.monoid is not SUM or not node.dtype.is_float:
         return node
     body, outside = _split(node.body, frozenset(node.over))
+    body, merging = _by_own_maximum(body, frozenset(node.over))
+    outside = [*merging, *outside]
     if not outside:
         return node
     inner = Reduce(SUM, node.over, body)
@@ -168,8 +175,61 @@ def factor_outside_sum(node: Reduce) -> Expr:
     return result
 
 
-ONLINE_RULES = Rules((factor_outside_sum, Reduce))
+def difference_outside_maximum(node: Reduce) -> Expr:
+    """``max(n: s - maximum(max(n: s), c))`` is ``max(n: s) - maximum(max(n: s), c)``, exactly.
+
+    A softmax of scores that a user has shifted has two maxima. Of what is above the scores alone:
+    a constant of -inf would make NaN of some terms, and leave their maximum.
+    """
+    match node:
+        case Reduce(monoid=monoid, bodies=(Op(name="sub", args=(score, base)),)) if monoid is MAX:
+            top = Reduce(MAX, node.over, score)
+            if base is top or (
+                isinstance(base, Op) and base.name == "maximum" and top in base.args
+            ):
+                return top - base
+    return node
+
+
+ONLINE_RULES = Rules((difference_outside_maximum, Reduce), (factor_outside_sum, Reduce))
 """Rules by which a sum can run in the loop of its maximum."""
+
+
+def _by_own_maximum(body: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:
+    """Return terms relative to their scores' own maximum, and what makes them what they were.
+
+    ``exp(s - u)`` of an attention with a sink, where u is ``maximum(max(n: s), sink)``.
+    """
+    for factor in _factors(body):
+        score, base = _shifted(factor, over)
+        for top in () if base is None else postorder((base,)):
+            if not isinstance(top, Reduce) or top.monoid is not MAX or set(top.over) != over:
+                continue
+            if base is not top and base is not None and _at_most(score, top.body, frozenset()):
+                (own,) = replace_nodes((body,), {factor: op("exp", score - top)})
+                return own, [partial(merged, scale=ONE, top=top, maximum=base)]
+    return body, []
+
+
+def _factors(root: Expr) -> Iterator[Expr]:
+    """Yield the factors of a product, below roundings."""
+    match root:
+        case Op(name="mul", args=args) | Op(name="round_f16" | "round_bf16", args=args):
+            for arg in args:
+                yield from _factors(arg)
+        case _:
+            yield root
+
+
+def _shifted(node: Expr, over: frozenset[Axis]) -> tuple[Expr, Expr | None]:
+    """Return the scores of an exponential, and what is subtracted from them; else None for that."""
+    if not isinstance(node, Op) or node.name != "exp":
+        return node, None
+    (score,), base = node.args, None
+    while isinstance(score, Op) and score.name == "sub" and score.args[1].axes.isdisjoint(over):
+        score, less = score.args
+        base = less if base is None else less + base
+    return score, base
 
 
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:

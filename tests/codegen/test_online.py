@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -112,6 +113,41 @@ def test_a_condition_of_the_row_leaves_its_sum(shown: bool):
     assert inner.args == (Reduce(SUM, (row.n,), Op("mul", (weight, v))), total)
 
 
+@pytest.mark.parametrize("name", ("maximum", "add"))
+def test_what_is_subtracted_beside_the_maximum_leaves_the_sum(name: str):
+    """A sink is the larger one; a log-sum-exp is the maximum and more. Twice shifted is once."""
+    row = _Row()
+    top, sink = row.top(row.score), Load(_buffer("sink", 1), (index(0),))
+    base = Op(name, (top, sink))
+    for weight in (_above(row.score, base), _above(Op("sub", (row.score, sink)), base)):
+        body = Op("mul", (weight, row.load("v")))
+        assert not row.is_online(body)
+        (after,) = rewrite((Reduce(SUM, (row.n,), body),), ONLINE_RULES)
+        (total,) = find_row_maxima((after,))
+        assert find_row_maxima((after,))[total] is top
+        assert total.body.args[0] is _above(row.score, top)
+
+
+def test_a_logarithm_of_weights_is_no_weight():
+    """``sum(n: s - u)`` has no exponential: a loss with smoothed labels."""
+    row = _Row()
+    shifted = Op("sub", (row.score, Op("add", (row.top(row.score), Const(0.5, F32)))))
+    for body in (shifted, Op("mul", (shifted, row.load("v"))), Op("mul", (shifted, shifted))):
+        total = Reduce(SUM, (row.n,), body)
+        assert rewrite((total,), ONLINE_RULES) == (total,)
+
+
+@pytest.mark.parametrize("also", ("sink", "nothing"))
+def test_the_maximum_of_shifted_scores_is_shifted(also: str):
+    row = _Row()
+    top = row.top(row.score)
+    base = Op("maximum", (top, Const(0.5, F32))) if also == "sink" else top
+    (after,) = rewrite((row.top(Op("sub", (row.score, base))),), ONLINE_RULES)
+    assert after is Op("sub", (top, base))
+    (other,) = rewrite((row.top(Op("sub", (row.score, Const(0.5, F32)))),), ONLINE_RULES)
+    assert isinstance(other, Reduce)
+
+
 def test_a_condition_of_each_term_stays_in_its_sum():
     row = _Row()
     weight = Select(row.keep, _above(row.score, row.top(row.score)), Const(0.0, F32))
@@ -194,6 +230,24 @@ def test_weights_in_other_spellings(spelling: str):
     q, k, v = (values(1, n, 16, seed=s) for s, n in enumerate((40, 90, 90)))
     weights = SPELLINGS[spelling]
     check(lambda q, k, v: weights(q @ k.mT * 0.25) @ v, q, k, v, backend="triton_fused")
+
+
+def _with_sink(scores: torch.Tensor, sink: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    top = torch.maximum(scores.amax(-1, keepdim=True), sink)
+    weights = (scores - top).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (sink - top).exp()) @ v
+
+
+@pytest.mark.parametrize("hidden", ("none", "some", "all"))
+@pytest.mark.parametrize("sink", (1.0, 80.0, -math.inf))
+def test_weights_beside_a_sink(sink: float, hidden: str):
+    """A row of which all is hidden has weights of 0 beside a sink, and is NaN without one."""
+    scores, v = values(3, 40), values(40, 16, seed=1)
+    if hidden != "none":
+        scores[1, 3:] = -math.inf
+    if hidden == "all":
+        scores[1] = -math.inf
+    check(_with_sink, scores, torch.tensor(sink), v)
 
 
 @pytest.mark.parametrize("hidden", ("none", "some", "all"))

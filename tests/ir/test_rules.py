@@ -112,6 +112,9 @@ EXAMPLES: dict[str, Expr] = {
     "eager_rounding": H,
     "masked_maximum": Reduce(MAX, (R,), Select(HIDDEN, SCORE, LEAST)),
     "masked_exponential": above(Select(HIDDEN, SCORE, LEAST), Reduce(MAX, (K,), at("x", M, K))),
+    "difference_outside_maximum": Reduce(
+        MAX, (R,), op("sub", X, op("maximum", TOP, at("y", 0, 0)))
+    ),
     "factor_outside_sum": Reduce(SUM, (R,), op("mul", op("div", above(X, TOP), TOTAL), H)),
     "scale_outside_mask": Select(HIDDEN, op("mul", X, f32(0.3)), f32(-math.inf)),
     "scale_outside_maximum": Reduce(MAX, (R,), op("mul", X, f32(0.3))),

@@ -64,7 +64,7 @@ _KEEPS_SCORES = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "round_f16
 def mask_by_infinity(kernel: Kernel) -> Kernel:
     """Return the kernel with its softmaxes masked by minus infinity where the result is equal."""
     return kernel.map(
-        lambda roots: rewrite(roots, MASK_RULES) if any(map(_is_mask, postorder(roots))) else roots
+        lambda roots: rewrite(roots, MASK_RULES) if any(map(_has_mask, roots)) else roots
     )
 
 
@@ -78,14 +78,16 @@ def masked_maximum(node: Reduce) -> Expr:
 def masked_exponential(node: Op) -> Expr:
     """``exp(where(n > m, -3.4e38, s) - top)`` is ``exp(where(n > m, -inf, s) - top)``."""
     match node.args:
-        case (Op(name="sub", args=(scores, top)),) if scores.axes > top.axes and not any(
-            map(_is_mask, postorder((top,)))
-        ):
+        case (Op(name="sub", args=(scores, top)),) if scores.axes > top.axes and not _has_mask(top):
             return Op("exp", (Op("sub", (_masked(scores, scores.axes - top.axes), top)),))
     return node
 
 
 MASK_RULES = Rules((masked_maximum, Reduce), (masked_exponential, "exp"))
+
+
+def _has_mask(root: Expr) -> bool:
+    return any(map(_is_mask, postorder((root,))))
 
 
 def _is_mask(node: Expr) -> bool:
@@ -99,6 +101,8 @@ def _masked(node: Expr, keys: frozenset[Axis]) -> Expr:
             return Cast(_masked(scores, keys), node.dtype)
         case Op(name="round_f16" | "round_bf16", args=(scores,)):
             return Op(node.name, (_masked(scores, keys),))
+        case Op(name="sub", args=(scores, base)) if base.axes.isdisjoint(keys):
+            return node if _has_mask(base) else Op("sub", (_masked(scores, keys), base))
         case Op(name="add", args=(scores, Select() as mask) | (Select() as mask, scores)):
             nothing = mask.other if _is_mask(mask.then) else mask.then
             is_zero = isinstance(nothing, Const) and nothing.value == 0

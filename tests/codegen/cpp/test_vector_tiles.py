@@ -427,23 +427,31 @@ def test_a_mask_of_gathered_positions_ends_the_loop_over_keys() -> None:
     fused(packed, *inputs)
 
 
+def sinking(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """As GPT-OSS writes it: a softmax over the keys and a sink, shifted twice by its maximum."""
+    m, n = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    scores = q @ k.mT * 0.25 + torch.where(n <= m, 0.0, torch.finfo(torch.float32).min)
+    column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    scores = torch.cat([scores, column], -1)
+    scores = scores - scores.max(-1, keepdim=True).values
+    return scores.softmax(-1)[..., :-1] @ v
+
+
+def test_an_attention_with_a_sink_visits_the_keys_that_its_mask_lets_through_once() -> None:
+    inputs = *heads(1, 2, 512, 16), tensor(2)
+    _, program = kernel(sinking, *inputs)
+    over_keys = [loop for loop in loops(program) if products(loop)]
+    assert [len(products(loop)) for loop in over_keys] == [2, 2]  # before the diagonal, and on it
+    assert {len(loop.stops) for loop in over_keys} == {2, 3}
+    fused(sinking, *inputs)
+
+
 @TRAINED
-def test_a_sink_is_a_key_beside_the_rows_of_scores(train: bool) -> None:
-    """As GPT-OSS has it: rows of scores are as long as without it, and vectors fill them."""
-
-    def sinking(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
-        scores = q @ k.mT * 0.25 + torch.ones(q.shape[-2], k.shape[-2]).tril().log()
-        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, column], -1)
-        scores = scores - scores.amax(-1, keepdim=True)
-        return scores.softmax(-1)[..., :-1] @ v
-
-    inputs = *heads(1, 2, 96, 16), tensor(2)
-    if not train:
-        _, program = kernel(sinking, *inputs)
-        assert {loop.axis.extent for loop in loops(program)}.isdisjoint({index(7), index(97)})
-    fused(sinking, *inputs, train=train)
-    check(sinking, *inputs, train=train)
+@pytest.mark.parametrize("sink", (0.0, 50.0, -math.inf))
+def test_a_sink_of_any_size(sink: float, train: bool) -> None:
+    inputs = *heads(1, 2, 96, 16), torch.full((2,), sink)
+    fused(sinking, *inputs, train=train and sink == 0)
+    check(sinking, *inputs, train=train and sink == 0)
 
 
 def test_an_attention_and_its_projection_visit_keys_once() -> None:
