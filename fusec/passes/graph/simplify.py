@@ -31,10 +31,12 @@ from fusec.ir.expr import (
     axes_in,
     both,
     cast,
+    children,
     index_of,
     is_op,
     op,
     postorder,
+    reach,
     reductions,
     select,
     substitute,
@@ -442,17 +444,21 @@ def row_and_one_more(node: Reduce) -> Expr:
     """``max(r: where(r < 8, x[r], y))`` of nine r is ``maximum(max(r: x[r]), y)``.
 
     An attention's sink, a key more than there are, would give its softmax other rows than scores.
-    Scans and scatters stay whole: these are serial.
+    Scans and scatters stay whole: these are serial. So do products, where the last key of a cache
+    is a term like all others (one query beside 512 keys took 0.16 ms for 0.12, 2026-11).
     """
     (axis, *others), combine = node.over, _COMBINES.get(node.monoid)
     last = axis.extent - 1
     if others or combine is None or axis.limit is not None or not is_nonnegative(last - 1):
         return node
     edges = (index(axis) - last + 1, last - index(axis))
-    chosen = (n.condition for n in postorder((node.body,)) if isinstance(n, Select))
-    if not any(edge in edges for c in chosen if axis in c.axes for edge in edges_when(c, True)):
-        return node
-    if serial_axes((node,)):
+
+    def terms(n: Expr) -> Iterable[Expr]:
+        return () if isinstance(n, Reduce) or is_op(n, "mul") else children(n)
+
+    chosen = (n.condition for n in reach((node.body,), terms) if isinstance(n, Select))
+    found = any(edge in edges for c in chosen if axis in c.axes for edge in edges_when(c, True))
+    if not found or serial_axes((node,)):
         return node
     rest = Axis(axis.name, last)
     own: dict[Expr, Expr] = {n: n for n in reductions(node.body) if axis in n.over}  # it is bound

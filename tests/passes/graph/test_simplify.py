@@ -221,6 +221,14 @@ def test_only_the_last_of_a_row_is_reduced_apart(ends: int, apart: bool) -> None
     check_same(before, after, (numbers(4, 16), numbers(4, seed=1)))
 
 
+def test_the_last_key_of_a_cache_is_a_term_of_the_product() -> None:
+    m, r = axes("m r", 4, 16)
+    x, y, w, out = buffer("x", 4, 16), buffer("y", 4), buffer("w", 16), buffer("out", 4)
+    row = Op("mul", (load(w, r), Select(below(r, 15), load(x, m, r), load(y, m))))
+    after = simplify(graph((x, y, w), (Def(out, (m,), Reduce(SUM, (r,), row)),), out))
+    assert isinstance(after.defs[0].expr, Reduce)
+
+
 def test_a_scan_of_a_row_and_one_more_stays_a_scan() -> None:
     """Split, it would be a sum up to each point, which no loop over steps computes."""
     m, i, r = axes("m i r", 4, 16, 16)
