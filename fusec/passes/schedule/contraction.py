@@ -42,6 +42,7 @@ from fusec.passes.schedule.tiling import (
     find_work,
     is_small,
     programs,
+    staged,
     tiles_along,
     tilings,
 )
@@ -449,6 +450,7 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
             for b in bound
         )
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
+    offered = tuple(plan for plan in offered if _has_room(kernel, plan, machine.sm.shared_bytes))
     if machine.sm.tensor_columns:
         offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))
     first, *others = offered
@@ -460,6 +462,12 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     if first.adds_tiles:
         return (*offered, replace(first, descriptors=False, adds_tiles=False))
     return with_roles(one, _with_two_programs(one, offered))
+
+
+def _has_room(kernel: Kernel, plan: Plan, shared_bytes: int) -> bool:
+    """Return False if a tile that a descriptor stores does not fit shared memory."""
+    lanes = {binding.axis: binding.tile for binding in plan.bindings}
+    return not plan.descriptors or max(staged(kernel, lanes).values(), default=0) <= shared_bytes
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:

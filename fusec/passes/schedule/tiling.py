@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusec.ir.contraction import Factors
-from fusec.ir.dtype import BF16, F4X2, F32
+from fusec.ir.dtype import BF16, F4X2, F32, DType
 from fusec.ir.expr import Expr, Load, Op, Reduce, children, postorder
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import groups_of
@@ -309,6 +309,21 @@ def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
     for axis in axes:
         total *= lanes.get(axis, 1)
     return total
+
+
+def staged(kernel: Kernel, lanes: Mapping[Axis, int]) -> dict[tuple[DType, int], int]:
+    """Return the bytes of shared memory that descriptors store tiles from.
+
+    One buffer serves stores of one type and number of columns: type, columns -> bytes.
+    """
+    found: dict[tuple[DType, int], int] = {}
+    for store in kernel.stores:
+        offset, axes = store.buffer.offset(store.indices), store.expr.axes
+        columns = next((a for a in axes if offset.steps_by_one(a)), None)
+        kind = store.buffer.dtype, 0 if columns is None else lanes.get(columns, 1)
+        tile = area(axes, lanes) * store.buffer.dtype.itemsize
+        found[kind] = max(tile, found.get(kind, 0))
+    return found
 
 
 def lanes_of(axis: Axis) -> int:

@@ -22,12 +22,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusec.ir.cpu_tuning import Sides
-from fusec.ir.dtype import DType
 from fusec.ir.expr import Expr, Load, postorder
-from fusec.ir.graph import Kernel
 from fusec.passes.schedule.descriptors import is_describable
 from fusec.passes.schedule.plan import Plan
-from fusec.passes.schedule.tiling import ProductKernel, Tiling, area, filled, programs, tilings
+from fusec.passes.schedule.tiling import (
+    ProductKernel,
+    Tiling,
+    area,
+    filled,
+    programs,
+    staged,
+    tilings,
+)
 
 
 def with_roles(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:
@@ -185,18 +191,7 @@ def _slots(one: ProductKernel, tiling: Tiling) -> int:
     work, looped = one.work, one.use.looped
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
-    other = sum(count for count, loops in tiles if not loops) + _staged(one.kernel, tiling)
+    other = sum(count for count, loops in tiles if not loops)
+    other += sum(staged(one.kernel, tiling.lanes).values())
     room = one.machine.sm.shared_bytes - work.tuning.barrier_bytes - other
     return min(work.tuning.slots[1], room // slot)
-
-
-def _staged(kernel: Kernel, tiling: Tiling) -> int:
-    """Return the bytes that stage stored tiles: one buffer for each type and number of columns."""
-    found: dict[tuple[DType, int], int] = {}
-    for store in kernel.stores:
-        offset, axes = store.buffer.offset(store.indices), store.expr.axes
-        columns = next((a for a in axes if offset.steps_by_one(a)), None)
-        kind = store.buffer.dtype, 0 if columns is None else tiling.lanes.get(columns, 1)
-        tile = area(axes, tiling.lanes) * store.buffer.dtype.itemsize
-        found[kind] = max(tile, found.get(kind, 0))
-    return sum(found.values())

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import A100_MACHINE, HOPPER_MACHINE
+from fusec.codegen.targets import A100_MACHINE, HOPPER_MACHINE, RTX_5090_MACHINE
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
 from fusec.ir.index import index
 from fusec.ir.machine import Machine
-from fusec.ir.monoid import SUM
+from fusec.ir.monoid import MAX, SUM
 from fusec.passes.fusion.unify import unify
 from fusec.passes.kernel.coalesce import coalesce
 from fusec.passes.schedule import accepts_gpu, gpu_plans
@@ -180,3 +180,18 @@ def test_fewer_programs_with_long_steps_reach_the_full_rates() -> None:
     assert (wide.parts, middle.parts, narrow.parts, short.parts) == (1, 1, 1, 1)
     few = spread(products(16, 1024, 4096), HOPPER_MACHINE)
     assert few is not None and few.full > 1.0 and few.parts == 8
+
+
+def test_rows_too_wide_for_shared_memory_are_not_stored_by_descriptors() -> None:
+    """y[m, n] = exp(x[m, k] @ w[k, n] - max(n: x[m, k] @ w[k, n])) in f32: 128 KB of a tile."""
+    y = buffer("y", 256, 256)
+    x, w = buffer("x", 256, 128, dtype=BF16), buffer("w", 128, 256, dtype=BF16)
+    i, j, k, n = axes("m n k c", 256, 256, 128, 256)
+    row, column = (
+        Reduce(SUM, (k,), Op("mul", (f32_of(load(x, i, k)), f32_of(load(w, k, c))))) for c in (n, j)
+    )
+    body = Op("exp", (Op("sub", (column, Reduce(MAX, (n,), row))),))
+    kernel = kernel_of(graph((x, w), (Def(y, (i, j), body),), y))
+    for machine, described in ((HOPPER_MACHINE, True), (RTX_5090_MACHINE, False)):
+        plans = [plan for plan in gpu_plans(kernel, machine) if tile(plan)[:1] == (128,)]
+        assert plans and any(plan.descriptors for plan in plans) is described
