@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusec.ir.expr import Buffer, Load, substitute
+from fusec.ir.expr import Buffer, Load, postorder, substitute
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import For, Let, Program, statements
 from fusec.ir.streamed import WIDEST_PANEL
@@ -77,9 +77,13 @@ def points_ahead(loop: For, program: Program, lane: Axis | None) -> dict[Load, I
 
 
 def own_loads(loop: For) -> list[Load]:
-    """Return the loads of a loop's iterations, each once, without those of inner loops."""
-    lets = (s for s in loop.body if isinstance(s, Let))
-    return list(dict.fromkeys(let.value for let in lets if isinstance(let.value, Load)))
+    """Return the loads of a loop's iterations whose place is known before, each once.
+
+    Not those of inner loops, and no gather at an index that the iteration computes.
+    """
+    inside: set[object] = {s.var for s in statements(loop.body) if isinstance(s, Let)}
+    loads = (s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Load))
+    return [load for load in dict.fromkeys(loads) if inside.isdisjoint(postorder(load.gathers))]
 
 
 def lines_apart(offset: Index, loop: Axis, line: int) -> int:

@@ -9,9 +9,15 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen.cpp.prefetches import iterations_ahead, lines_apart, next_tile, points_ahead
-from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Load, Var
+from fusec.codegen.cpp.prefetches import (
+    iterations_ahead,
+    lines_apart,
+    next_tile,
+    own_loads,
+    points_ahead,
+)
+from fusec.ir.dtype import F32, I64
+from fusec.ir.expr import Buffer, IndexValue, Load, Runtime, Var
 from fusec.ir.index import Axis, index
 from fusec.ir.program import For, Let, Program
 from tests.support import BACKEND, values
@@ -39,6 +45,18 @@ def test_a_tile_s_operand_is_fetched_a_trip_of_the_loop_ahead() -> None:
     assert next_tile(load, STEP, LANE) == load.indices[0] - index(LANE) + 8
     assert next_tile(load, PART, LANE) is None
     assert next_tile(load, STEP, None) is None
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_row_is_fetched_ahead_if_its_number_is_known_before_the_loop(inside: bool) -> None:
+    """One that an iteration computes has no name before it: SAM's positions did not build."""
+    _, loop, first = stream(parts=True)
+    row = Let(Var("row", I64, frozenset()), IndexValue(index(POINT)))
+    place = index(Runtime(row.var, index(64))) * 1024 + index(STEP) * 8 + index(LANE)
+    gathered = Load(first.buffer, (place,))
+    read = Let(Var("v", F32, frozenset({LANE})), gathered)
+    body = (row, read) if inside else (read,)
+    assert own_loads(replace(loop, body=body)) == ([] if inside else [gathered])
 
 
 @pytest.mark.parametrize("rows", [32, 128])
