@@ -21,9 +21,10 @@ A race does no harm:
 
 Rounds are interleaved (A B C, B C A, ...): a slow second of the machine affects all candidates.
 After each of `STAGES` those clearly behind leave, and at most half of many stay; where the winner
-is `CLOSE` to the reference, more rounds are run. What one call takes is for `stopwatch.py` to say.
-When the time budget is spent, the best so far wins. It is there for machines that are busy: what is
-measured should be a matter of counts, so that equal graphs get equal verdicts.
+is `CLOSE` to the reference, more rounds are run; where samples are long, fewer. What one call takes
+is for `stopwatch.py` to say. When the time budget is spent, the best so far wins. It is there for
+machines that are busy: what is measured should be a matter of counts, so that equal graphs get
+equal verdicts.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ ROUNDS = 15
 
 CLOSE, CLOSE_ROUNDS = 1.08, 31
 """How many times faster than the reference the best may be to have so many rounds."""
+
+LONG_US, LONG_SHARE = 5000.0, 1 / 3
+"""Samples as long as this average their noise themselves: so many of the rounds are run."""
 
 KEPT = 4
 """A stage that ends keeps half of the candidates, or this many."""
@@ -298,14 +302,20 @@ class _Course:
         if rounds is not None:
             self._rounds(rounds)
             return
+        share = self._share_of_rounds()
         for until, factor in STAGES:
-            if not self._rounds(until):
+            count = max(STAGES[0][0], round(share * until))
+            if not self._rounds(count):
                 return
-            self._leave_behind(until, factor)
+            self._leave_behind(count, factor)
         if self._lead() > 1.0:
-            self._rounds(ROUNDS)
+            self._rounds(round(share * ROUNDS))
         if 1.0 < self._lead() < CLOSE:
-            self._rounds(CLOSE_ROUNDS)
+            self._rounds(round(share * CLOSE_ROUNDS))
+
+    def _share_of_rounds(self) -> float:
+        fastest = min(entrant.median for entrant in self.racing)
+        return LONG_SHARE if fastest * len(self.sets) >= LONG_US else 1.0
 
     def _lead(self) -> float:
         """Return how many times faster than the reference the best candidate is."""

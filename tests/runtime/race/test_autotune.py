@@ -182,6 +182,12 @@ def test_a_close_race_has_more_rounds(track: Track) -> None:
     assert len(track.calls) == 2 * (1 + autotune.CLOSE_ROUNDS)
 
 
+@pytest.mark.parametrize(("best", "rounds"), [(6300, 5), (6700, 10)])
+def test_long_samples_are_fewer(track: Track, best: float, rounds: int) -> None:
+    track.race(track.candidate("library", 7000), track.candidate("fused", best))
+    assert len(track.calls) == 2 * (1 + rounds)  # and the check's
+
+
 def test_a_race_may_have_a_number_of_rounds(track: Track) -> None:
     verdict = track.race(track.candidate("library", 2000), track.candidate("a", 9000), rounds=5)
     assert len(track.calls) == 2 * (1 + 5) and verdict.times == {"library": 2000, "a": 9000}
