@@ -374,6 +374,8 @@ class CodeTuning:
     """Cost of an element of a tile that is copied block-wise, for the order of lanes."""
     scattered: float = 4.0
     """The same of a scalar access."""
+    packed: float = 0.06
+    """The same of an operand of 16 or 8 bits that a product packs."""
     drawn: float = 8.0
     """The same of a scalar random draw."""
     folded: float = 0.02

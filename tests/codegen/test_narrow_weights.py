@@ -204,6 +204,16 @@ def test_a_vector_of_rows_is_multiplied_by_tiles_of_bf16(rows: int, target: str)
     assert ("f_multiply(" in kernel.source) is (target != "cpu:amx" and rows > 16)
 
 
+@pytest.mark.parametrize(("rows", "scattered"), [(16, True), (17, False), (128, False)])
+def test_columns_are_in_the_lanes_where_rows_are_many(rows: int, scattered: bool) -> None:
+    """A product packs what is in the lanes. Few rows cost less, but their stores are scattered."""
+    torch._dynamo.reset()
+    given = operands(rows, torch.bfloat16, columns=4096, terms=1024)
+    *_, kernel = fusec.kernels(linear, *given, target="cpu:amx")
+    assert ("stg" in kernel.source) is scattered
+    check(linear, *given)
+
+
 def test_a_gate_of_two_products_is_as_exact_as_eager() -> None:
     def gated(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.silu(F.linear(x, w.to(x.dtype))) * F.linear(x, v.to(x.dtype))

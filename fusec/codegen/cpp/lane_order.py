@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusec.codegen.cpp.tile_uses import Place, TileUses, placed
+from fusec.ir.dtype import BF16, I8
 from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.program import For, Let, Program, Put, Statement, Update
@@ -72,7 +73,7 @@ def _costs(
     for place, statement in body:
         match statement:
             case Let(value=Dot() as dot) | Update(value=Dot() as dot):
-                yield _right(dot, runs, uses, order)
+                yield _right(dot, place, runs, uses, order)
                 yield _gathered_left(dot, runs, uses, order)
                 yield _slot(dot, uses, order)
             case _:
@@ -128,20 +129,23 @@ def _gathered_left(dot: Dot, runs: dict[Place, int], uses: TileUses, order: Lane
     return uses.code.scattered * terms.extent.const * row.extent.const * times
 
 
-def _right(dot: Dot, runs: dict[Place, int], uses: TileUses, order: LaneOrder) -> float:
+def _right(
+    dot: Dot, place: Place, runs: dict[Place, int], uses: TileUses, order: LaneOrder
+) -> float:
     """Return the cost of copying the right operand to panels: 0 if it can be read in place.
 
-    A copy counts where the load stands: one hoisted out of loops is made once.
+    A copy counts where the load stands: one hoisted out of loops is made once. Narrow terms are
+    packed in pairs by each product, also those that stand in an array.
     """
     _, right = order.sides(dot)
     (terms,) = dot.over
     *_, column = order.sorted(dot.axes)
-    load = uses.load(right)
-    if load is None:
-        good = order.axes.index(terms) < order.axes.index(column)
+    narrow, elements = right.dtype in (BF16, I8), terms.extent.const * column.extent.const
+    if uses.load(right) is None:
+        good = narrow or order.axes.index(terms) < order.axes.index(column)
     else:
         good = uses.direct(right, terms, column, right=True) is not None
     if good:
-        return 0.0
+        return uses.code.packed * elements * runs[place] if narrow else 0.0
     times = runs[uses.defined[right]] if isinstance(right, Var) else 1
-    return uses.code.copied * terms.extent.const * column.extent.const * times
+    return uses.code.copied * elements * times
