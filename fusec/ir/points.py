@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fusec.errors import InternalError
 from fusec.ir.atoms import Atom, Axis, FloorDiv, Mod, Runtime, Size
@@ -21,18 +21,21 @@ POINTS_TRIED = 1 << 13
 
 
 def is_in_range_everywhere(value: Index, extent: Index) -> bool:
-    """Return True if an index is in range at every point, tried over a small constant domain."""
-    domain = set(value.axes)
-    while more := {b for a in domain if a.limit is not None for b in a.limit.axes} - domain:
+    """Return True if an index is in range at every point, tried over a small constant domain.
+
+    What is read from memory takes each value that it may have, whatever others are.
+    """
+    domain = set(_coordinates(value))
+    while more := {c for a in domain for c in _coordinates(_limit(a))} - domain:
         domain |= more
-    if not extent.is_constant or not all(axis.extent.is_constant for axis in domain):
+    if not extent.is_constant or not all(one.extent.is_constant for one in domain):
         return False
-    points = math.prod(axis.extent.const for axis in domain)
-    if points > POINTS_TRIED or not _follows_from_axes(value):
+    points = math.prod(one.extent.const for one in domain)
+    if points > POINTS_TRIED or not _is_evaluated(value):
         return False
     axes = tuple(domain)
-    limits = {a: a.limit for a in axes if a.limit is not None and _follows_from_axes(a.limit)}
-    for coordinates in itertools.product(*(range(axis.extent.const) for axis in axes)):
+    limits = {a: n for a in axes if (n := _limit(a)) is not None and _is_evaluated(n)}
+    for coordinates in itertools.product(*(range(one.extent.const) for one in axes)):
         at = dict(zip(axes, coordinates, strict=True))
         of = functools.partial(_value, at=at)
         outside = any(at[axis] >= limit.evaluate(of) for axis, limit in limits.items())
@@ -41,17 +44,27 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
     return True
 
 
-def _follows_from_axes(value: Index) -> bool:
-    """Return True if an index has only axes and numbers, and constant positive divisors."""
+def _coordinates(value: Index | None) -> Iterator[Axis | Runtime]:
+    """Yield what an index is evaluated from."""
+    atoms = () if value is None else value.atoms()
+    return (atom for atom in atoms if isinstance(atom, Axis | Runtime))
+
+
+def _limit(one: Axis | Runtime) -> Index | None:
+    return one.limit if isinstance(one, Axis) else None
+
+
+def _is_evaluated(value: Index) -> bool:
+    """Return True if an index has no sizes, and constant positive divisors."""
     divisors = [a.divisor for a in value.atoms() if isinstance(a, FloorDiv | Mod)]
     positive = all(d.is_constant and d.const > 0 for d in divisors)
-    return positive and not any(isinstance(a, Size | Runtime) for a in value.atoms())
+    return positive and not any(isinstance(a, Size) for a in value.atoms())
 
 
-def _value(atom: Atom, at: Mapping[Axis, int]) -> int:
-    """Return the value of an atom that follows from axes, at one point."""
+def _value(atom: Atom, at: Mapping[Axis | Runtime, int]) -> int:
+    """Return the value of an atom at one point."""
     match atom:
-        case Axis():
+        case Axis() | Runtime():
             return at[atom]
         case FloorDiv() | Mod():
             dividend: int = atom.dividend.evaluate(functools.partial(_value, at=at))

@@ -13,13 +13,19 @@ I = index(Axis("i", index(6)))  # noqa: E741
 LONG = index(Axis("j", index(POINTS_TRIED + 1)))
 UNKNOWN = index(Axis("k", index(Size("n", 6))))
 ROW = Axis("r", index(4))
+READ = index(Runtime(load(buffer("p", 6), I), index(6)))
 RAGGED = index(Axis("c", index(4), limit=index(4) - ROW))
 
 
 @pytest.mark.parametrize(
     ("value", "extent"),
-    [(I // 2 - I // 3, 2), (I % 4 - (I % 4) // 2, 3), (RAGGED + ROW, 4)],
-    ids=["quotients", "remainders", "below a limit"],
+    [
+        (I // 2 - I // 3, 2),
+        (I % 4 - (I % 4) // 2, 3),
+        (RAGGED + ROW, 4),
+        (READ // 2 - READ // 3 + I - I // 2, 5),
+    ],
+    ids=["quotients", "remainders", "below a limit", "of what is read"],
 )
 def test_the_greatest_value_is_found_at_the_points(value: Index, extent: int) -> None:
     assert is_in_range_everywhere(value, index(extent))
@@ -33,8 +39,8 @@ def test_bounds_of_single_terms_do_not_prove_it() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [LONG, UNKNOWN, index(Runtime(load(buffer("p", 6), I), index(6))), I // Size("n", 6)],
-    ids=["many points", "an extent by size", "a gather", "a divisor by size"],
+    [LONG, UNKNOWN, index(Runtime(load(buffer("p", 6), I), UNKNOWN + 1)), I // Size("n", 6)],
+    ids=["many points", "an extent by size", "a gather by size", "a divisor by size"],
 )
 def test_what_has_no_small_constant_domain_is_not_tried(value: Index) -> None:
     assert not is_in_range_everywhere(value, index(1 << 20))
