@@ -57,9 +57,10 @@ LARGEST = 1 << 16
 """A call with a larger number, which may be an extent of a result, is not tried for its types."""
 
 
-_OPAQUE = {"packed", "packed_weight", "packed_weights", "reserve", "workspace"}
+_OPAQUE = {"packed", "packed_weight", "packed_weights", "workspace"}
 """Parameters that take what another kernel wrote for itself. Zeros in the place of an LSTM's
-workspace end the process (``mkldnn_rnn_layer_backward``, torch 2.13)."""
+workspace end the process (``mkldnn_rnn_layer_backward``, torch 2.13). What BatchNorm reserves is
+empty on CPUs."""
 
 
 @functools.cache
