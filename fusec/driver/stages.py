@@ -52,7 +52,7 @@ from fusec.passes.graph.row_parts import sum_rows_by_parts
 from fusec.passes.graph.share import merge_equal
 from fusec.passes.graph.simplify import round_as_eager, simplify
 from fusec.passes.graph.split_reduction import split_reduction
-from fusec.passes.kernel.coalesce import coalesce
+from fusec.passes.kernel.coalesce import coalesce, merge_short_rows
 from fusec.passes.kernel.masks import mask_by_infinity
 from fusec.passes.kernel.nested_sums import flatten_nested_sums
 from fusec.passes.kernel.online_softmax import online_softmax
@@ -474,8 +474,9 @@ KERNEL = (
     ),
     Stage(
         "coalesce",
-        "flatten offsets; merge neighbouring axes that walk memory as one",
-        alone(coalesce),
+        "flatten offsets; merge neighbouring axes that walk memory as one; and, in pointwise "
+        "kernels, short rows that no vector divides (GPU)",
+        lambda kernel, context: merge_short_rows(coalesce(kernel), context.machine),
         "Kernel",
         "FlatKernel",
         needs=("unroll_rows",),

@@ -222,6 +222,8 @@ class RowTuning:
     """Shared memory of a program for prefetched rows."""
     warps: int = 4
     """Warps of a pointwise program."""
+    short_row: int = 64
+    """Elements of an odd row from which a pointwise kernel is as fast row by row."""
     narrow: int = 128
     """Least width to which a pointwise tile is narrowed to fit rows better."""
     waste: float = 1.1

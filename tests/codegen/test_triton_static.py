@@ -50,6 +50,22 @@ def test_pointwise_chain_of_f32_moves_16_bytes_at_once() -> None:
     assert (found.convert_layouts, found.spill_bytes, found.barriers) == (0, 0, 0)
 
 
+def test_images_of_7_by_7_are_loaded_and_stored_16_bytes_at_once() -> None:
+    """BatchNorm in inference, beside a residual: row by row it had 0.39 of the floor."""
+    x = torch.empty(64, 2048, 7, 7, dtype=torch.bfloat16)
+    numbers = [torch.empty(2048) for _ in range(4)]
+
+    def norm(x: torch.Tensor, r: torch.Tensor, *of_channels: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.nn.functional.batch_norm(x, *of_channels) + r)
+
+    (seen,) = observe(norm, (x, x, *numbers))
+    (kernel,) = check_kernels([take_through(seen, find_target("sm_90"), Options())]).kernels
+    assert kernel.static is not None and kernel.expected is not None
+    wide = [access for access in kernel.static.accesses if access.width == 16]
+    assert [access.kind for access in wide] == ["load", "load", "store"]
+    assert kernel.expected.share > 0.5
+
+
 def test_mask_by_a_size_that_is_a_multiple_of_16_keeps_wide_accesses() -> None:
     found = report(programs.relu_chain(BF16, index(Size("N", 2**20)), 2048, masked=True))
     assert set(found.widths("load")) == set(found.widths("store")) == {16}

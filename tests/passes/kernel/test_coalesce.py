@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
+from fusec.codegen.targets import A100_MACHINE, CPU_MACHINE, HOPPER_MACHINE
 from fusec.ir.dtype import F32
 from fusec.ir.expr import Buffer, Cast, Expr, IndexValue, Op, Reduce, loads
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
 from fusec.ir.index import Axis, IntoIndex, index
 from fusec.ir.monoid import SUM
 from fusec.passes.fusion.fuse import separate
-from fusec.passes.kernel.coalesce import coalesce, flatten
+from fusec.passes.kernel.coalesce import coalesce, flatten, merge_short_rows
 from tests.fuzz.graphs import Example
 from tests.ir.graphs import axes, buffer, graph, layer_norm, load, position, total
 from tests.passes.pipelines import BOUNDED, check_same, kernel_of, numbers, random_graphs
@@ -109,10 +111,53 @@ def test_a_norm_keeps_its_rows() -> None:
     assert extents(kernel_of(layer_norm(6, 8))) == ([6], [8])
 
 
+def scaled(rows: int, length: int, *, along: str = "c") -> Graph:
+    """y[i, c, k] = x[i, c, k] * s[along]"""
+    own = axes("i c k", 2, rows, length)
+    (shared,) = (a for a in own if a.name == along)
+    x, s = buffer("x", 2, rows, length), buffer("s", shared.extent)
+    return one(Op("mul", (load(x, *own), load(s, shared))), own, x, s)
+
+
+@pytest.mark.parametrize(
+    ("length", "along", "merged"),
+    [(49, "c", True), (3, "c", True), (50, "c", False), (65, "c", False), (49, "k", False)],
+    ids=["odd", "very short", "of whole vectors", "long", "what places share"],
+)
+def test_short_odd_rows_are_one_axis_on_a_gpu(length: int, along: str, merged: bool) -> None:
+    before = scaled(6, length, along=along)
+    kernel = coalesce(kernel_of(before))
+    rows = kernel.grid[-1].extent.const == 6 * length
+    assert not rows and merge_short_rows(kernel, CPU_MACHINE) is kernel
+    for machine in (HOPPER_MACHINE, A100_MACHINE):
+        made = merge_short_rows(kernel, machine)
+        assert (made.grid[-1].extent.const == 6 * length) is merged
+    if merged:
+        (factor,) = (n for n in loads(s.expr for s in made.stores) if n.buffer.base.name == "s")
+        assert factor.indices == (index(made.grid[-1]) // length,)
+
+
+def test_rows_of_a_sum_stay() -> None:
+    kernel = coalesce(kernel_of(layer_norm(6, 7)))
+    assert merge_short_rows(kernel, HOPPER_MACHINE) is kernel
+
+
+def test_short_rows_that_lie_apart_stay() -> None:
+    own = axes("i c k", 2, 6, 7)
+    apart, s = strided("x", (2, 6, 7), (48, 8, 1)), buffer("s", 6)
+    body = Op("mul", (load(apart, *own), load(s, own[1])))
+    kernel = coalesce(kernel_of(one(body, own, apart, s)))
+    assert merge_short_rows(kernel, HOPPER_MACHINE) is kernel
+
+
+def short_rows(kernel: Kernel) -> Kernel:
+    return merge_short_rows(coalesce(kernel), HOPPER_MACHINE)
+
+
 def check_kernels(before: Graph, inputs: tuple[object, ...]) -> None:
-    """Assert that the flat and the coalesced form of each kernel store what a graph defines."""
+    """Assert that the flat and the coalesced forms of each kernel store what a graph defines."""
     schedule = separate(before)
-    for form in (flatten, coalesce):
+    for form in (flatten, coalesce, short_rows):
         steps = tuple(form(s) if isinstance(s, Kernel) else s for s in schedule.steps)
         check_same(before, Schedule(before, steps), inputs)
 
