@@ -25,7 +25,7 @@ from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import rewrite
-from fusec.passes.graph.simplify import repeated_body
+from fusec.passes.graph.reduction_rules import repeated_body
 
 
 def coalesce(kernel: Kernel) -> FlatKernel:

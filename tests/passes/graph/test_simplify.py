@@ -15,22 +15,18 @@ from fusec.ir.expr import (
     IndexValue,
     Load,
     Op,
-    Reduce,
     Select,
     loads,
     postorder,
 )
 from fusec.ir.graph import Def, Graph, View
 from fusec.ir.index import Axis, Runtime, index
-from fusec.ir.monoid import ALL, ANY, SUM, Monoid
-from fusec.ir.serial import scan_of
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.graph.simplify import simplify
 from fusec.tools.interpreter.graph import run_graph
 from tests.fuzz.graphs import Example
-from tests.ir.graphs import axes, below, buffer, f32, graph, load, position
-from tests.ir.test_serial import until
-from tests.passes.pipelines import BOUNDED, check_same, numbers, random_graphs
+from tests.ir.graphs import axes, buffer, f32, graph, load, position
+from tests.passes.pipelines import BOUNDED, check_same, random_graphs
 from tests.philox import uniforms
 
 
@@ -82,39 +78,6 @@ def simplified(expr: Expr, i: Axis, *inputs: Buffer) -> Expr:
     return line.expr
 
 
-def test_a_one_hot_sum_is_one_comparison_and_no_loop() -> None:
-    x, t = buffer("x", 4), buffer("t", 4, dtype=I64)
-    i, r = axes("i r", 4, 6)
-    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
-    expr = Reduce(SUM, (r,), chosen)
-    assert not any(isinstance(n, Reduce) for n in postorder((simplified(expr, i, x, t),)))
-    before = out_of(expr, i, x, t)
-    check_same(before, simplify(before), (np.array([5.0, 6, 7, 8]), np.array([0, 5, 6, -1])))
-
-
-def test_a_one_hot_sum_multiplies_an_infinite_factor_by_the_zeros_too() -> None:
-    x, t, b = buffer("x", 4), buffer("t", 4, dtype=I64), buffer("b", 4)
-    i, r = axes("i r", 4, 6)
-    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
-    expr = Reduce(SUM, (r,), chosen * load(b, i))
-    assert not any(isinstance(n, Reduce) for n in postorder((simplified(expr, i, x, t, b),)))
-    before = out_of(expr, i, x, t, b)
-    inputs = [np.array([5.0, 6, 7, 8]), np.array([0, 5, 6, 2]), np.array([np.inf, 2, np.nan, 3])]
-    (found,) = run_graph(simplify(before), inputs)
-    np.testing.assert_array_equal(found, [np.nan, 12, np.nan, 24])
-
-
-def test_a_one_hot_sum_of_a_part_of_an_axis_ends_where_the_part_ends() -> None:
-    x, t = buffer("x", 4), buffer("t", 4, dtype=I64)
-    (i,) = axes("i", 4)
-    r = Axis("r", index(6), limit=index(i) + 1)
-    chosen = Select(Op("eq", (position(r), load(t, i))), load(x, i), f32(0))
-    before = out_of(Reduce(SUM, (r,), chosen), i, x, t)
-    inputs = [np.array([5.0, 6, 7, 8]), np.array([0, 5, 2, 3])]
-    for made in (before, simplify(before)):
-        np.testing.assert_array_equal(run_graph(made, inputs)[0], [5, 0, 7, 8])
-
-
 def test_comparisons_that_bounds_decide_are_constants() -> None:
     (i,) = axes("i", 4)
     for name, bound, verdict in (("lt", 4, True), ("ge", 4, False), ("le", 3, True)):
@@ -141,51 +104,6 @@ def test_adding_zero_to_a_float_stays_for_it_changes_negative_zero() -> None:
     assert simplified(times_zero, i, x) is times_zero
 
 
-def test_a_sum_along_an_axis_that_the_body_lacks_is_a_product() -> None:
-    x = buffer("x", 4)
-    i, r = axes("i r", 4, 6)
-    before = out_of(Reduce(SUM, (r,), load(x, i)), i, x)
-    after = simplify(before)
-    assert "sum" not in repr(after.nodes[0].expr)
-    check_same(before, after, (np.array([1.0, -2, 3, 4]),))
-
-
-@pytest.mark.parametrize("bound", [-np.inf, np.inf])
-@pytest.mark.parametrize("monoid", [ANY, ALL])
-def test_whether_a_row_is_at_an_extreme_is_asked_of_its_extreme(
-    monoid: Monoid, bound: float
-) -> None:
-    x, out = buffer("x", 6, 3), buffer("out", 6, dtype=BOOL)
-    i, r = axes("i r", 6, 3)
-    equal = Op("eq", (load(x, i, r), f32(bound)))
-    asked = Op("not", (equal,)) if monoid is ANY else equal
-    before = graph((x,), (Def(out, (i,), Reduce(monoid, (r,), asked)),), out)
-    after = simplify(before)
-    (line,) = after.nodes
-    assert isinstance(line, Def)
-    kinds = [n.monoid.name for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-    assert kinds == ["max" if bound < 0 else "min"]
-    rows = [[bound] * 3, [bound, 1, bound], [bound, np.nan, bound], [-bound] * 3, [0, 0, 0]]
-    check_same(before, after, (np.array([*rows, [np.nan, bound, -bound]], np.float32),))
-
-
-@pytest.mark.parametrize("asked", ["any equal", "all other", "number", "integer"])
-def test_other_questions_of_a_row_stay(asked: str) -> None:
-    x = buffer("x", 4, 3, dtype=I64 if asked == "integer" else F32)
-    out = buffer("out", 4, dtype=BOOL)
-    i, r = axes("i r", 4, 3)
-    bound = Const(7, I64) if asked == "integer" else f32(1.0 if asked == "number" else -np.inf)
-    equal = Op("eq", (load(x, i, r), bound))
-    monoid, body = (ANY, equal) if asked == "any equal" else (ALL, equal)
-    if asked == "all other":
-        body = Op("not", (equal,))
-    before = graph((x,), (Def(out, (i,), Reduce(monoid, (r,), body)),), out)
-    (line,) = simplify(before).nodes
-    assert isinstance(line, Def)
-    kinds = [n.monoid for n in postorder((line.expr,)) if isinstance(n, Reduce)]
-    assert kinds == [monoid]
-
-
 @pytest.mark.parametrize(("step", "extent", "known"), [(1, 5, True), (2, 7, True), (2, 6, False)])
 def test_a_position_that_is_read_as_an_index_is_itself(step: int, extent: int, known: bool) -> None:
     """Where it is surely in range; elsewhere what is read is checked."""
@@ -207,36 +125,6 @@ def test_a_number_that_its_type_may_round_to_zero_is_no_truth(number: float, kno
     chosen = Select(Op("lt", (load(x, m), f32(0))), f32(0), f32(number))
     after = simplify(graph((x,), (Def(out, (m,), Cast(chosen, BOOL)),), out))
     assert isinstance(after.defs[0].expr, Cast) is not known
-
-
-@pytest.mark.parametrize(("ends", "apart"), [(15, True), (14, False), (1, False)])
-def test_only_the_last_of_a_row_is_reduced_apart(ends: int, apart: bool) -> None:
-    m, r = axes("m r", 4, 16)
-    x, y, out = buffer("x", 4, 16), buffer("y", 4), buffer("out", 4)
-    row = Select(below(r, ends), load(x, m, r), load(y, m))
-    before = graph((x, y), (Def(out, (m,), Reduce(SUM, (r,), row)),), out)
-    after = simplify(before)
-    (line,) = after.defs
-    assert isinstance(line.expr, Op) is apart
-    check_same(before, after, (numbers(4, 16), numbers(4, seed=1)))
-
-
-def test_the_last_key_of_a_cache_is_a_term_of_the_product() -> None:
-    m, r = axes("m r", 4, 16)
-    x, y, w, out = buffer("x", 4, 16), buffer("y", 4), buffer("w", 16), buffer("out", 4)
-    row = Op("mul", (load(w, r), Select(below(r, 15), load(x, m, r), load(y, m))))
-    after = simplify(graph((x, y, w), (Def(out, (m,), Reduce(SUM, (r,), row)),), out))
-    assert isinstance(after.defs[0].expr, Reduce)
-
-
-def test_a_scan_of_a_row_and_one_more_stays_a_scan() -> None:
-    """Split, it would be a sum up to each point, which no loop over steps computes."""
-    m, i, r = axes("m i r", 4, 16, 16)
-    x, y, out = buffer("x", 4, 16), buffer("y", 4), buffer("out", 4, 16)
-    row = Select(below(r, 15), load(x, m, r), load(y, m))
-    total = Reduce(SUM, (r,), Select(until(r, i), row, f32(0)))
-    after = simplify(graph((x, y), (Def(out, (m, i), total),), out))
-    assert isinstance(after.defs[0].expr, Reduce) and scan_of(after.defs[0].expr) is not None
 
 
 def test_nothing_to_simplify_gives_the_same_graph() -> None:
