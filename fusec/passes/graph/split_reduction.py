@@ -34,7 +34,7 @@ from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
-from fusec.passes.schedule.access import count
+from fusec.passes.schedule.access import begin_aligned, count
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
@@ -171,7 +171,7 @@ def _worth_splitting(
 def _is_odd(reduction: Reduce, machine: Machine) -> bool:
     """Return True for long images, of which not all begin at multiples of 8 bytes."""
     image = count(reduction.over[1:])
-    odd = any(image * x.dtype.itemsize % 8 for x in loads(reduction.bodies))
+    odd = not begin_aligned(image, (x.dtype.itemsize for x in loads(reduction.bodies)))
     return odd and 2 * image >= machine.rows.loop_row
 
 

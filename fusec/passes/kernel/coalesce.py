@@ -26,6 +26,7 @@ from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import rewrite
 from fusec.passes.graph.reduction_rules import repeated_body
+from fusec.passes.schedule.access import begin_aligned
 
 
 def coalesce(kernel: Kernel) -> FlatKernel:
@@ -47,18 +48,13 @@ def merge_short_rows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     short = inner.extent.is_constant and inner.extent.const < machine.rows.short_row
     if not short or _bounds_another(kernel, outer, inner):
         return kernel
-    whole = [offset for offset in offsets(kernel) if not _is_shared(offset, inner)]
-    stores = [store.indices[0] for store in kernel.stores]
-    # Rows of a multiple of 8 bytes are loaded in vectors as they are.
-    odd = any(inner.extent.const * s.buffer.dtype.itemsize % 8 for s in kernel.stores)
-    if not odd or any(_is_shared(offset, inner) for offset in stores):
+    stores = {store.indices[0]: store.buffer.dtype.itemsize for store in kernel.stores}
+    if begin_aligned(inner.extent.const, stores.values()):
         return kernel
+    shared = {offset for offset in offsets(kernel) if offset.coefficient(inner) is index(0)}
+    whole = set(offsets(kernel)) - shared
     walked = all(_walks_as_one(offset, outer, inner) for offset in whole)
-    return _merge(kernel, outer, inner) if walked else kernel
-
-
-def _is_shared(offset: Index, inner: Axis) -> bool:
-    return offset.coefficient(inner) is index(0)
+    return _merge(kernel, outer, inner) if walked and stores.keys() <= whole else kernel
 
 
 def flatten(kernel: Kernel) -> FlatKernel:

@@ -26,6 +26,7 @@ from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
 from fusec.passes.schedule.access import (
     VECTOR_BYTES,
+    begin_aligned,
     fastest_axis,
     limiting_axes,
     offsets_with_neighbour,
@@ -249,7 +250,7 @@ def _element_loads(kernel: Kernel, row: Axis, machine: Machine) -> tuple[int, in
 def in_vectors(kernel: Kernel, row: Axis) -> bool:
     """Return True if rows of each tensor begin at multiples of 8 bytes."""
     sizes = (b.dtype.itemsize for b in _row_tiles(kernel, row))
-    return row.extent.is_constant and all(row.extent.const * size % 8 == 0 for size in sizes)
+    return row.extent.is_constant and begin_aligned(row.extent.const, sizes)
 
 
 def _stages(kernel: Kernel, loop: Axis, row: Axis, elements: int, tuning: RowTuning) -> int:
@@ -301,8 +302,7 @@ def holds_parts(parts: int, row: int, sizes: Collection[int], tuning: RowTuning)
         sizes: bytes of an element of each tensor that has them.
     """
     length = power_of_two(parts) * power_of_two(row)
-    vectors = all(row * size % 8 == 0 for size in sizes)
-    most = tuning.resident_parts // (2 if vectors else 1)
+    most = tuning.resident_parts // (2 if begin_aligned(row, sizes) else 1)
     fits = length <= 4 * tuning.loop_elements and length * sum(sizes) <= most
     return row < tuning.loop_row and fits
 
