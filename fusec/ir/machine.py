@@ -223,7 +223,7 @@ class RowTuning:
     warps: int = 4
     """Warps of a pointwise program."""
     short_row: int = 64
-    """Elements of an odd row from which a pointwise kernel is as fast row by row."""
+    """Rows of as many elements or more stay rows, also where no vector divides them."""
     narrow: int = 128
     """Least width to which a pointwise tile is narrowed to fit rows better."""
     waste: float = 1.1

@@ -28,14 +28,14 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
     domain = set(_coordinates(value))
     while more := {c for a in domain for c in _coordinates(_limit(a))} - domain:
         domain |= more
-    if not extent.is_constant or not all(one.extent.is_constant for one in domain):
+    if not extent.is_constant or not all(atom.extent.is_constant for atom in domain):
         return False
-    points = math.prod(one.extent.const for one in domain)
-    if points > POINTS_TRIED or not _is_evaluated(value):
+    points = math.prod(atom.extent.const for atom in domain)
+    if points > POINTS_TRIED or not _can_be_evaluated(value):
         return False
     axes = tuple(domain)
-    limits = {a: n for a in axes if (n := _limit(a)) is not None and _is_evaluated(n)}
-    for coordinates in itertools.product(*(range(one.extent.const) for one in axes)):
+    limits = {a: n for a in axes if (n := _limit(a)) is not None and _can_be_evaluated(n)}
+    for coordinates in itertools.product(*(range(atom.extent.const) for atom in axes)):
         at = dict(zip(axes, coordinates, strict=True))
         of = functools.partial(_value, at=at)
         outside = any(at[axis] >= limit.evaluate(of) for axis, limit in limits.items())
@@ -50,11 +50,11 @@ def _coordinates(value: Index | None) -> Iterator[Axis | Runtime]:
     return (atom for atom in atoms if isinstance(atom, Axis | Runtime))
 
 
-def _limit(one: Axis | Runtime) -> Index | None:
-    return one.limit if isinstance(one, Axis) else None
+def _limit(atom: Axis | Runtime) -> Index | None:
+    return atom.limit if isinstance(atom, Axis) else None
 
 
-def _is_evaluated(value: Index) -> bool:
+def _can_be_evaluated(value: Index) -> bool:
     """Return True if an index has no sizes, and constant positive divisors."""
     divisors = [a.divisor for a in value.atoms() if isinstance(a, FloorDiv | Mod)]
     positive = all(d.is_constant and d.const > 0 for d in divisors)

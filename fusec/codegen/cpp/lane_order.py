@@ -1,10 +1,10 @@
 """Choose the vectorized axis of each tile: one order of all lane axes; a tile's last is its column.
 
 One global order gives each tile its rows and columns, and makes tiles that are used together agree.
-The order minimizes the number of elements copied: loads and stores should be contiguous along the
-columns; a product's right operand needs the summed axis as rows, in memory or copied to panels;
-random numbers for four adjacent elements are drawn at once. A statement in a loop is weighted by
-the loop's trips, or by a guess where they are more or not known (``CodeTuning.trips``).
+The order minimizes the number of elements copied or packed: loads and stores should be contiguous
+along the columns; a product's right operand needs the summed axis as rows, in memory or copied to
+panels; random numbers for four adjacent elements are drawn at once. A statement in a loop is
+weighted by the loop's trips, or by a guess where they are more or not known (``CodeTuning.trips``).
 
 Worked example, an attention: keys, queries, then the head's dimension. So the scores have a vector
 of queries for each key; the queries are copied to panels once, keys and values are read in place,
@@ -132,10 +132,10 @@ def _gathered_left(dot: Dot, runs: dict[Place, int], uses: TileUses, order: Lane
 def _right(
     dot: Dot, place: Place, runs: dict[Place, int], uses: TileUses, order: LaneOrder
 ) -> float:
-    """Return the cost of copying the right operand to panels: 0 if it can be read in place.
+    """Return the cost of bringing the right operand to panels: 0 if it is read in place.
 
-    A copy counts where the load stands: one hoisted out of loops is made once. Narrow terms are
-    packed in pairs by each product, also those that stand in an array.
+    A copy counts where the load stands: one hoisted out of loops is made once. Narrow operands,
+    loaded or computed, are packed by each product.
     """
     _, right = order.sides(dot)
     (terms,) = dot.over

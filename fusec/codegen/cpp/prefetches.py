@@ -77,9 +77,9 @@ def points_ahead(loop: For, program: Program, lane: Axis | None) -> dict[Load, I
 
 
 def own_loads(loop: For) -> list[Load]:
-    """Return the loads of a loop's iterations whose place is known before, each once.
+    """Return the distinct loads of a loop's own iterations, whose places are known ahead.
 
-    Not those of inner loops, and no gather at an index that the iteration computes.
+    That of a gather is not where the iteration computes its index.
     """
     inside: set[object] = {s.var for s in statements(loop.body) if isinstance(s, Let)}
     loads = (s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Load))

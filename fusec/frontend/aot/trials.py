@@ -59,8 +59,8 @@ LARGEST = 1 << 16
 
 _OPAQUE = {"packed", "packed_weight", "packed_weights", "workspace"}
 """Parameters that take what another kernel wrote for itself. Zeros in the place of an LSTM's
-workspace end the process (``mkldnn_rnn_layer_backward``, torch 2.13). What BatchNorm reserves is
-empty on CPUs."""
+workspace end the process (``mkldnn_rnn_layer_backward``, torch 2.13). BatchNorm's ``reserve`` is
+not one of them: it is empty on CPUs."""
 
 
 @functools.cache

@@ -6,13 +6,15 @@ index value has ``B * coefficient(b)`` for the coefficient of a, and every reduc
 or neither: then ``a = n // B``, ``b = n % B`` and no division is left.
 
 On GPUs, pointwise kernels also merge short rows that no vector divides, such as images of 7 x 7.
-What all elements of a row share, as the numbers of a channel, is loaded at ``n // B``::
+What all elements of a row share, as the numbers of a channel, is loaded at ``n // B``. Worked
+example, 2048 channels, B = 49::
 
-    y[i, c, k] = x[100352*i + 49*c + k] * s[c]      k: 49, loaded one by one
-    y[i, n]    = x[100352*i + n] * s[n // 49]       n: 100352, x in vectors of 16 bytes
+    y[i, c, k] = x[100352*i + 49*c + k] * s[c]      k < 49, loaded one by one
+    y[i, n]    = x[100352*i + n] * s[n // 49]       n < 2048 * 49, x in vectors of 16 bytes
 
-BatchNorm and ReLU of 64 x 2048 x 7 x 7 take 12.6 us so, 44 row by row; of 64 x 512 x 13 x 13 they
-would take 11.4 for 10.2 (inference, bf16, model of sm_90, 2026-11).
+BatchNorm and ReLU of 64 x 2048 x 7 x 7 take 12.6 us merged and 44 row by row. Longer rows stay
+(``RowTuning.short_row``): 64 x 512 x 13 x 13 would take 11.4 merged, and takes 10.2 (inference,
+bf16, model of sm_90, 2026-11).
 """
 
 from __future__ import annotations
@@ -46,15 +48,15 @@ def merge_short_rows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
         return kernel
     outer, inner = kernel.grid[-2:]
     short = inner.extent.is_constant and inner.extent.const < machine.rows.short_row
-    if not short or _bounds_another(kernel, outer, inner):
+    if not short or _is_ragged(kernel, outer, inner):
         return kernel
     stores = {store.indices[0]: store.buffer.dtype.itemsize for store in kernel.stores}
     if begin_aligned(inner.extent.const, stores.values()):
         return kernel
     shared = {offset for offset in offsets(kernel) if offset.coefficient(inner) is index(0)}
-    whole = set(offsets(kernel)) - shared
-    walked = all(_walks_as_one(offset, outer, inner) for offset in whole)
-    return _merge(kernel, outer, inner) if walked and stores.keys() <= whole else kernel
+    varying = set(offsets(kernel)) - shared
+    walked = all(_walks_as_one(offset, outer, inner) for offset in varying)
+    return _merge(kernel, outer, inner) if walked and stores.keys() <= varying else kernel
 
 
 def flatten(kernel: Kernel) -> FlatKernel:
@@ -88,7 +90,7 @@ def offsets(kernel: FlatKernel) -> list[Index]:
 
 
 def _mergeable(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
-    if _bounds_another(kernel, outer, inner):
+    if _is_ragged(kernel, outer, inner):
         return False
     for node in kernel_nodes(kernel):
         if isinstance(node, Reduce) and (outer in node.over) != (inner in node.over):
@@ -96,7 +98,7 @@ def _mergeable(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
     return all(_walks_as_one(offset, outer, inner) for offset in offsets(kernel))
 
 
-def _bounds_another(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
+def _is_ragged(kernel: FlatKernel, outer: Axis, inner: Axis) -> bool:
     """Return True if one of two axes has a limit, or is in one."""
     if outer.limit is not None or inner.limit is not None:
         return True

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fusec.errors import InternalError
 from fusec.ir.contraction import Factors, factors, vector_factors, without_scales
@@ -42,7 +43,7 @@ from fusec.passes.schedule.tiling import (
     find_work,
     is_small,
     programs,
-    staged,
+    staged_stores,
     tiles_along,
     tilings,
 )
@@ -450,24 +451,29 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
             for b in bound
         )
     offered = with_descriptors(_tiled_plans(one), one.products, machine.sm)
-    offered = tuple(plan for plan in offered if _has_room(kernel, plan, machine.sm.shared_bytes))
     if machine.sm.tensor_columns:
         offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))
     first, *others = offered
-    described = bool(others) and others[0].descriptors
+    room = partial(_has_room, kernel, shared_bytes=machine.sm.shared_bytes)
+    described = bool(others) and others[0].descriptors and room(others[0])
     tiling = tilings(one)[0]
     copied = is_small(tiling, one) or others[0].stages > first.stages if described else False
     if copied or (described and one.steps_by_side(tiling)):
         offered = (others[0], first, *others[1:])
+    offered = tuple(filter(room, offered))
     if first.adds_tiles:
         return (*offered, replace(first, descriptors=False, adds_tiles=False))
     return with_roles(one, _with_two_programs(one, offered))
 
 
 def _has_room(kernel: Kernel, plan: Plan, shared_bytes: int) -> bool:
-    """Return False if a tile that a descriptor stores does not fit shared memory."""
+    """Return False if a tile that a descriptor stores does not fit shared memory.
+
+    Tiles are stored one after the other, behind the loop, whose memory they take.
+    """
     lanes = {binding.axis: binding.tile for binding in plan.bindings}
-    return not plan.descriptors or max(staged(kernel, lanes).values(), default=0) <= shared_bytes
+    tiles = staged_stores(kernel, lanes).values()
+    return not plan.descriptors or max(tiles, default=0) <= shared_bytes
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:

@@ -311,7 +311,7 @@ def area(axes: frozenset[Axis], lanes: Mapping[Axis, int]) -> int:
     return total
 
 
-def staged(kernel: Kernel, lanes: Mapping[Axis, int]) -> dict[tuple[DType, int], int]:
+def staged_stores(kernel: Kernel, lanes: Mapping[Axis, int]) -> dict[tuple[DType, int], int]:
     """Return the bytes of shared memory that descriptors store tiles from.
 
     One buffer serves stores of one type and number of columns: type, columns -> bytes.

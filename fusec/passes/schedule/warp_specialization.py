@@ -31,7 +31,7 @@ from fusec.passes.schedule.tiling import (
     area,
     filled,
     programs,
-    staged,
+    staged_stores,
     tilings,
 )
 
@@ -192,6 +192,6 @@ def _slots(one: ProductKernel, tiling: Tiling) -> int:
     tiles = [(area(axes, tiling.lanes) * size, looped in axes) for axes, size in work.loads]
     slot = sum(count for count, loops in tiles if loops)
     other = sum(count for count, loops in tiles if not loops)
-    other += sum(staged(one.kernel, tiling.lanes).values())
+    other += sum(staged_stores(one.kernel, tiling.lanes).values())
     room = one.machine.sm.shared_bytes - work.tuning.barrier_bytes - other
     return min(work.tuning.slots[1], room // slot)

@@ -76,7 +76,7 @@ CLOSE, CLOSE_ROUNDS = 1.08, 31
 """How many times faster than the reference the best may be to have so many rounds."""
 
 LONG_US, LONG_SHARE = 5000.0, 1 / 3
-"""Samples as long as this average their noise themselves: so many of the rounds are run."""
+"""Samples as long as this average their noise themselves: this share of the rounds is run."""
 
 KEPT = 4
 """A stage that ends keeps half of the candidates, or this many."""
@@ -305,6 +305,8 @@ class _Course:
         share = self._share_of_rounds()
         for until, factor in STAGES:
             count = max(STAGES[0][0], round(share * until))
+            if count == self.finished:
+                break  # there is nothing new to decide by
             if not self._rounds(count):
                 return
             self._leave_behind(count, factor)

@@ -138,8 +138,11 @@ def test_short_odd_rows_are_one_axis_on_a_gpu(length: int, along: str, merged: b
 
 
 def test_rows_of_a_sum_stay() -> None:
-    kernel = coalesce(kernel_of(layer_norm(6, 7)))
-    assert merge_short_rows(kernel, HOPPER_MACHINE) is kernel
+    x, s, out = buffer("x", 2, 6, 7, 9), buffer("s", 6), buffer("out", 2, 6, 7)
+    i, c, k, r = axes("i c k r", 2, 6, 7, 9)
+    summed = total(SUM, r, load(x, i, c, k, r) * load(s, c))
+    kernel = coalesce(kernel_of(graph((x, s), (Def(out, (i, c, k), summed),), out)))
+    assert len(kernel.grid) > 1 and merge_short_rows(kernel, HOPPER_MACHINE) is kernel
 
 
 def test_short_rows_that_lie_apart_stay() -> None:
