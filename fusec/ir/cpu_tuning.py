@@ -102,6 +102,10 @@ class LoopTuning:
     sweep instead of being computed again: a store, and a load in each sweep."""
     kept_bytes: int = 1 << 19
     """Bytes of the longest array for such values: it has to stay in a core's cache."""
+    row_tile: int = 64
+    """Rows whose shared values are computed in vectors, before the rows (a channel's gate)."""
+    shared_row: int = 256
+    """Most elements of such a row; longer ones take most of the time themselves."""
     array: int = 1 << 16
     """Elements of the longest private array: 256 KB of f32, which a core's second-level cache
     holds. On a GPU, of the longest row that a reduction over other axes keeps in lanes."""

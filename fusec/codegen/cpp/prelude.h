@@ -37,6 +37,7 @@
 //   round_bf16(f32) round_f16(f32)         to that precision, and back
 //   f_select(m, x, y)                      m a mask or a bool
 //   f_<op>                                 every operation, for lanes and for scalars
+//   f_<op>_<form>(f32)                     rounded, for results of 16 bits; flushed, 0 for subnormals
 //   f_hsum f_hprod f_hmax f_hmin (numbers), f_hany f_hall (masks)      across lanes, as a tree
 //
 // Largest errors seen in f32 lanes, in ulp (10^7 samples each, with and without FMA): exp 1.0,
@@ -1396,6 +1397,26 @@ FUSEC_RARE double f_erfinv(double x) {
 }
 FUSEC_INLINE float f_erfinv(float x) { return (float)f_erfinv((double)x); }
 FUSEC_FLOATS_BY_LANE1(f_erfinv)
+// exp for terms relative to the largest, 1: 0 below 2^-126. Subnormal factors of a product take a
+// microcode assist each.
+FUSEC_INLINE vf32 f_exp_flushed(vf32 x) { return x < -87 ? vf32{} : f_exp(x < -87 ? vf32{} : x); }
+FUSEC_INLINE float f_exp_flushed(float x) { return x < -87 ? 0 : f_exp(x); }
+
+// exp for results that are rounded to 16 bits: to 2^-17 of it, exp(0) exactly. On |r| <= 0.347 the
+// coefficients fit (exp(r) - 1 - r) / r^2.
+FUSEC_INLINE vf32 fusec_exp_rounded(vf32 x) {
+  x = fusec_at_most(x, 89);
+  vf32 t = x * 0x1.715476p0f + FUSEC_ROUNDER, r = x - (t - FUSEC_ROUNDER) * 0x1.62e43p-1f;
+  vf32 p = (1 + r) + r * r * ((0.50005116f + r * 0.16753515f) + r * r * 0.04127774f);
+  return fusec_scale(p, t);
+}
+FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
+  vi32 none = x < -104;
+  return none ? vf32{} : fusec_exp_rounded(none ? vf32{} : x);
+}
+FUSEC_INLINE float f_exp_rounded(float x) { return f_exp_rounded(v_f32(x))[0]; }
+FUSEC_INLINE vf32 f_exp_rounded_flushed(vf32 x) { return x < -87 ? vf32{} : fusec_exp_rounded(x); }
+FUSEC_INLINE float f_exp_rounded_flushed(float x) { return f_exp_rounded_flushed(v_f32(x))[0]; }
 
 // ---- random numbers -----------------------------------------------------------------------------
 // Philox 4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). The key is

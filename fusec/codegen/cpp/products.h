@@ -13,7 +13,6 @@
 // f_multiply_i8(...)              the same of int8, accumulated in i32, which wraps
 // st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
 // stp_operand_bf16(p, v, w)       the same of pairs: lane l at p[2 * l] and p[2 * l + 1]
-// f_exp_<form>(x)                 exp of x: rounded, for results of 16 bits; flushed, 0 for subnormals
 
 // ---- f32 ----------------------------------------------------------------------------------------
 // A block of R rows and V vectors of the result stays in registers while all terms are accumulated:
@@ -131,27 +130,6 @@ FUSEC_INLINE void stp_operand_bf16(m_bf16 *p, vf32 v, vf32 w) {
 FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) { st_bf16(p, v); }
 FUSEC_INLINE void stp_operand_bf16(m_bf16 *p, vf32 v, vf32 w) { stp_bf16(p, v, w); }
 #endif
-
-// exp for terms relative to the largest, 1: 0 below 2^-126. Subnormal factors of a product take a
-// microcode assist each.
-FUSEC_INLINE vf32 f_exp_flushed(vf32 x) { return x < -87 ? vf32{} : f_exp(x < -87 ? vf32{} : x); }
-FUSEC_INLINE float f_exp_flushed(float x) { return x < -87 ? 0 : f_exp(x); }
-
-// exp for results that are rounded to 16 bits: to 2^-17 of it, exp(0) exactly. On |r| <= 0.347 the
-// coefficients fit (exp(r) - 1 - r) / r^2.
-FUSEC_INLINE vf32 fusec_exp_rounded(vf32 x) {
-  x = fusec_at_most(x, 89);
-  vf32 t = x * 0x1.715476p0f + FUSEC_ROUNDER, r = x - (t - FUSEC_ROUNDER) * 0x1.62e43p-1f;
-  vf32 p = (1 + r) + r * r * ((0.50005116f + r * 0.16753515f) + r * r * 0.04127774f);
-  return fusec_scale(p, t);
-}
-FUSEC_INLINE vf32 f_exp_rounded(vf32 x) {
-  vi32 none = x < -104;
-  return none ? vf32{} : fusec_exp_rounded(none ? vf32{} : x);
-}
-FUSEC_INLINE float f_exp_rounded(float x) { return f_exp_rounded(v_f32(x))[0]; }
-FUSEC_INLINE vf32 f_exp_rounded_flushed(vf32 x) { return x < -87 ? vf32{} : fusec_exp_rounded(x); }
-FUSEC_INLINE float f_exp_rounded_flushed(float x) { return f_exp_rounded_flushed(v_f32(x))[0]; }
 
 #define FUSEC_TRANSPOSES(D)                                                                       \
   FUSEC_INLINE void fusec_transpose(m_##D *t, const m_##D *p, long long s, long long n) {         \

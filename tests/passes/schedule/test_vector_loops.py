@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusec.codegen.targets import CPU_MACHINE
 from fusec.ir.dtype import F32
@@ -33,6 +34,7 @@ from tests.passes.schedule.flat import (
     rows_and_columns,
     transposed,
 )
+from tests.support import check, values
 
 TUNING = CPU_MACHINE.loops
 
@@ -234,3 +236,34 @@ def test_each_step_of_a_scan_along_an_outer_axis_has_many_columns(width: int, pl
     total = Reduce(SUM, (before,), Select(until(before, j), load(x, i, before, k), f32(0)))
     kernel = run_scans(coalesce(kernel_of(graph((x,), (Def(y, (i, j, k), total),), y))))
     assert found(kernel) == plan
+
+
+@pytest.mark.parametrize(
+    ("length", "gate", "plan"),
+    [
+        (9, "sigmoid", "b=grid  c=grid*64  k=lanes(16)"),
+        (49, "sigmoid", "b=grid  c=grid*64  k=lanes(64)"),
+        (49, "abs", "b=grid  c=grid  k=loop*16"),
+        (300, "sigmoid", "b=grid  c=grid  k=loop*16"),
+    ],
+    ids=["short", "longer", "cheap", "long"],
+)
+def test_what_short_rows_share_is_computed_in_vectors(length: int, gate: str, plan: str) -> None:
+    """y[b, c, k] = x[b, c, k] * gate(s[c])"""
+    own = axes("b c k", 64, 32, length)
+    x, s, y = buffer("x", 64, 32, length), buffer("s", 32), buffer("y", 64, 32, length)
+    body = Op("mul", (load(x, *own), Op(gate, (load(s, own[1]),))))
+    assert found(kernel_of(graph((x, s), (Def(y, own, body),), y))) == plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 70, 3, 3), (3, 5, 7, 7), (2, 64, 1, 1), (1, 130, 5, 9)])
+def test_gates_of_short_rows_are_as_eager_s(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def gated(x: torch.Tensor, s: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * torch.sigmoid(s)[:, :, None, None] + torch.tanh(c)[:, None, None]
+        return y, (x > 0) & (torch.exp(c)[:, None, None] < 1), torch.sigmoid(s) + c
+
+    batch, channels = shape[:2]
+    given = [values(*n).to(dtype) for n in (shape, (batch, channels), (channels,))]
+    given[0].view(-1)[1], given[1].view(-1)[3] = float("nan"), float("inf")
+    check(gated, *given)
