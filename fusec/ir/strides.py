@@ -5,6 +5,8 @@ Worked example: ``x[B, T, 8]`` in row-major order has strides ``(8*T, 8, 1)``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusec.ir.index import Index, index
 
 
@@ -16,3 +18,11 @@ def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
         strides.append(step)
         step = step * extent
     return tuple(reversed(strides))
+
+
+def begin_aligned(length: int, itemsizes: Iterable[int]) -> bool:
+    """Return True if rows of so many elements begin at multiples of 8 bytes in each tensor.
+
+    A GPU loads others element by element.
+    """
+    return all(length * size % 8 == 0 for size in itemsizes)

@@ -28,13 +28,14 @@ from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.serial import serial_axes
 from fusec.ir.streamed import conversions, copies_from_tables, match_skinny, reading_weights
+from fusec.ir.strides import begin_aligned
 from fusec.passes.fusion.cost import buffer_bytes, numel
 from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.graph.squares import median_of_three
 from fusec.passes.graph.weighted_sums import softmax_weighted
-from fusec.passes.schedule.access import begin_aligned, count
+from fusec.passes.schedule.access import count
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:

@@ -27,8 +27,8 @@ from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis, Index, index
 from fusec.ir.machine import Machine
 from fusec.ir.rewrite import rewrite
+from fusec.ir.strides import begin_aligned
 from fusec.passes.graph.reduction_rules import repeated_body
-from fusec.passes.schedule.access import begin_aligned
 
 
 def coalesce(kernel: Kernel) -> FlatKernel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fusec.ir.buffer import Buffer
@@ -33,14 +33,6 @@ def accesses(kernel: Kernel, besides: Buffer | None = None) -> list[Access]:
     places = [place for place in places if place.buffer is not besides]
     pairs = [(place.buffer.offset(place.indices), place.buffer.dtype) for place in places]
     return [Access(offset, dtype.itemsize, count(offset.axes)) for offset, dtype in pairs]
-
-
-def begin_aligned(length: int, itemsizes: Iterable[int]) -> bool:
-    """Return True if rows of so many elements begin at multiples of 8 bytes in each tensor.
-
-    A GPU loads others element by element.
-    """
-    return all(length * size % 8 == 0 for size in itemsizes)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -27,7 +27,7 @@ from fusec.ir.dtype import BF16, BOOL, F32
 from fusec.ir.expr import Expr, Load, Reduce, Scan, axes_in, children, postorder, reach
 from fusec.ir.graph import Kernel, kernel_nodes
 from fusec.ir.groups import group_axes, groups_of, pairs_of, rows_of_a_group
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis, index, mod
 from fusec.ir.machine import Machine
 from fusec.ir.scaled import SCALED_TERMS
 from fusec.ir.streamed import StreamedProduct, columns_in_panels, match_panels, reads_narrow
@@ -41,9 +41,9 @@ from fusec.passes.schedule.tiling import (
     Tiling,
     filled,
     find_work,
+    has_room,
     is_small,
     programs,
-    staged_stores,
     tiles_along,
     tilings,
 )
@@ -454,7 +454,7 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     if machine.sm.tensor_columns:
         offered = tuple(dict.fromkeys(_in_order(one, plan) for plan in offered))
     first, *others = offered
-    room = partial(_has_room, kernel, shared_bytes=machine.sm.shared_bytes)
+    room = partial(has_room, kernel, shared_bytes=machine.sm.shared_bytes)
     described = bool(others) and others[0].descriptors and room(others[0])
     tiling = tilings(one)[0]
     copied = is_small(tiling, one) or others[0].stages > first.stages if described else False
@@ -464,16 +464,6 @@ def plans(kernel: Kernel, machine: Machine) -> tuple[Plan, ...]:
     if first.adds_tiles:
         return (*offered, replace(first, descriptors=False, adds_tiles=False))
     return with_roles(one, _with_two_programs(one, offered))
-
-
-def _has_room(kernel: Kernel, plan: Plan, shared_bytes: int) -> bool:
-    """Return False if a tile that a descriptor stores does not fit shared memory.
-
-    Tiles are stored one after the other, behind the loop, whose memory they take.
-    """
-    lanes = {binding.axis: binding.tile for binding in plan.bindings}
-    tiles = staged_stores(kernel, lanes).values()
-    return not plan.descriptors or max(tiles, default=0) <= shared_bytes
 
 
 def _tiled_plans(one: ProductKernel) -> tuple[Plan, ...]:
@@ -520,9 +510,17 @@ def _in_order(one: ProductKernel, plan: Plan) -> Plan:
     if not one.work.inner:
         return plan
     read = {n for n in kernel_nodes(one.kernel) if isinstance(n, Load) and looped in n.axes}
-    if plan.descriptors and all(n in sides and is_describable(n) for n in read):
-        return plan
-    return replace(plan, stages=1)
+    copied = all(n in sides and is_describable(n) and len(_ragged(n, plan)) < 2 for n in read)
+    return plan if plan.descriptors and copied else replace(plan, stages=1)
+
+
+def _ragged(load: Load, plan: Plan) -> list[Axis]:
+    """Return the axes of a load whose last tile has a mask.
+
+    The mask of two is a tile, which may be transposed for the load: no descriptor copies that.
+    """
+    tiles = [b for b in plan.bindings if b.tile > 1 and b.axis in load.axes]
+    return [b.axis for b in tiles if mod(b.axis.extent, index(b.tile)) is not index(0)]
 
 
 def _with_two_programs(one: ProductKernel, offered: tuple[Plan, ...]) -> tuple[Plan, ...]:

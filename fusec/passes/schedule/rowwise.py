@@ -24,9 +24,9 @@ from fusec.ir.expr import Buffer, Load, Reduce, loads
 from fusec.ir.graph import FlatKernel, Kernel, kernel_nodes
 from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, RowTuning
+from fusec.ir.strides import begin_aligned
 from fusec.passes.schedule.access import (
     VECTOR_BYTES,
-    begin_aligned,
     fastest_axis,
     limiting_axes,
     offsets_with_neighbour,

@@ -30,6 +30,7 @@ from fusec.ir.index import Axis
 from fusec.ir.machine import Machine, TileTuning
 from fusec.passes.schedule.access import count
 from fusec.passes.schedule.descriptors import is_copied
+from fusec.passes.schedule.plan import Plan
 from fusec.passes.schedule.pointwise import power_of_two
 
 MIN_LANES = 16
@@ -324,6 +325,16 @@ def staged_stores(kernel: Kernel, lanes: Mapping[Axis, int]) -> dict[tuple[DType
         tile = area(axes, lanes) * store.buffer.dtype.itemsize
         found[kind] = max(tile, found.get(kind, 0))
     return found
+
+
+def has_room(kernel: Kernel, plan: Plan, shared_bytes: int) -> bool:
+    """Return False if a tile that a descriptor stores does not fit shared memory.
+
+    Tiles are stored one after the other, behind the loop, whose memory they take.
+    """
+    lanes = {binding.axis: binding.tile for binding in plan.bindings}
+    tiles = staged_stores(kernel, lanes).values()
+    return not plan.descriptors or max(tiles, default=0) <= shared_bytes
 
 
 def lanes_of(axis: Axis) -> int:

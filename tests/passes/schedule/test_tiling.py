@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from fusec.codegen.targets import A100_MACHINE, HOPPER_MACHINE, RTX_5090_MACHINE
+from fusec.codegen.targets import (
+    A100_MACHINE,
+    B200_MACHINE,
+    HOPPER_MACHINE,
+    RTX_5090_MACHINE,
+)
 from fusec.ir.dtype import BF16, F32
 from fusec.ir.expr import Cast, Op, Reduce
 from fusec.ir.graph import Def, Kernel
@@ -195,3 +200,15 @@ def test_rows_too_wide_for_shared_memory_are_not_stored_by_descriptors() -> None
     for machine, described in ((HOPPER_MACHINE, True), (RTX_5090_MACHINE, False)):
         plans = [plan for plan in gpu_plans(kernel, machine) if tile(plan)[:1] == (128,)]
         assert plans and any(plan.descriptors for plan in plans) is described
+
+
+@pytest.mark.parametrize(
+    ("keys", "depth", "ahead"), [(225, 96, False), (225, 64, True), (256, 96, True)]
+)
+def test_steps_ahead_are_copied_by_descriptors_on_sm_100(
+    keys: int, depth: int, *, ahead: bool
+) -> None:
+    """A tile with masks of both axes may be loaded by threads, which no fence would order."""
+    plans = gpu_plans(attention(8, 256, keys, depth), B200_MACHINE)
+    assert any(plan.stages > 1 for plan in plans) is ahead
+    assert all(plan.descriptors for plan in plans if plan.stages > 1)
