@@ -162,10 +162,12 @@ def question_of_extreme(node: Reduce) -> Expr:
 
 REDUCTION_RULES = Rules(
     (empty_reduction, Reduce),
-    (row_and_one_more, Reduce),
     (repeated_body, Reduce),
     (one_hot_sum, Reduce),
     (steady_and_one_hot_sum, Reduce),
     (question_of_extreme, Reduce),
 )
 """Rules that hold in every expression."""
+
+AXIS_RULES = Rules((row_and_one_more, Reduce))
+"""Rules that reduce over an axis of their own, which no loop of a kernel would bind."""

@@ -55,7 +55,7 @@ from fusec.ir.magnitude import may_wrap
 from fusec.ir.ranges import fits, holds
 from fusec.ir.rewrite import Normalizer, Rules, is_checked, rewrite
 from fusec.ir.scalar import ROUND
-from fusec.passes.graph.reduction_rules import REDUCTION_RULES
+from fusec.passes.graph.reduction_rules import AXIS_RULES, REDUCTION_RULES
 
 
 def simplify(graph: Graph) -> Graph:
@@ -66,6 +66,11 @@ def simplify(graph: Graph) -> Graph:
 def simplifier() -> Normalizer:
     """Return a memoising simplifier: subexpressions that its arguments share stay shared."""
     return Normalizer(VALUE_RULES)
+
+
+def kernel_simplifier() -> Normalizer:
+    """Return a memoising simplifier for a kernel whose loops are known: no rule adds an axis."""
+    return Normalizer(KERNEL_RULES)
 
 
 def rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
@@ -424,7 +429,7 @@ def has_division(value: Index) -> bool:
 
 # -- the lists -------------------------------------------------------------------------------------
 
-VALUE_RULES = Rules(
+KERNEL_RULES = Rules(
     (implicit_rounding, Cast),
     (fitting_integer, Cast),
     (known_integer, Cast),
@@ -451,6 +456,9 @@ VALUE_RULES = Rules(
     *REDUCTION_RULES.rows,
 )
 """Rules that hold in every expression."""
+
+VALUE_RULES = Rules(*KERNEL_RULES.rows, *AXIS_RULES.rows)
+"""The same, and those for graphs alone."""
 
 LOAD_RULES = Rules((loaded_rounding, *ROUND.values()))
 """Rules that hold where every load reads memory."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
+import torch
 
+import fusec
 from fusec.ir.dtype import BOOL, F32, I64
 from fusec.ir.expr import (
     Const,
@@ -23,6 +27,7 @@ from tests.ir.graphs import axes, below, buffer, f32, graph, load, position
 from tests.ir.test_serial import until
 from tests.passes.graph.test_simplify import out_of, simplified
 from tests.passes.pipelines import check_same, numbers
+from tests.support import check, values
 
 
 def test_a_one_hot_sum_is_one_comparison_and_no_loop() -> None:
@@ -131,3 +136,24 @@ def test_a_scan_of_a_row_and_one_more_stays_a_scan() -> None:
     total = Reduce(SUM, (r,), Select(until(r, i), row, f32(0)))
     after = simplify(graph((x, y), (Def(out, (m, i), total),), out))
     assert isinstance(after.defs[0].expr, Reduce) and scan_of(after.defs[0].expr) is not None
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_a_scan_of_few_columns_has_no_axis_that_no_loop_binds(columns: int) -> None:
+    """Unrolled, the first of two columns is a sum over one, and what is more."""
+    check(lambda x: torch.relu(torch.cumsum(torch.relu(x), 1)), values(3, columns))
+
+
+def test_a_sum_with_a_sink_is_split_in_the_kernel_of_its_scores() -> None:
+    """Both are inlined there: an axis of its own is bound by the kernel that is made of them."""
+
+    def weights(q: torch.Tensor, k: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        scores = torch.cat([q @ k.mT, sink[:, None, None].expand(-1, q.shape[1], 1)], -1)
+        scores = scores - scores.max(-1, keepdim=True).values
+        return torch.softmax(scores, -1)[..., :-1]
+
+    given = [values(4, 64, 32), values(4, 64, 32), values(4)]
+    *_, kernel = fusec.kernels(weights, *given)
+    sums = re.findall(r"sum\((\w+):", kernel.notation)
+    assert sums and all(f"{axis}:64" in kernel.notation for axis in sums)
+    check(weights, *given)
