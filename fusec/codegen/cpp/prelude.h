@@ -1397,6 +1397,7 @@ FUSEC_RARE double f_erfinv(double x) {
 }
 FUSEC_INLINE float f_erfinv(float x) { return (float)f_erfinv((double)x); }
 FUSEC_FLOATS_BY_LANE1(f_erfinv)
+
 // exp for terms relative to the largest, 1: 0 below 2^-126. Subnormal factors of a product take a
 // microcode assist each.
 FUSEC_INLINE vf32 f_exp_flushed(vf32 x) { return x < -87 ? vf32{} : f_exp(x < -87 ? vf32{} : x); }
