@@ -42,20 +42,21 @@ EMULATED := gpt2 bert llama vit
 EMULATED_ON := sm_90 sm_100 sm_120
 EMULATE = OMP_NUM_THREADS=1 $(BIN)/fusec check --emulate --input bf16[2,24,64] --train
 
-.PHONY: help demo examples docs emulate test test-all test-static test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
+.PHONY: help demo examples docs emulate test test-long test-all test-static test-torchao test-newest test-newest-quick test-oldest fuzz bench bench-peers lint format clean
 
 help:
 	@echo "make demo      GPT-2 compiled, checked against eager, timed, and its kernels shown"
 	@echo "make examples  a GPT, the Trainer of transformers and DDP, trained by fusec"
 	@echo "make docs      docs/ as a site, in build/site; what a link misses is an error"
-	@echo "make test      the tests, without the slow ones (JOBS=2 of them at a time)"
+	@echo "make test      the tests that take five minutes on two cores (JOBS=2 of them at a time)"
+	@echo "make test-long the others that CI runs (tests/long.txt)"
 	@echo "make test-all  all tests; with TORCH_TESTS=PATH, PyTorch's folder test, its own"
 	@echo "make emulate   GPU kernels run on this CPU: each kind, planted faults, a block of each model"
 	@echo "make test-static        GPU kernels of all shapes and of whole models, built and judged"
 	@echo "make test-torchao       quantised layers of torchao, a part of make test-all"
-	@echo "make test-newest        make test with the newest torch and Triton, in .venv-newest"
+	@echo "make test-newest        both with the newest torch and Triton, in .venv-newest"
 	@echo "make test-newest-quick  the part of it that stands on their interiors"
-	@echo "make test-oldest        make test with the oldest torch and Triton, in .venv-oldest"
+	@echo "make test-oldest        both with the oldest torch and Triton, in .venv-oldest"
 	@echo "make fuzz      a night of random programs against eager (HOURS=8); failures and corpus in build/fuzz"
 	@echo "make bench     eager, Inductor and fusec side by side on this machine's CPU"
 	@echo "make bench-peers        the same, OpenVINO and ONNX Runtime, in .venv-peers; BUSY=2 ROWS=--quick"
@@ -97,7 +98,10 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) --part short
+
+test-long: $(STAMP)
+	$(PYTEST) --part long
 
 emulate: $(STAMP)
 	$(PYTEST) --slow tests/tools/emulator

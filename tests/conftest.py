@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import quick_build
+from tests import long_tests, quick_build
 
 # Torch and fusec are imported where they are used: who starts workers does without, and they wait.
 DEVICES = ("nvidiactl", "dxg", "kfd")
@@ -30,6 +30,7 @@ complement: 1.5e16 in f32 and bf16, which no index may be either."""
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden/*.txt")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--part", choices=("short", "long"), help="which of those not marked slow")
     parser.addoption("--torch-tests", metavar="PATH", help="run PyTorch's own, of its folder test")
     parser.addoption("--seed", type=int, default=0, help="of the random numbers of each test")
 
@@ -84,6 +85,10 @@ def has_device() -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         quick = _sampled(_firsts(item for item in items if not _has(item, "slow")))
+        if part := config.getoption("--part"):
+            quick = [
+                item for item in quick if long_tests.is_listed(item.nodeid) == (part == "long")
+            ]
         config.hook.pytest_deselected(items=list(set(items).difference(quick)))
         items[:] = quick
     if not has_device():

@@ -106,9 +106,12 @@ class _Patches:
 
 @contextmanager
 def _interpreting() -> Iterator[None]:
+    semantic = TritonSemantic(_BUILDER)
     with (
         mock.patch.object(interpreter, "_patch_lang", _Patches(interpreter._patch_lang).add),
-        mock.patch.object(interpreter, "interpreter_semantic", TritonSemantic(_BUILDER)),
+        mock.patch.object(interpreter, "interpreter_semantic", semantic),
+        # Triton 3.6 makes one for each function that it patches.
+        mock.patch.object(interpreter, "TritonSemantic", lambda builder: semantic),
     ):
         yield
 
