@@ -20,6 +20,7 @@ from fusec.ir.monoid import ANY, MAX, SUM
 from fusec.ir.online import ONLINE_RULES, SCALE_RULES
 from fusec.ir.rewrite import Normalizer, Rules
 from fusec.ir.verify import verify_graph
+from fusec.passes.graph.reduction_rules import AXIS_RULES
 from fusec.passes.graph.simplify import EAGER_RULES, LOAD_RULES, VALUE_RULES
 from fusec.passes.kernel.masks import MASK_RULES
 from fusec.tools.interpreter.graph import run_graph
@@ -47,6 +48,7 @@ BUFFERS = {
 }
 LISTS = {
     "VALUE_RULES": VALUE_RULES,
+    "AXIS_RULES": AXIS_RULES,
     "LOAD_RULES": LOAD_RULES,
     "EAGER_RULES": EAGER_RULES,
     "MASK_RULES": MASK_RULES,

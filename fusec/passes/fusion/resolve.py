@@ -22,6 +22,7 @@ from fusec.ir.graph import Def
 from fusec.ir.index import Axis, Index, floordiv, index, mod
 from fusec.ir.rewrite import Normalizer, read_at, rewrite, with_guard
 from fusec.ir.scalar import ROUND
+from fusec.passes.graph.reduction_rules import AXIS_RULES
 from fusec.passes.graph.simplify import rounding_dropper, simplifier
 
 
@@ -68,7 +69,7 @@ class Learned:
     cuts: dict[tuple[Axis, Index], tuple[Axis, Axis]] = field(default_factory=dict)
     values: dict[tuple[object, ...], tuple[Expr, Expr]] = field(default_factory=dict)
     inlined: dict[tuple[Load, Expr, _Places], Expr] = field(default_factory=dict)
-    simplify: Normalizer = field(default_factory=simplifier)
+    simplify: Normalizer = field(default_factory=lambda: simplifier(AXIS_RULES))
     drop_rounding: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] = field(
         default_factory=rounding_dropper
     )

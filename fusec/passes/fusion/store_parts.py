@@ -22,7 +22,7 @@ from fusec.ir.extern import Window
 from fusec.ir.graph import Kernel, Schedule, Store, kernel_nodes
 from fusec.ir.index import Axis, index, product
 from fusec.passes.dag import count_readers
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.memory.destination import Destination, redirected
 
 
@@ -78,6 +78,6 @@ def _window(store: Store, load: Load) -> Window | None:
     (k,) = shorter
     start = store.indices[k] - load.indices[k]
     within = index(Axis(axis.name, part.shape[k]))
-    (found,) = kernel_simplifier()((store.expr.substitute({axis: start + within}),))
+    (found,) = simplifier()((store.expr.substitute({axis: start + within}),))
     same = Load(part, (*store.indices[:k], within, *store.indices[k + 1 :]))
     return Window(k, start, index(1)) if found is same and not start.axes else None

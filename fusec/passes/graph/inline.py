@@ -48,6 +48,7 @@ from fusec.ir.streamed import (
 from fusec.ir.transformed import channel_loads, is_contiguous
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
+from fusec.passes.graph.reduction_rules import AXIS_RULES
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.schedule.access import count
 
@@ -76,7 +77,7 @@ class _Inliner:
         self.shared: dict[tuple[int, Index], Axis] = {}
         self.definitions: dict[Buffer, Def] = {}
         self.sites: dict[int, dict[Buffer, list[frozenset[Axis]]]] = {}
-        self.simplify = simplifier()
+        self.simplify = simplifier(AXIS_RULES)
         self.converted = conversions(graph, self.simplify) if machine.skinny_rows else {}
         self.weights = {**copies_from_tables(graph), **self.converted}
 

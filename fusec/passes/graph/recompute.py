@@ -23,6 +23,7 @@ from fusec.ir.rewrite import inline_loads
 from fusec.ir.serial import hits_of
 from fusec.passes.dag import find_uses
 from fusec.passes.fusion.cost import numel
+from fusec.passes.graph.reduction_rules import AXIS_RULES
 from fusec.passes.graph.simplify import simplifier
 
 
@@ -46,7 +47,7 @@ def recompute_wide(graph: Graph, machine: Machine) -> Graph:
 
 
 def _substituted(line: Def, wide: dict[Buffer, Def]) -> Def:
-    found = inline_loads(line, wide, simplifier())
+    found = inline_loads(line, wide, simplifier(AXIS_RULES))
     sources = [wide[buffer] for buffer in line.reads if buffer in wide]
     covers = (*line.covers, *(b for source in sources for b in (*source.covers, source.buffer)))
     return replace(found, covers=tuple(dict.fromkeys(covers))) if sources else line

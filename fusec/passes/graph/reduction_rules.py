@@ -170,4 +170,4 @@ REDUCTION_RULES = Rules(
 """Rules that hold in every expression."""
 
 AXIS_RULES = Rules((row_and_one_more, Reduce))
-"""Rules that reduce over an axis of their own, which no loop of a kernel would bind."""
+"""Rules that reduce over a new axis: for graphs alone, because no loop of a kernel binds it."""

@@ -60,17 +60,16 @@ from fusec.passes.graph.reduction_rules import AXIS_RULES, REDUCTION_RULES
 
 def simplify(graph: Graph) -> Graph:
     """Return the graph with each definition's expression simplified."""
-    return graph.map(simplifier())
+    return graph.map(simplifier(AXIS_RULES))
 
 
-def simplifier() -> Normalizer:
-    """Return a memoising simplifier: subexpressions that its arguments share stay shared."""
-    return Normalizer(VALUE_RULES)
+def simplifier(*more: Rules) -> Normalizer:
+    """Return a memoising simplifier: subexpressions that its arguments share stay shared.
 
-
-def kernel_simplifier() -> Normalizer:
-    """Return a memoising simplifier for a kernel whose loops are known: no rule adds an axis."""
-    return Normalizer(KERNEL_RULES)
+    Args:
+        more: rules that hold only where it is used, after ``VALUE_RULES``.
+    """
+    return Normalizer(Rules(*VALUE_RULES.rows, *(row for rules in more for row in rules.rows)))
 
 
 def rounding_dropper() -> Callable[[tuple[Expr, ...]], tuple[Expr, ...]]:
@@ -429,7 +428,7 @@ def has_division(value: Index) -> bool:
 
 # -- the lists -------------------------------------------------------------------------------------
 
-KERNEL_RULES = Rules(
+VALUE_RULES = Rules(
     (implicit_rounding, Cast),
     (fitting_integer, Cast),
     (known_integer, Cast),
@@ -456,9 +455,6 @@ KERNEL_RULES = Rules(
     *REDUCTION_RULES.rows,
 )
 """Rules that hold in every expression."""
-
-VALUE_RULES = Rules(*KERNEL_RULES.rows, *AXIS_RULES.rows)
-"""The same, and those for graphs alone."""
 
 LOAD_RULES = Rules((loaded_rounding, *ROUND.values()))
 """Rules that hold where every load reads memory."""

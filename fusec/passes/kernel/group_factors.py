@@ -21,7 +21,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import rewrite
 from fusec.ir.streamed import sums_of_groups
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 
 
@@ -33,7 +33,7 @@ def factor_groups(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     if all(map(operator.is_, instead, instead.values())):
         return kernel
     made = kernel.map(lambda exprs: rewrite(exprs, lambda node: instead.get(node, node)))
-    return FlatKernel(made.map(kernel_simplifier()))
+    return FlatKernel(made.map(simplifier()))
 
 
 def _by_groups(node: Reduce) -> Expr:

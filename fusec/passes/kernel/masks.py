@@ -47,7 +47,7 @@ from fusec.ir.graph import Kernel
 from fusec.ir.index import Axis, Index, index, is_in_range, least, most
 from fusec.ir.monoid import MAX
 from fusec.ir.rewrite import Rules, is_index_only, rewrite
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 
 LOWEST = -1e38
 """Constants at or below this are masks. A matrix product that is as low has overflowed."""
@@ -128,7 +128,7 @@ def _by_infinity(mask: Select, scores: Expr, keys: frozenset[Axis]) -> Expr | No
 
 
 def _is_always(truth: bool, condition: Expr) -> bool:
-    (known,) = kernel_simplifier()((condition,))
+    (known,) = simplifier()((condition,))
     return isinstance(known, Const) and known.value is truth
 
 

@@ -48,7 +48,7 @@ from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import Normalizer, rewrite
 from fusec.ir.serial import serial_axes
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 from fusec.passes.kernel.unroll_rows import unrolls_rows
 from fusec.passes.schedule import contraction
@@ -63,7 +63,7 @@ def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     if axis is None:
         return kernel
     first, second = points((axis,))
-    simplify, stores = kernel_simplifier(), []
+    simplify, stores = simplifier(), []
     for store in kernel.stores:
         both = (first, second) if axis in store.indices[0].axes else (first,)
         stores += [placed(store, at, simplify) for at in both]
@@ -83,7 +83,7 @@ def _unroll_sums(kernel: FlatKernel, machine: Machine) -> FlatKernel:
         joined = _join_sums(kernel, paired, machine)
         if contraction.accepts(joined, machine):
             return joined
-    apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(kernel_simplifier())
+    apart = added_up(kernel, {a: ([*points((a,))], ()) for a in paired}).map(simplifier())
     return FlatKernel(replace(apart, inside=tuple(a for a in kernel.inside if a not in paired)))
 
 
@@ -93,7 +93,7 @@ def _join_sums(kernel: FlatKernel, paired: AbstractSet[Axis], machine: Machine) 
     Only axes of whole vectors of bytes are joined: elsewhere lanes would read bytes one by one.
     """
     joined: dict[tuple[Axis, Axis], Axis] = {}
-    simplify = kernel_simplifier()
+    simplify = simplifier()
 
     def rule(node: Expr) -> Expr:
         if not isinstance(node, Reduce) or paired.isdisjoint(node.over):

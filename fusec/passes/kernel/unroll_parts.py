@@ -36,7 +36,7 @@ from fusec.ir.index import Axis, FloorDiv, Mod, floordiv, index, mod
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
 from fusec.ir.serial import serial_axes
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import Substitution, added_up, guarded, placed, unrolled
 from fusec.passes.kernel.unroll_pairs import is_of_pairs
 from fusec.passes.schedule.access import VECTOR_BYTES, count, fastest_axis, limiting_axes
@@ -241,7 +241,7 @@ def _by_parts(
     kernel: FlatKernel, axis: Axis, place: Axis, places: Sequence[Substitution]
 ) -> Stores:
     """Return the stores of each part, at a place in it; those without the axis are the first's."""
-    simplify = kernel_simplifier()
+    simplify = simplifier()
     masks = [_within(axis, place, at) for at in places]
     summed = added_up(kernel, {axis: (places, (place,))}, masks)
     parts: list[tuple[Store, ...]] = []

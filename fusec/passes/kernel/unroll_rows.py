@@ -35,7 +35,7 @@ from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.index import product as product_of
 from fusec.ir.machine import Machine
 from fusec.ir.streamed import StreamedProduct, divisors, match_streamed
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import points
 
 
@@ -76,7 +76,7 @@ def unroll_rows(kernel: Kernel, machine: Machine) -> Kernel:
         stores += kernel.substitute({**own, **other}).stores
     grid = (*product.batch, *grid, *product.parts, *blocks)
     made = replace(kernel, grid=grid, stores=tuple(stores), labels=())
-    return made.map(kernel_simplifier())
+    return made.map(simplifier())
 
 
 def _rows(product: StreamedProduct, count: int) -> tuple[tuple[Axis, ...], list[dict[Axis, Index]]]:

@@ -37,7 +37,7 @@ from fusec.ir.index import Axis, Index, product
 from fusec.ir.monoid import SUM
 from fusec.ir.rewrite import is_index_only
 from fusec.ir.transformed import is_short
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import points, unrolled
 
 MOST_POINTS = 16
@@ -53,7 +53,7 @@ class SumWriter:
 
     def __init__(self, *, zeros: bool) -> None:
         self.zeros = zeros
-        self.simplify = kernel_simplifier()
+        self.simplify = simplifier()
         self.known: dict[tuple[Expr, tuple[tuple[Axis, Index], ...]], Expr] = {}
 
     def __call__(self, root: Expr, where: Mapping[Axis, Index]) -> Expr:

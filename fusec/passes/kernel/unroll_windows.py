@@ -23,7 +23,7 @@ from fusec.ir.graph import FlatKernel
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
-from fusec.passes.graph.simplify import kernel_simplifier
+from fusec.passes.graph.simplify import simplifier
 from fusec.passes.kernel.unroll import added_up, placed, points, unrolled
 
 
@@ -48,7 +48,7 @@ def unroll_windows(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     if overlap is None:
         return kernel
     along, places, count = overlap.along, overlap.places, index(overlap.count)
-    fewer, simplify = Axis(along.name, floordiv(along.extent, count)), kernel_simplifier()
+    fewer, simplify = Axis(along.name, floordiv(along.extent, count)), simplifier()
     neighbours = [{along: index(fewer) * count + n} for n in range(overlap.count)]
     terms = {places: ([*points((places,))], ()), along: (neighbours, (fewer,))}
     summed = added_up(kernel, terms)
