@@ -502,7 +502,7 @@ def _relaxations(value: Index) -> Iterator[Index]:
     not where each is bounded alone.
     """
     yield value
-    joined = with_outer_divisions(value, _divide_terms, _is_positive, _all_nonnegative)
+    joined = with_outer_divisions(value, is_nonnegative)
     if joined is not value:
         yield (value := joined)
     while found := tuple(_relaxed_terms(value)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fusec.ir.atoms import Atom, FloorDiv, Monomial, without
@@ -59,12 +59,7 @@ def common_factors(
             yield factor, multiple, rest
 
 
-def with_outer_divisions(
-    value: Index,
-    divide: Callable[[Index, Index], tuple[Index | None, Index]],
-    is_positive: Callable[[Index], bool],
-    all_nonnegative: Callable[[Iterable[Atom]], bool],
-) -> Index:
+def with_outer_divisions(value: Index, is_nonnegative: Callable[[Index], bool]) -> Index:
     """Return a lower bound with ``-(x//n)`` for ``-k*(x//(k*n))``, where the sum has ``x//n``.
 
     Tiles of 16 of ``x//n`` elements are such: there are ``x//(16*n)`` whole ones.
@@ -75,14 +70,17 @@ def with_outer_divisions(
         for atom, outer in itertools.product(monomial if coefficient < 0 else (), floors):
             if not isinstance(atom, FloorDiv) or outer.dividend is not atom.dividend:
                 continue
-            factor, left = divide(atom.divisor, outer.divisor)
-            k = factor.const if factor is not None and factor.is_constant else 0
-            others = without(monomial, atom)
-            divides = k > 1 and coefficient % k == 0 and left is nothing
-            if divides and is_positive(outer.divisor) and all_nonnegative(others):
+            k, others = _ratio(atom.divisor, outer.divisor), without(monomial, atom)
+            known = (nothing + factor for factor in (outer.divisor, *others))
+            if k > 1 and coefficient % k == 0 and all(map(is_nonnegative, known)):
                 change = (nothing + outer) * (coefficient // k) - (nothing + atom) * coefficient
-                for other in others:
-                    change = change * other
-                total = total + change
+                total = total + math.prod((nothing + other for other in others), start=change)
                 break
     return total
+
+
+def _ratio(value: Index, divisor: Index) -> int:
+    """Return k where a sum is ``k*divisor``, else 0."""
+    first, by = (v.terms[0][1] if v.terms else v.const for v in (value, divisor))
+    k = first // by if by else 0
+    return k if value is divisor * k else 0
