@@ -48,6 +48,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from fusec.ir.dtype import BF16, I8
 from fusec.ir.expr import Buffer, Const, Dot, Expr, Load, Var, children, index_exprs, reach
 from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.machine import CodeTuning
@@ -142,12 +143,12 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Multiply:
-    """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32.
+    """``into[i, j] (+)= sum(k: left[i, k] * right[k, j])`` in f32, or of int8 in i32.
 
     The order of k is the language's, but depends on ``terms`` alone, not on rows and panels.
 
-    Both operands are f32, or both are bf16. The columns of ``into`` are contiguous within a panel,
-    as are those of ``right`` in f32. ``into`` overlaps neither operand.
+    Both operands have one type, f32 or one of ``PACKED``. The columns of ``into`` are contiguous
+    within a panel, as are those of ``right`` in f32. ``into`` overlaps neither operand.
 
     Attributes:
         rows, panels, terms: i, j // width and k are less than each of these; there are none where
@@ -165,6 +166,10 @@ class Multiply:
     terms: tuple[Index, ...]
     width: int
     adds: Index
+
+
+PACKED = (BF16, I8)
+"""Types of which a ``Multiply`` packs the terms of its right operand, wherever its columns lie."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError, InvalidIR
-from fusec.ir.dtype import BF16, BOOL, F4X2, F32, I8, I32
+from fusec.ir.dtype import BOOL, F4X2, F32, I8, I32
 from fusec.ir.expr import (
     Buffer,
     Const,
@@ -40,6 +40,7 @@ from fusec.ir.expr import (
 from fusec.ir.index import Axis, Index, Size, index, is_in_range
 from fusec.ir.points import is_in_range_everywhere
 from fusec.ir.program import (
+    PACKED,
     Carry,
     For,
     Let,
@@ -278,14 +279,14 @@ def _verify_product(product: Multiply, scope: _Scope) -> None:
     check(into.column is index(1), line, "columns are no neighbours")
     kind = right.buffer.dtype
     sums = I32 if kind is I8 else F32
-    check(kind in (BF16, I8) or right.column is index(1), line, "columns are no neighbours")
+    check(kind in PACKED or right.column is index(1), line, "columns are no neighbours")
     panels = product.panels
     _verify_index(product.adds, frozenset(), scope, line)
     check(product.width > 0 and bool(panels), line, f"panels of {product.width} columns")
     for matrix, rows, columns, outer, types in (
         (into, product.rows, (index(product.width),), panels, (sums,)),
         (left, product.rows, product.terms, (index(1),), (kind,)),
-        (right, product.terms, (index(product.width),), panels, (F32, BF16, I8)),
+        (right, product.terms, (index(product.width),), panels, (F32, *PACKED)),
     ):
         check(matrix.buffer.base in scope.reads, line, f"{matrix.buffer.name} is not in scope")
         check(matrix.buffer.dtype in types, line, f"a matrix of {matrix.buffer.dtype}")

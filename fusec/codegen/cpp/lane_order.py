@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusec.codegen.cpp.tile_uses import Place, TileUses, placed
-from fusec.ir.dtype import BF16, I8
 from fusec.ir.expr import Dot, Expr, IndexValue, Load, Op, Reduce, Var
 from fusec.ir.index import Axis, Index, index
-from fusec.ir.program import For, Let, Program, Put, Statement, Update
+from fusec.ir.program import PACKED, For, Let, Program, Put, Statement, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def _right(
     _, right = order.sides(dot)
     (terms,) = dot.over
     *_, column = order.sorted(dot.axes)
-    narrow, elements = right.dtype in (BF16, I8), terms.extent.const * column.extent.const
+    narrow, elements = right.dtype in PACKED, terms.extent.const * column.extent.const
     if uses.load(right) is None:
         good = narrow or order.axes.index(terms) < order.axes.index(column)
     else:

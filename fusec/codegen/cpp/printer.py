@@ -38,11 +38,12 @@ from fusec.codegen.cpp.threads import omp_schedule, read_ahead
 from fusec.codegen.cpp.transposed import Block, transposed_block
 from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
-from fusec.ir.dtype import BF16, BOOL, F32, F64, I8, I32, I64, Kind, compute_type
+from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, Kind, compute_type
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
 from fusec.ir.index import Axis, Index, Runtime, Size, index, most
 from fusec.ir.names import Names
 from fusec.ir.program import (
+    PACKED,
     Carry,
     For,
     Let,
@@ -232,14 +233,14 @@ class CppPrinter:
         self.index.safe = dict(around)
         for gather in (a for a in places if a not in around):
             self.index.safe[gather] = self.check(gather, f"{rows} > 0 && {terms} > 0")
-        narrow = right.buffer.dtype in (BF16, I8)
+        packed = right.buffer.dtype in PACKED
         sides = (
             self.matrix(into, into.row, into.panel),
             self.matrix(left, left.row, left.column),
-            self.matrix(right, right.row, right.column if narrow else right.panel),
+            self.matrix(right, right.row, right.column if packed else right.panel),
         )
         ahead = read_ahead(product, self.program)
-        function = f"f_multiply_{right.buffer.dtype}" if narrow else f"f_multiply{ahead}"
+        function = f"f_multiply_{right.buffer.dtype}" if packed else f"f_multiply{ahead}"
         adds = f"{self.index.scalar(product.adds)} != 0"
         if product.adds.is_constant:
             adds = "true" if product.adds.const else "false"

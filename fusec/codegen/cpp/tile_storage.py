@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from fusec.codegen.cpp.lane_order import LaneOrder
 from fusec.codegen.cpp.tile_uses import TileUses
-from fusec.ir.dtype import BF16, I8
 from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
 from fusec.ir.index import Axis
+from fusec.ir.program import PACKED
 from fusec.ir.scalar import SCALAR_OPS
 
 
@@ -113,7 +113,7 @@ class Storage:
             (terms,) = dot.over
             row, column = self.order.sorted(dot.axes)
             if var is right and self.uses.direct(var, terms, column, right=True) is None:
-                if right.dtype in (BF16, I8):
+                if right.dtype in PACKED:
                     self.stored.add(var)
                 elif self.uses.load(var) is not None:
                     self._copy(var, (terms, column))

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fusec.codegen.lowering.layout import ends_of
-from fusec.ir.dtype import BF16, F32, I8
+from fusec.ir.dtype import F32
 from fusec.ir.expr import Dot, Expr, Load, Reduce, Var, substitute
 from fusec.ir.index import Axis, Index, index, is_nonnegative, least, mod, most, product
 from fusec.ir.machine import CodeTuning
-from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads
+from fusec.ir.program import PACKED, Carry, For, Let, Program, Put, Statement, Update, reads
 
 Place = tuple[int, ...]
 """Path of a statement: its position in each enclosing block, the outermost first."""
@@ -143,7 +143,7 @@ class TileUses:
         any case (``f_multiply_bf16``, ``f_multiply_i8``).
         """
         load = self.load(var)
-        if load is None or load.dtype not in (F32, BF16, I8):
+        if load is None or load.dtype not in (F32, *PACKED):
             return None
         if any(gather.axes & self.lanes for gather in load.gathers):
             return None
