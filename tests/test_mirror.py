@@ -129,7 +129,6 @@ ELSEWHERE = {
     "ir/disjoint": "ir/test_verify",
     "ir/dtype": "ir/test_expr",
     "ir/extern": "frontend/test_effects",
-    "ir/formula": "export/test_building",
     "ir/graph": "ir/test_verify",
     "tools/interpreter/expression": "tools/interpreter/test_graph",
     "tools/interpreter/program": "ir/test_program",

@@ -1,7 +1,7 @@
 """C++ of the native wrapper's sizes, offsets and in-place writes, and formulas of its signature.
 
-A formula (``ir/formula.py``) is written in prefix notation, which needs no brackets: ``2*B + 1`` is
-``+ * 2 B 1``. Sums and products of more than two operands are nested.
+A formula (``archive/sizes.py``) is written in prefix notation, which needs no brackets: ``2*B + 1``
+is ``+ * 2 B 1``. Sums and products of more than two operands are nested.
 
 Offsets in the workspace are computed from the sizes in the arena's order. Worked example, a buffer
 of ``s0`` numbers that lies above one of 8::
@@ -36,12 +36,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from fusec.archive.sizes import SizeFormula
 from fusec.export.arena import ALIGNMENT, Arena, upwards
+from fusec.export.size_formulas import formula_of
 from fusec.ir.argument import View
 from fusec.ir.dtype import I64
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import CopyInto, Extern, WriteInto
-from fusec.ir.formula import Formula, formula_of
 from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
 
@@ -93,7 +94,7 @@ static inline fusec_count fusec_room(fusec_count bytes) {
 """
 
 
-def print_formula(formula: Formula) -> str:
+def print_formula(formula: SizeFormula) -> str:
     """Return a formula, or a condition on formulas, in a signature's prefix notation."""
     match formula:
         case (sign, one):
@@ -123,7 +124,7 @@ def print_size(value: Index, name: Callable[[str], str], number: str = "{}LL") -
         number: format of an integer literal.
     """
 
-    def printed(formula: Formula) -> str:
+    def printed(formula: SizeFormula) -> str:
         match formula:
             case int():
                 return number.format(formula)

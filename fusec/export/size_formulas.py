@@ -20,10 +20,34 @@ from fusec.archive.graph import NAMES, Spec
 from fusec.errors import Unsupported
 from fusec.frontend.shapes import SizeMap
 from fusec.ir.argument import Comparison, Condition, Junction
-from fusec.ir.atoms import Size
-from fusec.ir.formula import formula_of
+from fusec.ir.atoms import Atom, FloorDiv, Minimum, Mod, Size
 from fusec.ir.index import Index, index
 from fusec.torch_interior import pytree
+
+
+def formula_of(value: Index) -> sizes.SizeFormula:
+    """Return an index without axes as a tree, its sizes by their names.
+
+    Raises:
+        Unsupported: for an atom that is no size, minimum, quotient or remainder of sizes.
+    """
+    products = [[*([k] if k != 1 else ()), *map(_atom, atoms)] for atoms, k in value.terms]
+    terms = [factors[0] if len(factors) == 1 else ("*", *factors) for factors in products]
+    if value.const or not terms:
+        terms.append(value.const)
+    return terms[0] if len(terms) == 1 else ("+", *terms)
+
+
+def _atom(atom: Atom) -> sizes.SizeFormula:
+    match atom:
+        case Minimum():
+            return "min", *map(formula_of, atom.args)
+        case Size():
+            return atom.name
+        case FloorDiv() | Mod():
+            sign = "//" if isinstance(atom, FloorDiv) else "%"
+            return sign, formula_of(atom.dividend), formula_of(atom.divisor)
+    raise Unsupported(f"a size with {atom}")
 
 
 def specs_of(values: Sequence[Any]) -> tuple[tuple[Spec, ...], tuple[sizes.SizeCondition, ...]]:

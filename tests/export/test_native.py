@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from fusec.archive.sizes import SizeFormula
 from fusec.errors import UsageError
 from fusec.export.native import Native, print_native
 from fusec.export.native_code import NativeWrite, print_extent, print_formula, write_of
 from fusec.ir.dtype import I64, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import CopyInto, Fresh, WriteInto
-from fusec.ir.formula import Formula
 from fusec.ir.graph import Extern, Schedule, View
 from fusec.ir.index import Size, index
 from fusec.passes.fusion.fuse import separate
@@ -23,7 +23,7 @@ from tests.fuzz.pipeline import lower_all, small_target
 from tests.ir.graphs import F32, buffer, graph, whole
 
 
-def printed(schedule: Schedule, asked: Sequence[Formula] = ()) -> Native:
+def printed(schedule: Schedule, asked: Sequence[SizeFormula] = ()) -> Native:
     programs = lower_all(schedule, small_target("cpu"))
     return print_native(plan_host(schedule), programs, {name: name for name in programs}, asked)
 
