@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from fusec.ir.buffer import Buffer
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import NumberForm
-from fusec.ir.expr import Expr, Load
+from fusec.ir.expr import Load
 from fusec.ir.graph import Kernel, Schedule, Store, kernel_nodes
 from fusec.ir.index import Axis, index
-from fusec.ir.rewrite import rewrite
+from fusec.ir.rewrite import reading, rewrite
 from fusec.ir.strides import contiguous_strides
 from fusec.passes.dag import count_readers
 from fusec.passes.schedule.access import count, fastest_axis
@@ -89,13 +90,7 @@ def _moved(kernel: Kernel, new: dict[Buffer, Buffer]) -> Kernel:
     """Return a kernel that stores and loads some buffers in others of their shapes."""
     if new.keys().isdisjoint((*kernel.reads, *kernel.writes)):
         return kernel
-
-    def moved(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.buffer in new:
-            return Load(new[node.buffer], node.indices, node.guard)
-        return node
-
-    made = kernel.map(lambda exprs: rewrite(exprs, moved))
+    made = kernel.map(partial(rewrite, rule=reading(new)))
     stores = (replace(s, buffer=new.get(s.buffer, s.buffer)) for s in made.stores)
     defs = tuple(new.get(buffer, buffer) for buffer in made.defs)
     return replace(made, stores=tuple(stores), defs=defs)
