@@ -312,11 +312,6 @@ class Extern:
         return self.effect != Alias() and bool(self.views or self.writes)
 
     @property
-    def result(self) -> Buffer | None:
-        """The buffer of its only result, or None."""
-        return self.outputs[0] if len(self.outputs) == 1 else None
-
-    @property
     def title(self) -> str:
         """The name of the called operation in reports."""
         return self.target.removeprefix("aten.")

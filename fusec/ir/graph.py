@@ -519,11 +519,6 @@ class ForeachKernel:
         return by_name({size for kernel in self.kernels for size in kernel.sizes})
 
     @property
-    def stores(self) -> tuple[Store, ...]:
-        """The stores of all members."""
-        return tuple(store for kernel in self.kernels for store in kernel.stores)
-
-    @property
     def origin(self) -> Origin:
         """The joined origins of the members."""
         return sum((kernel.origin for kernel in self.kernels), NOWHERE)
