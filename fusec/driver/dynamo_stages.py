@@ -16,12 +16,7 @@ from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from fusec.frontend.ops.interpolation import keep_gradients_whole
-from fusec.passes.stage import Stage
-
-
-def alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the ``run`` of a stage that needs its structure alone."""
-    return lambda structure, context: function(structure)
+from fusec.passes.stage import Stage, alone
 
 
 def changing(kind: str, name: str, does: str, rewrite: Callable[..., None], **more: Any) -> Stage:

@@ -19,7 +19,7 @@ from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.context import CompileContext
 from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
-from fusec.driver.dynamo_stages import alone, changing
+from fusec.driver.dynamo_stages import changing
 from fusec.driver.partition import partition, products_of_expansions, recompute_scores
 from fusec.driver.structures import Planned
 from fusec.frontend.capture import capture
@@ -62,7 +62,7 @@ from fusec.passes.memory.buffers import plan_host
 from fusec.passes.memory.in_place import in_place
 from fusec.passes.memory.layouts import choose_layouts
 from fusec.passes.schedule.plan import Plan, with_overlap
-from fusec.passes.stage import Stage, fold
+from fusec.passes.stage import Stage, alone, fold
 
 # -- which compiles have a stage, and how its function is called -----------------------------------
 

@@ -42,6 +42,11 @@ class Stage:
     check: Callable[[Any], None] = lambda made: None
 
 
+def alone(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the ``run`` of a stage that needs its structure alone."""
+    return lambda structure, context: function(structure)
+
+
 Observe: TypeAlias = Callable[[Stage, Any], Callable[[Any], None]]
 """Is called before a run of a stage with its input; what it returns is called with its output."""
 

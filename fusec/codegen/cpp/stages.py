@@ -11,7 +11,7 @@ from fusec.passes.kernel.scans import check_order, run_scans
 from fusec.passes.kernel.unroll_pairs import unroll_pairs
 from fusec.passes.kernel.unroll_terms import unroll_terms
 from fusec.passes.kernel.unroll_windows import unroll_windows
-from fusec.passes.stage import Stage
+from fusec.passes.stage import Stage, alone
 
 _on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel", needs=("coalesce",))
 CPP_FLAT = (
@@ -33,7 +33,7 @@ CPP_FLAT = (
     _on_flat(
         "unroll_terms",
         "write out short sums with constant factors, with the axes of these factors (CPU)",
-        lambda flat, context: unroll_terms(flat),
+        alone(unroll_terms),
     ),
     _on_flat(
         "scans",

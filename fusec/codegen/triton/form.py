@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from fusec.codegen.lowering.orient import orient
 from fusec.codegen.lowering.precision import rounded_to_16_bits
@@ -27,7 +26,7 @@ from fusec.ir.index import Axis
 from fusec.ir.program import Let, Program, Put, Update, print_program, statements
 from fusec.ir.verify import check
 from fusec.ir.verify_program import verify_program
-from fusec.passes.stage import Stage
+from fusec.passes.stage import Stage, alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +52,24 @@ class Form:
         return tuple(dict.fromkeys(copy.descriptor for copy in self.copies.values()))
 
 
-def _base_two(program: Program, context: Any) -> Program:
+def _base_two(program: Program) -> Program:
     return base_two(program, rounded_to_16_bits(program)) if program.multiplies else program
 
 
-def _orient(program: Program, context: Any) -> Form:
+def _orient(program: Program) -> Form:
     if program.multiplies:
         return Form(*orient(program))
     return Form(program, {axis: position for position, axis in enumerate(program.lanes)})
 
 
-def _copy_tiles(form: Form, context: Any) -> Form:
+def _copy_tiles(form: Form) -> Form:
     if not (form.program.copies_tiles and form.program.multiplies):
         return form
     program, copies = find_copies(form.program, form.dimension)
     return replace(form, program=program, copies=copies)
 
 
-def _join_pairs(form: Form, context: Any) -> Form:
+def _join_pairs(form: Form) -> Form:
     program = join_pairs(form.program)
     if program is form.program:
         return form
@@ -78,7 +77,7 @@ def _join_pairs(form: Form, context: Any) -> Form:
     return replace(form, program=program, dimension={**form.dimension, both: form.dimension[lane]})
 
 
-def _specialize_warps(form: Form, context: Any) -> Form:
+def _specialize_warps(form: Form) -> Form:
     if not form.program.roles:
         return form
     roles = split(form.program, form.copies) or split_nested(form.program, form.copies)
@@ -91,23 +90,28 @@ FORM = (
     _on_program(
         "base_two",
         "turn exponentials into powers of two, with log2(e) in the scale",
-        _base_two,
+        alone(_base_two),
         needs=("parametrize",),
     ),
-    _on_program("sink", "move values to their first use", lambda program, context: sink(program)),
+    _on_program("sink", "move values to their first use", alone(sink)),
     Stage(
-        "orient", "choose each tile's rows and columns", _orient, "Program", "Form", needs=("sink",)
+        "orient",
+        "choose each tile's rows and columns",
+        alone(_orient),
+        "Program",
+        "Form",
+        needs=("sink",),
     ),
     _on_form(
         "copy_tiles",
         "load and store whole tiles by TMA descriptors, where the plan says so",
-        _copy_tiles,
+        alone(_copy_tiles),
         needs=("orient",),
     ),
     _on_form(
         "join_pairs",
         "load and store neighbours in memory together, where lanes are two elements apart",
-        _join_pairs,
+        alone(_join_pairs),
         needs=("orient",),
     ),
     _on_form(
@@ -119,7 +123,7 @@ FORM = (
     _on_form(
         "specialize_warps",
         "split into producer and consumer warps, where the plan says so",
-        _specialize_warps,
+        alone(_specialize_warps),
         needs=("copy_tiles",),
     ),
 )
