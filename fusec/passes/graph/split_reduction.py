@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fusec.ir.combine import AxisSplit
-from fusec.ir.contraction import factors
-from fusec.ir.expr import Buffer, Load, Reduce, loads, reach, reductions
+from fusec.ir.contraction import factors, is_product
+from fusec.ir.expr import Buffer, Load, Op, Reduce, loads, reach, reductions
 from fusec.ir.graph import Def, Graph
 from fusec.ir.index import Axis, Index, floordiv, index
 from fusec.ir.machine import Machine
+from fusec.ir.monoid import MAX
 from fusec.ir.serial import serial_axes
 from fusec.ir.streamed import conversions, copies_from_tables, match_skinny, reading_weights
 from fusec.ir.strides import begin_aligned
@@ -34,16 +35,15 @@ from fusec.passes.fusion.sweeps import held_bytes
 from fusec.passes.graph.rfactor import Splitter, split_axes
 from fusec.passes.graph.simplify import simplifier
 from fusec.passes.graph.squares import median_of_three
-from fusec.passes.graph.weighted_sums import softmax_weighted
 from fusec.passes.schedule.access import count
 
 
 def split_reduction(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with large column and full reductions split into partial and final ones.
 
-    Reductions that one kernel may compute in a loop of products stay (``weighted_sums.py``).
+    Reductions that one kernel may compute in a loop of products stay (``_softmax_weighted``).
     """
-    whole = softmax_weighted(graph) if machine.multiplies else frozenset()
+    whole = _softmax_weighted(graph) if machine.multiplies else frozenset()
     lines = [line for line in graph.defs if line.buffer not in whole]
     sums = {line: reductions(line.expr) for line in lines}
     made = {line.buffer: line for line in graph.defs}
@@ -244,3 +244,47 @@ def _cut_extent(extent: Index, parts: int, loss: int) -> tuple[Index, Index]:
     ]
     rows = index(exact[0]) if exact else rows
     return index(-(-extent.const // rows.const)), rows
+
+
+# -- what stays whole ------------------------------------------------------------------------------
+
+
+def _softmax_weighted(graph: Graph) -> frozenset[Buffer]:
+    """Return the reductions of softmaxes over products, and the sums that they weight.
+
+    Split one by one, the maximum of the scores, the sum of their exponentials and the weighted sum
+    of the values would each read the scores again; fused into one kernel they are split together,
+    by ``split_loop``. Of these m, l and y stay whole::
+
+        s[n] = sum(d: q[d] * k[n, d]);  m = max(n: s[n]);  w[n] = exp(s[n] - m)
+        l = sum(n: w[n]);  y[d] = sum(n: w[n]/l * v[n, d])
+    """
+    scores: set[Buffer] = set()
+    tops: set[Buffer] = set()
+    weights: set[Buffer] = set()
+    beside: set[Buffer] = set()
+    found: set[Buffer] = set()
+    lines = {line.buffer: line for line in graph.defs}
+    for line in lines.values():
+        sources = set(line.reads)
+        sums = reductions(line.expr)
+        if any(_weights_alone(n, weights) for n in sums):
+            found.add(line.buffer)
+        if any(n.monoid is MAX for n in sums) and sources & scores:
+            tops.add(line.buffer)
+        elif sums and sources & weights:
+            beside.add(line.buffer)
+        elif any(map(is_product, sums)) or (sources & scores and not sums):
+            scores.add(line.buffer)
+        if not sums and sources & (tops | weights):
+            weights.add(line.buffer)
+    above = reach(found, lambda b: [s for s in lines[b].reads if s in lines])
+    return frozenset(found | (tops | beside).intersection(above))
+
+
+def _weights_alone(node: Reduce, weights: set[Buffer]) -> bool:
+    """Return True for a product of which exactly one factor loads softmax weights."""
+    if not is_product(node) or not isinstance(node.body, Op):
+        return False
+    a, b = (weights.isdisjoint(x.buffer for x in loads((f,))) for f in node.body.args)
+    return a is not b
