@@ -51,11 +51,9 @@ LAYERS: dict[str, set[str]] = {
     "driver.trace": {"errors"},
     "driver.partition": FOUNDATION | {"ir", "frontend", "passes", "torch_interior"},
     "driver.structures": COMPILER | {"driver.partition"},
-    "driver.dynamo_stages": FOUNDATION | {"frontend", "passes"},
     "driver.context": COMPILER | {"frontend", "driver.structures"},
     "driver.stages": COMPILER
-    | {"frontend", "driver.context", "driver.dynamo_stages"}
-    | {"driver.partition", "driver.structures"},
+    | {"frontend", "driver.context", "driver.partition", "driver.structures"},
     "driver.user_passes": COMPILER | {"driver.context", "driver.stages"},
     "driver.launches": FOUNDATION | {"ir", "frontend", "torch_interior"},
     "driver.invariance": {"errors", "ir", "frontend", "torch_interior"},

@@ -87,7 +87,6 @@ ELSEWHERE = {
     "driver/pipeline": "driver/test_stages",
     "processors": "tools/test_cli_line",
     "driver/context": "driver/test_stages",
-    "driver/dynamo_stages": "driver/test_stages",
     "driver/structures": "driver/test_stages",
     "torch_interior": "driver/test_backend",
     "driver/trace": "driver/test_stages",
@@ -148,7 +147,6 @@ ELSEWHERE = {
     "passes/schedule/plan": "passes/schedule/test_rowwise",
     "passes/graph/squares": "passes/graph/test_split_reduction",
     "passes/stage": "driver/test_stages",
-    "passes/graph/weighted_sums": "passes/fusion/test_split_loop",
     # A report is read as a whole.
     "tools/report/emulation": "tools/test_cli_check",
     "tools/report/expect": "tools/test_expect",

@@ -18,22 +18,28 @@ from fusec.codegen.parametrize import FUNCTIONS
 from fusec.codegen.triton.form import FORM
 from fusec.codegen.triton.rules import TRITON_FLAT
 from fusec.driver.context import CompileContext
-from fusec.driver.dynamo_stages import DYNAMO as DYNAMO
-from fusec.driver.dynamo_stages import changing
 from fusec.driver.partition import partition, products_of_expansions, recompute_scores
 from fusec.driver.structures import Planned
+from fusec.frontend.aot.custom_operations import spell_out
 from fusec.frontend.capture import capture
+from fusec.frontend.fx_passes.associative_scans import keep_scans_whole
+from fusec.frontend.fx_passes.cat_prefixes import share_cat_prefixes
 from fusec.frontend.fx_passes.channel_folding import fold_channels
 from fusec.frontend.fx_passes.channel_products import multiply_channels
+from fusec.frontend.fx_passes.counted_loops import scan_counted_loops
 from fusec.frontend.fx_passes.draws import replace_draws
+from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.freezing import freeze
+from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
+from fusec.frontend.fx_passes.rolled_loops import roll_loops
 from fusec.frontend.fx_passes.short_convolutions import lay_out_short
 from fusec.frontend.fx_passes.softmax_gradients import rewrite_softmax_row_sums
 from fusec.frontend.fx_passes.summed_products import join_sums
 from fusec.frontend.fx_passes.widening import CONVOLUTIONS, PRODUCTS, widen_operands, widen_scaled
 from fusec.frontend.fx_passes.winograd import filter_by_tiles
+from fusec.frontend.ops.interpolation import keep_gradients_whole
 from fusec.ir.graph import FlatKernel, Graph, Schedule
 from fusec.ir.verify import verify_flat
 from fusec.passes.fusion.contract import cut_with_products, without_calls
@@ -85,11 +91,70 @@ def _fuses_products(context: CompileContext) -> bool:
     return _fuses(context) and context.machine.multiplies and not left
 
 
-_on_fx = partial(changing, "FX graph")
+def _changing(kind: str, name: str, does: str, rewrite: Callable[..., None], **more: Any) -> Stage:
+    """Return a stage that changes an FX graph of some kind in place."""
+
+    def run(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
+        rewrite(gm, context)
+        return gm
+
+    return Stage(name, does, run, kind, kind, **more)
+
+
+_on_dynamo = partial(_changing, "Dynamo's graph")
+_on_fx = partial(_changing, "FX graph")
 _on_graph = partial(Stage, takes="Graph", gives="Graph")
 _on_schedule = partial(Stage, takes="Schedule", gives="Schedule")
 _on_kernel = partial(Stage, takes="Kernel", gives="Kernel")
 _on_flat = partial(Stage, takes="FlatKernel", gives="FlatKernel")
+
+
+# -- before AOTAutograd differentiates ------------------------------------------------------------
+
+
+def _roll_loops(gm: fx.GraphModule, context: Any) -> None:
+    scan_counted_loops(gm)
+    roll_loops(gm, context.machine.fusion.least_iterations)
+
+
+DYNAMO = (
+    _on_dynamo(
+        "associative_scans",
+        "keep a scan by a known associative function as one operation (CPU)",
+        alone(keep_scans_whole),
+        only=lambda context: context.machine.is_cpu,
+    ),
+    _on_dynamo(
+        "rolled_loops",
+        "roll up unrolled loops: states by a recurrence or a scan, bodies with an axis more (CPU)",
+        _roll_loops,
+        only=lambda context: context.machine.is_cpu,
+    ),
+    _on_dynamo(
+        "equal_sizes",
+        "unify the symbolic lengths of an attention's keys and values",
+        alone(unify_sizes),
+    ),
+    _on_dynamo(
+        "whole_gradients",
+        "keep the gradient of an interpolation as one operation",
+        alone(keep_gradients_whole),
+    ),
+    _on_dynamo(
+        "spell_out",
+        "decompose `flex_attention`, and custom operations that write their arguments",
+        alone(spell_out),
+    ),
+    _on_dynamo(
+        "masked_writes", "turn writes under a boolean mask into `where`", alone(write_by_masks)
+    ),
+    _on_dynamo(
+        "share_cat_prefixes",
+        "let a `cat` whose first parts are another `cat`'s read that one",
+        alone(share_cat_prefixes),
+    ),
+)
+"""Rewrites of what Dynamo captured, before AOTAutograd differentiates it."""
 
 
 # -- before capture --------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ STRUCTURES = {
     "fx.GraphModule", "fx.Graph",
 }  # fmt: skip
 HOMES = {
-    "fusec/driver/dynamo_stages.py",
     "fusec/driver/stages.py",
     "fusec/codegen/cpp/stages.py",
     "fusec/codegen/cpp/vector_tiles.py",
