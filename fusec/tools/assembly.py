@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from fusec.errors import BuildError, UsageError
-from fusec.runtime.kernels.triton_interior import tool_path
+from fusec.runtime.kernels.triton_interior import disassembler
 from fusec.runtime.kernels.triton_kernel import TritonSource, compile_kernel
 
 
@@ -57,7 +57,7 @@ class Assembly:
         with tempfile.NamedTemporaryFile(prefix="fusec-", suffix=".cubin") as file:
             file.write(self.compiled.kernel)
             file.flush()
-            command = [tool_path("nvdisasm"), "-c", file.name]
+            command = [disassembler(), "-c", file.name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(command, done.stderr, done.returncode)

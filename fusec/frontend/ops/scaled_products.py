@@ -102,7 +102,7 @@ def scaled_mm(
     use_fast_accum: bool = False,
 ) -> Value:
     """Emit a product whose scales are told apart by their types and shapes."""
-    m, n, k = a.shape[0], b.shape[1], _terms(a, 1)
+    m, n, k = a.shape[0], b.shape[1], _terms(a)
     if scale_a.dtype is F32:
         rows, columns = _scale_by_shape(scale_a, m, k), _scale_by_shape(scale_b, n, k, swapped=True)
     else:
@@ -128,7 +128,7 @@ def scaled_mm_v2(
     use_fast_accum: bool = False,
 ) -> Value:
     """Emit a product whose recipes say what has a scale."""
-    m, n, k = a.shape[0], b.shape[1], _terms(a, 1)
+    m, n, k = a.shape[0], b.shape[1], _terms(a)
     if contraction_dim:
         raise Unsupported("a product along other axes")
     if call.is_cpu and len(scale_b[0].shape) == 2 and scale_b[0].shape[0] is not ONE:
@@ -239,9 +239,9 @@ def _by_levels(
 # -- the product -----------------------------------------------------------------------------------
 
 
-def _terms(x: Value, dimension: int) -> Index:
-    """Return how many numbers a dimension has, of which a byte may hold two."""
-    return x.shape[dimension] * (2 if x.dtype is F4X2 else 1)
+def _terms(x: Value) -> Index:
+    """Return how many numbers a row of a matrix has, of which a byte may hold two."""
+    return x.shape[1] * (2 if x.dtype is F4X2 else 1)
 
 
 def _number(x: Value, term: Index, at: _AtTerm) -> Expr:
@@ -294,7 +294,7 @@ def _total(
         return rows.of(m, block) * columns.of(n, block)
 
     if of_terms or not blocked:
-        over = Axis("k", _terms(a, 1))
+        over = Axis("k", _terms(a))
         found = Reduce(SUM, (over,), term(index(over)))
         if not of_terms:
             return found * scale(ZERO)

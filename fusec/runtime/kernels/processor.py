@@ -31,10 +31,11 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join((architecture, *sorted(flags)))
 
 
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_model() -> str:
     """Return the processor's model name: "AMD EPYC 9R14"; "" where the system has none."""
     try:
-        found = re.search(r"^model name\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
     except OSError:
         return platform.processor()
     return found[1].strip() if found else ""

@@ -62,9 +62,9 @@ MULTIPLE = 16
 """Divisor of the addresses and sizes that kernels assume aligned: ``ir.program.MULTIPLE``."""
 
 
-def tool_path(name: str) -> str:
-    """Return the path of a CUDA tool that comes with Triton: "nvdisasm", "cuobjdump"."""
-    return str(getattr(triton.knobs.nvidia, name).path)
+def disassembler() -> str:
+    """Return the path of the nvdisasm that comes with Triton."""
+    return str(triton.knobs.nvidia.nvdisasm.path)
 
 
 def assembler(target: str) -> str:

@@ -109,9 +109,9 @@ def _compiler(options: Options) -> Iterator[Finding]:
 def _triton(options: Options) -> Iterator[Finding]:
     try:
         # Local: Triton is absent on platforms where fusec compiles for the CPU alone.
-        from fusec.runtime.kernels.triton_interior import assembler, tool_path
+        from fusec.runtime.kernels.triton_interior import assembler, disassembler
 
-        tools = [assembler("sm_90"), tool_path("nvdisasm")]
+        tools = [assembler("sm_90"), disassembler()]
     except Exception as error:
         yield Finding("triton tools", f"none ({error}); dump and explain stop at the source")
         return

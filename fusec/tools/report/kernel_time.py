@@ -287,12 +287,12 @@ def summed_up(
     start_us = RELEASE_US if static.dependent else START_US
     found = {**parts, "the launch itself: it is short": start_us}
     causes = {cause: part for cause, part in found.items() if cause}
-    us = max(norm(parts.values()), *floor) + start_us
+    us = max(_norm(parts.values()), *floor) + start_us
     return Expectation(us, max(floor), max(causes, key=causes.__getitem__), static.dependent)
 
 
-def norm(parts: Iterable[float], degree: float = _DEGREE) -> float:
-    return float(sum(part**degree for part in parts) ** (1 / degree))
+def _norm(parts: Iterable[float]) -> float:
+    return float(sum(part**_DEGREE for part in parts) ** (1 / _DEGREE))
 
 
 def _total(values: Iterable[float], runs: Sequence[float]) -> float:
