@@ -111,6 +111,26 @@ def _plans(seed: int, kind: str, target: str) -> Verdict:
     return Verdict(programs=plans.check_seed(seed, kind, target))
 
 
+def _architectures(seed: int) -> Verdict:
+    from tests.models import every  # local: transformers takes seconds, and need not be there
+
+    listed = every.names()
+    if seed >= len(listed):
+        return Verdict(programs=0)
+    table, kind = listed[seed]
+    try:
+        every.check(every.small(table, kind))
+    except every.NotBuiltError as error:
+        return Verdict(said=str(error), programs=0)
+    except Exception as error:
+        said = f"{table} {kind}: {type(error).__name__}: {error}"
+        again = (
+            f"from tests.models.every import check, small\n\ncheck(small({table!r}, {kind!r}))\n"
+        )
+        return Verdict(FAILED, said, again)
+    return Verdict()
+
+
 def _seeds(seed: int, together: int) -> range:
     """Return the seeds of the programs that one seed of a part compiles together."""
     return range(seed * together, (seed + 1) * together)
@@ -122,6 +142,7 @@ PARTS: Mapping[str, Part] = {
         Part("programs", check_program, share=20),
         Part("training", _training, share=2),
         Part("indices", _indices),
+        Part("architectures", _architectures),
         *(Part(kind, partial(_models, kind=kind)) for kind in test_products.KINDS),
         *(
             Part(kind, partial(_models, kind=kind, backend="fusec"), share=4)
