@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from tests.models.architectures import (
@@ -29,10 +29,10 @@ from tests.models.architectures import (
     text,
     two_texts,
 )
-from tests.models.test_architectures import compare
 from tests.models.zoo import VOCABULARY
 from tests.support import Run, compile_with, run
 
+TIMES_EAGER, TOLERANCE = 8.0, 1e-5
 MOST_PARAMETERS = 30_000_000
 """A model that stays larger takes minutes of a CPU in f64."""
 
@@ -118,7 +118,26 @@ def check(row: Architecture) -> None:
             except Exception as other:
                 raise NotBuiltError(f"Dynamo: {type(other).__name__}") from error
             raise
-        compare(eager, compiled, _exact(row, model, args, train) or eager)
+        exact = _exact(row, model, args, train) or eager
+        for kind in ("outputs", "inputs", "gradients"):
+            for triple in zip(*(getattr(r, kind) for r in (eager, compiled, exact)), strict=True):
+                _assert_as_exact(f"{kind}, {triple[0][0]}", *(tensor for _, tensor in triple))
+
+
+def _assert_as_exact(name: str, eager: Tensor, compiled: Tensor, exact: Tensor) -> None:
+    """Assert that the largest error is at most a few times eager's: a sweep has no time for more.
+
+    Architectures with random weights may be far worse conditioned than those that people train.
+    """
+    assert (eager is None) == (compiled is None), name
+    if eager is None or not eager.numel():
+        return
+    assert (eager.shape, eager.dtype) == (compiled.shape, compiled.dtype), name
+    assert torch.equal(eager.isnan(), compiled.isnan()), f"{name}: NaN"
+    errors = [(t.double() - exact.double()).nan_to_num().abs().max() for t in (eager, compiled)]
+    largest = exact.double().nan_to_num().abs().max()
+    allowed = TIMES_EAGER * errors[0] + TOLERANCE * largest
+    assert errors[1] <= allowed, f"{name}: off by {errors[1]:.3g}, eager by {errors[0]:.3g}"
 
 
 def _equal(one: Run, other: Run) -> bool:
