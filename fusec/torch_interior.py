@@ -68,6 +68,10 @@ gradient_function: Callable[[], Any] = torch._C._current_autograd_node
 EXAMPLE = "example_value"
 """The key under which Dynamo keeps a node's traced value in its ``meta``."""
 
+SCANS_HAVE_GRADIENTS = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+"""Whether torch differentiates its scan. In torch 2.11 gradients are wrong where the first state
+needs none, and a trace ends where the backward returns what it is given."""
+
 data_of: object = getattr(torch._C._autograd, "_get_data_attr", None)
 """The callee of ``x.data`` in Dynamo's graphs."""
 

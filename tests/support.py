@@ -39,6 +39,7 @@ from fusec.codegen import targets
 from fusec.frontend.capture import capture
 from fusec.runtime.kernels import cpp_kernel, processor
 from fusec.runtime.race import agreement
+from fusec.torch_interior import SCANS_HAVE_GRADIENTS
 from tests import quick_build
 from tests.calls import calls_of
 from tests.frontend.tracing import Captured, CapturedAhead
@@ -65,6 +66,9 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 TRITON = tuple(int(part) for part in version("triton").split(".")[:2])
 since_2_13 = pytest.mark.skipif(
     TORCH < (2, 13), reason="torch 2.11 does otherwise, aot_eager too; see docs/numerics.md"
+)
+trains_scans = pytest.mark.skipif(
+    not SCANS_HAVE_GRADIENTS, reason="torch 2.11 differentiates no scan: loops stay in training"
 )
 before_2_15 = pytest.mark.skipif(TORCH >= (2, 15), reason="torch 2.15 does otherwise, in eager")
 

@@ -31,7 +31,7 @@ from fusec.passes.memory.buffers import plan_host
 from fusec.tools.interpreter.graph import run_graph
 from tests.frontend.tracing import graph_of
 from tests.fuzz.pipeline import lower_all
-from tests.support import check, externs, values
+from tests.support import check, externs, since_2_13, trains_scans, values
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Function: TypeAlias = Callable[..., Any]
@@ -386,6 +386,7 @@ def test_a_loop_in_a_loop_keeps_both_conditions():
     assert externs(fn, H.abs(), torch.tensor(2.0)) == []
 
 
+@since_2_13
 def test_a_body_that_writes_what_it_captures_writes_it_as_often_as_eager():
     def fn(h: torch.Tensor, total: torch.Tensor) -> Any:
         def body(n: torch.Tensor, h: torch.Tensor) -> Any:
@@ -476,6 +477,7 @@ class Body:
         return scan(step, carries, rows, reverse=self.reverse)
 
 
+@trains_scans
 @pytest.mark.parametrize(
     "seed", [pytest.param(k, marks=() if k < 6 else pytest.mark.slow) for k in range(60)]
 )

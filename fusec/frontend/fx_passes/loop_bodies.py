@@ -40,7 +40,7 @@ from fusec.frontend.fx_passes.columns import (
     is_same,
     name_of,
 )
-from fusec.torch_interior import EXAMPLE, pytree
+from fusec.torch_interior import EXAMPLE, SCANS_HAVE_GRADIENTS, pytree
 
 if TYPE_CHECKING:
     from fusec.frontend.fx_passes.rolled_columns import RolledColumns
@@ -222,13 +222,15 @@ def has_gradient(
     """Return False if something needs a gradient that torch's scan has not.
 
     It has none of loops that carry integers, nor of copies of complex views, and saves no symbolic
-    sizes.
+    sizes; before torch 2.13 it has none.
 
     Args:
         starts, given, made: what the loop carries first, what else steps take, and what they make.
     """
     if not any(x is not None and x.requires_grad for x in (*starts, *given)):
         return True
+    if not SCANS_HAVE_GRADIENTS:
+        return False
     carried = all(x is not None and x.is_floating_point() for x in starts)
     tensors = [x for x in made if x is not None]
     sizes = (n for x in tensors for n in (*x.shape, *x.stride()))

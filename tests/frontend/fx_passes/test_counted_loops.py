@@ -12,7 +12,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import fusec
 from bench.workload import backend_of
-from tests.support import BACKEND, check, externs, values
+from tests.support import BACKEND, check, externs, trains_scans, values
 
 A, B = values(12, 5), values(3, 5, seed=1)
 Loop = Callable[..., Any]
@@ -79,6 +79,7 @@ def test_a_loop_of_known_length_is_a_scan(name, train):
     assert {op for op, _ in called} <= {"mm.default"}  # where a library's product won its race
 
 
+@trains_scans
 def test_stored_states_have_the_gradients_of_a_loop_of_python():
     """Torch's own gradient of this loop, 2.13, is another one."""
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusec.driver.compiler import RECENT
 from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled
-from tests.support import check, values
+from tests.support import check, trains_scans, values
 
 A, B = values(3, 12, 5), values(3, 12, 5, seed=1)
 W, U = values(5, 5, seed=2), values(5, 5, seed=3)
@@ -64,6 +64,7 @@ STEPS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@trains_scans
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_any_kind_is_the_body_of_a_scan(name: str) -> None:
     assert scans(stepping(STEPS[name]), A, B, W) == 1
@@ -220,6 +221,7 @@ LOOPS: dict[str, tuple[Loop, tuple[Tensor, ...], int]] = {
 }  # fmt: skip
 
 
+@trains_scans
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_becomes_a_scan(name: str) -> None:
     fn, inputs, count = LOOPS[name]
@@ -270,10 +272,12 @@ def test_a_loop_of_symbolic_sizes_becomes_a_scan(name: str) -> None:
     assert scans(fn, *inputs, symbolic_axis=0, train=False) == 1
 
 
+@trains_scans
 def test_a_loop_of_symbolic_sizes_stays_in_training() -> None:
     assert scans(gru, A, *GATES, symbolic_axis=0) == 0
 
 
+@trains_scans
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0])
 @pytest.mark.parametrize("name", ["a reset", "the state twice", "a maximum", "a quotient"])
 def test_numbers_of_any_kind_go_as_far_as_in_eager(name: str, value: float) -> None:
@@ -297,6 +301,7 @@ def final(step: Callable[..., Tensor]) -> Loop:
     return loop
 
 
+@trains_scans
 @pytest.mark.parametrize("name", STEPS)
 def test_a_loop_of_which_the_last_state_is_read_is_a_scan(name: str) -> None:
     count = 0 if name == "nothing that varies" else 1
@@ -326,6 +331,7 @@ class Cells(torch.nn.Module):
         return result
 
 
+@trains_scans
 @pytest.mark.parametrize("cell", [torch.nn.RNNCell, torch.nn.GRUCell, torch.nn.LSTMCell])
 def test_a_cell_of_torch_whose_last_state_is_read_is_a_scan(cell: type[Any]) -> None:
     torch.manual_seed(0)
@@ -398,6 +404,7 @@ def an_odd_number(a: Tensor, b: Tensor, w: Tensor) -> Any:
     ),
     ids=lambda fn: fn.__name__,
 )  # fmt: skip
+@trains_scans
 def test_a_loop_that_reads_states_further_back_is_a_scan(fn: Loop) -> None:
     assert scans(fn, A, B, W) == 1
 
@@ -529,6 +536,7 @@ def test_integers_are_carried_only_without_gradients() -> None:
     assert scans(counting, x, h, k) == 0
 
 
+@trains_scans
 def test_integers_that_vary_may_be_read_beside_gradients() -> None:
     def fn(x: Tensor, k: Tensor) -> Tensor:
         h, states = torch.zeros_like(x[:, 0]), []
