@@ -554,6 +554,8 @@ class _Lowering(LoopBounds):
         kept: list[Keep] = []
         covered: set[Expr] = set()
         parts = self.layout.whole.get(loop, frozenset((loop,))) & unbound
+        if loop is not min(parts, key=self.nest.index, default=loop):
+            return []  # the loop over its blocks, outside, keeps them
         length = most(product(a.extent for a in parts))
         for node in reversed(nodes):
             if node in covered or node in self.arrays or node.dtype is BOOL:

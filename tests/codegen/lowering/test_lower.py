@@ -12,7 +12,7 @@ import pytest
 from fusec.codegen.cpp.transposed import transposed_block
 from fusec.codegen.lowering.lower import lower
 from fusec.errors import InternalError
-from fusec.ir.dtype import F32, I32
+from fusec.ir.dtype import F32, F64, I32
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Select, Var
 from fusec.ir.graph import Kernel, Store
 from fusec.ir.index import Axis, Size, index
@@ -312,6 +312,23 @@ def test_what_a_kept_value_is_computed_from_is_not_kept_again() -> None:
     text = repr_program(kernel, by_rows(kernel))
     assert text.count("scratch") == 1
     assert text.count("* 2.0") == 4, "two sweeps read what the first has kept"
+
+
+def test_what_the_loop_over_blocks_keeps_no_loop_in_a_block_keeps_again() -> None:
+    """The end of the last block is known where its number is: a loop in it is no outermost one."""
+    x, y = buffer("x", 2, 255), buffer("y", 2, 13)
+    m, j, c = axes("m j c", 2, 13, 255)
+    dear: Expr = load(x, m, c)
+    for _ in range(4):
+        dear = Op("mul", (Op("add", (dear, f32(1))), f32(2)))
+    above = Op("le", (position(j), position(c)))
+    term = Select(above, Cast(dear, F64), Const(0.0, F64))
+    total = Cast(Reduce(SUM, (c,), term), F32)
+    kernel = Kernel("k", (m,), (j, c), (Store(y, (index(m), index(j)), total),))
+    loops = (Binding(m, LoopKind.GRID), Binding(j, LoopKind.LOOP))
+    plan = cpu((*loops, Binding(c, LoopKind.LOOP, chunk=64)))
+    check_plan(kernel, plan)
+    assert repr_program(kernel, plan).count("scratch") == 1
 
 
 def repr_program(kernel: Kernel, plan: Plan) -> str:
