@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-MOST = 30
+MOST = 31
 """Patches of modules and classes. Where a rewrite needs fewer, lower it."""
 MOST_ASSIGNED = 12
 """Attributes of what the tests did not make that they assign, most of them in processes of their

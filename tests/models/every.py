@@ -99,44 +99,59 @@ def check(row: Architecture) -> None:
     """Compare a model's call without gradients, and its training step, with eager and f64.
 
     Raises:
-        AssertionError: if they differ.
+        AssertionError: if they differ, for inputs of two sizes: of one, a ReLU at its kink may.
         NotBuiltError: if eager differs from itself, or Dynamo cannot trace it.
     """
     for train in (False, True):
-        torch._dynamo.reset()
-        model, args = row.build(), row.arguments(SIZES[0])
-        eager = run(copy.deepcopy(model), args, train=train)
-        if not _equal(eager, run(copy.deepcopy(model), args, train=train)):
-            raise NotBuiltError("eager's results differ from call to call")
-        own = copy.deepcopy(model)
         try:
-            compiled = run(compile_with(own, fullgraph=False), args, train=train, state=own)
-        except Exception as error:
-            torch._dynamo.reset()
-            try:
-                run(torch.compile(copy.deepcopy(model), backend="eager"), args, train=train)
-            except Exception as other:
-                raise NotBuiltError(f"Dynamo: {type(other).__name__}") from error
-            raise
-        exact = _exact(row, model, args, train) or eager
-        for kind in ("outputs", "inputs", "gradients"):
-            for triple in zip(*(getattr(r, kind) for r in (eager, compiled, exact)), strict=True):
-                _assert_as_exact(f"{kind}, {triple[0][0]}", *(tensor for _, tensor in triple))
+            _check_call(row, SIZES[0], train)
+        except AssertionError:
+            _check_call(row, SIZES[1], train)
 
 
-def _assert_as_exact(name: str, eager: Tensor, compiled: Tensor, exact: Tensor) -> None:
-    """Assert that the largest error is at most a few times eager's: a sweep has no time for more.
+def _check_call(row: Architecture, size: int, train: bool) -> None:
+    torch._dynamo.reset()
+    model, args = row.build(), row.arguments(size)
+    eager = run(copy.deepcopy(model), args, train=train)
+    if not _equal(eager, run(copy.deepcopy(model), args, train=train)):
+        raise NotBuiltError("eager's results differ from call to call")
+    own = copy.deepcopy(model)
+    try:
+        compiled = run(compile_with(own, fullgraph=False), args, train=train, state=own)
+    except Exception as error:
+        torch._dynamo.reset()
+        try:
+            run(torch.compile(copy.deepcopy(model), backend="eager"), args, train=train)
+        except Exception as other:
+            raise NotBuiltError(f"Dynamo: {type(other).__name__}") from error
+        raise
+    exact = _exact(row, model, args, train) or eager
+    found = [g.abs().max().item() for _, g in eager.gradients if g is not None and g.numel()]
+    step = torch.finfo(torch.float32).eps * max(found, default=0.0)
+    for kind in ("outputs", "inputs", "gradients"):
+        for triple in zip(*(getattr(r, kind) for r in (eager, compiled, exact)), strict=True):
+            a, b, r = (tensor for _, tensor in triple)
+            _assert_as_exact(f"{kind}, {triple[0][0]}", a, b, r, step * (kind == "gradients"))
+
+
+def _assert_as_exact(
+    name: str, eager: Tensor | None, compiled: Tensor | None, exact: Tensor | None, step: float
+) -> None:
+    """Assert that the largest error is at most a few times eager's, and a rounding step.
 
     Architectures with random weights may be far worse conditioned than those that people train.
+    A parameter that eager does not reach may have a gradient of zeros, as AOTAutograd gives it.
     """
-    assert (eager is None) == (compiled is None), name
-    if eager is None or not eager.numel():
+    if eager is None or compiled is None or exact is None:
+        assert compiled is None or (eager is None and not compiled.any()), name
         return
     assert (eager.shape, eager.dtype) == (compiled.shape, compiled.dtype), name
+    if not eager.numel():
+        return
     assert torch.equal(eager.isnan(), compiled.isnan()), f"{name}: NaN"
     errors = [(t.double() - exact.double()).nan_to_num().abs().max() for t in (eager, compiled)]
     largest = exact.double().nan_to_num().abs().max()
-    allowed = TIMES_EAGER * errors[0] + TOLERANCE * largest
+    allowed = TIMES_EAGER * errors[0] + TOLERANCE * largest + step
     assert errors[1] <= allowed, f"{name}: off by {errors[1]:.3g}, eager by {errors[0]:.3g}"
 
 
