@@ -575,6 +575,8 @@ def _constant_least(atom: Atom) -> int | None:
         case Mod():
             return 0 if _is_positive(atom.divisor) else None
         case Quotient():
+            if not (_is_positive(atom.divisor) and is_nonnegative(atom.dividend)):
+                return None
             return 1 if is_nonnegative(atom.dividend - 1) else 0
         case FloorDiv():
             low = _least(atom.dividend)

@@ -31,7 +31,8 @@ def shifted(value: Index, least: Callable[[Atom], int | None]) -> dict[Monomial,
             if low is None:
                 return None
             grown = {(*m, atom): c for m, c in partial.items()}
-            grown.update({m: c * low for m, c in partial.items()})
+            for m, c in partial.items():
+                grown[m] = grown.get(m, 0) + c * low
             partial = grown
         for m, c in partial.items():
             expanded[m] = expanded.get(m, 0) + c

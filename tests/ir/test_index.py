@@ -380,6 +380,8 @@ def test_an_exact_quotient_of_what_may_be_zero_may_be_zero() -> None:
     assert is_nonnegative(index(Quotient(index(some), index(4))) - 1)
     assert not is_nonnegative(index(Quotient(index(none), index(4))) - 1)
     assert is_nonnegative(index(Quotient(index(none), index(4))))
+    negative = Size("I", -8, None)  # an integer argument
+    assert not is_nonnegative(index(Quotient(index(negative), index(4))))
 
 
 def test_an_index_is_divided_by_an_exact_quotient_as_by_its_dividend() -> None:

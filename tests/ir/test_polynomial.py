@@ -22,5 +22,10 @@ def test_a_product_is_written_in_what_is_above_the_bounds() -> None:
     }
 
 
+def test_a_power_has_the_coefficients_of_a_binomial() -> None:
+    found = shifted(index(N) * N, _least)
+    assert found == {(): 4, (N,): 4, (N, N): 1}
+
+
 def test_an_atom_without_a_bound_gives_nothing() -> None:
     assert shifted(index(Size("I", 3, None)), _least) is None

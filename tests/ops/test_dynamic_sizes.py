@@ -143,8 +143,14 @@ def below_a_diagonal(x, n):
     return torch.tril(x[:, None] * x[None], n) + n
 
 
+def from_a_multiple(x, n):
+    return x[torch.sym_max(n, 0) :] * 2 if n // 4 * 4 == n else x
+
+
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("fn", (later_than, turned, below_a_diagonal), ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", (later_than, turned, below_a_diagonal, from_a_multiple), ids=lambda fn: fn.__name__
+)
 def test_an_integer_argument_may_be_of_either_sign(fn):
     call = compiled(fn, "fusec", dynamic=None)
     for n in (3, 4, -2, 0, 1, -4):
