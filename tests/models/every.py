@@ -186,8 +186,12 @@ def small(table: str, kind: str) -> Architecture:
     Raises:
         NotBuiltError: with the reason of the last attempt.
     """
+    try:
+        attempts = [*_attempts(table, kind)]
+    except Exception as error:  # its default configuration is none that it allows
+        raise NotBuiltError(f"{table} {kind}: {type(error).__name__}") from error
     said = ""
-    for row in _attempts(table, kind):
+    for row in attempts:
         try:
             with torch.no_grad(), torch.device("meta"):
                 number = sum(p.numel() for p in row.build().parameters())
