@@ -96,6 +96,9 @@ def test_a_run_computes_what_its_kernels_do_and_says_which_failed(launched: list
 
 
 def test_kernels_of_much_memory_are_launched_each_by_itself(launched: list[Call]) -> None:
+    """Those behind them allocate nothing: they write what the first ones left."""
+    torch._dynamo.reset()  # whatever sizes an earlier test has called it with
     x, places = torch.randn(256, 512), torch.arange(256)
     torch.testing.assert_close(torch.compile(scans, backend="fusec")(x, places), scans(x, places))
-    assert len(launched) > 1 and not any("_to_" in name for name in names(launched))
+    first, second, *_ = names(launched)
+    assert "_to_" not in first + second
