@@ -189,8 +189,7 @@ def compile_to_source(gm: fx.GraphModule, context: CompileContext) -> Compiled:
     captured = context.observed(CAPTURE, gm)
     with trace.timed("capture"):
         graph, held = CAPTURE.run(gm, context)
-    if context.options.verify:
-        verify(graph)
+    context.verify(graph, CAPTURE)
     captured(graph)
     with trace.timed("passes"):
         graph = fold(stages_of(context.options), graph, context)

@@ -1,4 +1,4 @@
-"""Proofs by trial that an index is in range: it is evaluated at each point of a small domain.
+"""Proofs by trial that an index is in range: at each point of a small domain, or as traced.
 
 Chains of rolls and strided windows leave divisions whose errors cancel exactly, and only together,
 so that bounds of the single terms prove nothing. Worked example: for ``i < 6``, ``i//2 - i//3`` is
@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fusec.errors import InternalError
 from fusec.ir.atoms import Atom, Axis, FloorDiv, Mod, Runtime, Size
-from fusec.ir.index import Index
+from fusec.ir.index import Index, index, is_in_range
 
 POINTS_TRIED = 1 << 13
 """The largest domain in which an index that is not provably in range is evaluated everywhere."""
@@ -42,6 +42,36 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
         if not outside and not 0 <= value.evaluate(of) < extent.const:
             return False
     return True
+
+
+def is_in_range_as_traced(value: Index, extent: Index) -> bool:
+    """Return True if ``0 <= value < extent`` is provable where each size has its traced value."""
+    value, extent = _as_traced((value, extent))
+    return is_in_range(value, extent) or is_in_range_everywhere(value, extent)
+
+
+def _as_traced(values: Iterable[Index]) -> list[Index]:
+    """Return indices with each size replaced by its hint, also in extents of axes."""
+
+    @functools.cache
+    def atom(one: Atom) -> Index:
+        match one:
+            case Size():
+                return index(one.hint)
+            case Axis():
+                limit = None if one.limit is None else whole(one.limit)
+                return index(Axis(one.name, whole(one.extent), limit))
+            case FloorDiv():
+                return whole(one.dividend) // whole(one.divisor)
+            case Mod():
+                return whole(one.dividend) % whole(one.divisor)
+            case Runtime():
+                return index(Runtime(one.expr, whole(one.extent)))
+
+    def whole(value: Index) -> Index:
+        return index(0) + value.evaluate(atom)
+
+    return [whole(value) for value in values]
 
 
 def _coordinates(value: Index | None) -> Iterator[Axis | Runtime]:

@@ -4,6 +4,7 @@ In an expression, wherever it stands:
 
 * its free axes, and the axes in limits of its ragged axes, are in scope;
 * every load is guarded, or provably in range; a gather's ``Runtime`` index is so by definition;
+  ``collect_unproven`` accepts what is in range for the traced sizes;
 * a reduction binds distinct axes;
 * operations and reductions work in compute types (f32, f64, i32, i64, bool) that their row of
   ``scalar.py`` takes; nothing is opaque.
@@ -20,7 +21,9 @@ every axis of the grid and of the value (the race check, see ``disjoint.py``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from fusec.errors import InvalidIR
 from fusec.ir.disjoint import are_apart, determined_axes, has_distinct_elements
@@ -58,7 +61,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Axis, Index, index, is_in_range, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, PROD, RECURRENCE, Monoid
-from fusec.ir.points import is_in_range_everywhere
+from fusec.ir.points import is_in_range_as_traced, is_in_range_everywhere
 from fusec.ir.scalar import SCALAR_OPS
 
 
@@ -120,10 +123,40 @@ def _verify_load(node: Load, line: str) -> None:
         verify_range(value, extent, f"load of {node.buffer}", line)
 
 
-def verify_range(value: Index, extent: Index, what: str, line: str) -> None:
-    """Check that ``0 <= value < extent`` is provable, as it is by definition for a gather alone."""
-    if not (is_in_range(value, extent) or is_in_range_everywhere(value, extent)):
-        raise InvalidIR(f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded")
+def verify_range(value: Index, extent: Index, what: str, line: str, *forms: Index) -> None:
+    """Check that ``0 <= value < extent`` is provable, as it is by definition for a gather alone.
+
+    Args:
+        forms: what ``value`` is equal to inside loops: it suffices to prove one of them.
+    """
+    tried = forms or (value,)
+    if any(is_in_range(i, extent) for i in tried):
+        return
+    if any(is_in_range_everywhere(i, extent) for i in tried):
+        return
+    problem = f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded"
+    unproven = _unproven.get()
+    if unproven is None or not any(is_in_range_as_traced(i, extent) for i in tried):
+        raise InvalidIR(problem)
+    unproven.append(problem)
+
+
+_unproven: ContextVar[list[str] | None] = ContextVar("_unproven", default=None)
+
+
+@contextmanager
+def collect_unproven() -> Iterator[list[str]]:
+    """Accept accesses that are in range for the traced sizes, provably or not for all sizes.
+
+    Dynamo may guard that two sizes have a relation which the proofs do not use. Yields the problems
+    of the accesses that were accepted so.
+    """
+    problems: list[str] = []
+    before = _unproven.set(problems)
+    try:
+        yield problems
+    finally:
+        _unproven.reset(before)
 
 
 def verify_node_types(node: Expr, line: str) -> None:

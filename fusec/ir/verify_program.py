@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fusec.errors import InternalError, InvalidIR
+from fusec.errors import InternalError
 from fusec.ir.dtype import BOOL, F4X2, F32, I8, I32
 from fusec.ir.expr import (
     Buffer,
@@ -37,8 +37,7 @@ from fusec.ir.expr import (
     index_exprs,
     substitute,
 )
-from fusec.ir.index import Axis, Index, Size, index, is_in_range
-from fusec.ir.points import is_in_range_everywhere
+from fusec.ir.index import Axis, Index, Size, index
 from fusec.ir.program import (
     PACKED,
     Carry,
@@ -54,7 +53,7 @@ from fusec.ir.program import (
     Update,
     Zip,
 )
-from fusec.ir.verify import check, verify_node_types
+from fusec.ir.verify import check, verify_node_types, verify_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +332,8 @@ def _verify_access(
     if access.guard is not None or copied:
         return
     length = access.buffer.base.flat().shape[0]
-    limited = list(_within_loops(offset, scope))
-    provable = any(is_in_range(value, length) for value in limited)
-    if not provable and not any(is_in_range_everywhere(value, length) for value in limited):
-        raise InvalidIR(f"{line}: {offset} is not provably in [0, {length}), nor guarded")
+    what = f"load of {access.buffer}" if isinstance(access, Load) else "store"
+    verify_range(offset, length, what, line, *_within_loops(offset, scope))
 
 
 def _within_loops(offset: Index, scope: _Scope) -> Iterator[Index]:

@@ -31,7 +31,7 @@ from fusec.ir.dtype import F32
 from fusec.ir.expr import Load, Var
 from fusec.ir.graph import Def, Graph, Kernel, Schedule, Store
 from fusec.ir.host import HostProgram
-from fusec.ir.index import Axis, index
+from fusec.ir.index import Axis, Size, index
 from fusec.ir.program import Program, Put
 from fusec.options import Options
 from fusec.passes.schedule.plan import Plan
@@ -231,6 +231,23 @@ def test_a_kernel_that_coalesce_leaves_as_it_was_is_found_behind_it():
     with pytest.raises(InvalidIR) as found:
         context().apply_each(replace(STAGES["coalesce"], run=lambda k, _: k), {"k": kernel})
     assert found.value.stage == "coalesce"
+
+
+def test_an_access_in_range_for_the_traced_sizes_is_an_error_where_strict(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Dynamo guards ``n <= 9`` of ``x[:n]``, a relation that no proof of ranges knows."""
+    n, x = Axis("n", index(Size("n", 6))), buffer("x", 9)
+    y = buffer("y", n.extent)
+    reads = graph((x,), (Def(y, (n,), load(x, n)),), y)
+    beyond = graph((x,), (Def(y, (n,), load(x, index(n) + 4)),), y)
+    with caplog.at_level("INFO", "fusec.verify"):
+        context().apply(replace(STAGES["share"], run=lambda structure, _: reads), reads)
+    assert "load of x at n is not provably in [0, 9)" in caplog.text
+    for wrong, options in ((reads, {"strict": True}), (beyond, {})):
+        broken = replace(STAGES["share"], run=lambda structure, _, made=wrong: made)
+        with pytest.raises(InvalidIR, match="is not provably in"):
+            context(**options).apply(broken, reads)
 
 
 def test_nothing_is_verified_unless_it_is_wanted():

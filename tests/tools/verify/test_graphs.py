@@ -169,3 +169,24 @@ def test_a_graph_with_effects_is_left_out(caplog):
     gm = fx.symbolic_trace(lambda x: (tell(x), x.sin())[1:])
     with caplog.at_level(logging.INFO, LOGGER), warnings.catch_warnings():
         assert graphs.Reference(gm, None, {}, strict=True).reason.endswith("has effects")
+
+
+RELATED = {
+    "rows of a cat": lambda x, y, n: torch.cat([x, y], 1)[:, :n] * 2,
+    "as many as there are": lambda x, y, n: x[:, None, :] == y[:, : x.shape[1], None],
+    "a pad before a product": lambda x, y, n: F.pad(x, (0, n)) @ y.new_ones(x.shape[1] + n, 3),
+}
+"""Programs in range by relations of sizes that Dynamo guards, and that no proof knows."""
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_a_relation_of_sizes_that_dynamo_guards_is_no_fault(name):
+    torch._dynamo.reset()
+    options = {"verify": True, "cache": False}
+    compiled = torch.compile(RELATED[name], backend="fusec", dynamic=True, options=options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for rows in (5, 6):
+            x, y = values(4, rows), values(4, rows + 3)
+            torch.testing.assert_close(compiled(x, y, rows + 1), RELATED[name](x, y, rows + 1))
+    assert not [str(warning.message) for warning in told if "fusec" in str(warning.message)]
