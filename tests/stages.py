@@ -329,7 +329,7 @@ def _in_library(library: str, choice: Choice) -> Decided:
 def steps(name: str) -> tuple[Step, ...]:
     """Return the runs of stages that changed something while an example was compiled."""
     example = EXAMPLES[name]
-    options = Options.from_compile(None, {"verify": True, **example.options})
+    options = Options.from_compile(None, {"verify": True, "strict": True, **example.options})
     context = CompileContext(find_target(example.target), options, Trace("joint"))
     if example.library is not None:
         context = replace(context, judge=functools.partial(_in_library, example.library))

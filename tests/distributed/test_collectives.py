@@ -78,7 +78,7 @@ def kept(schedule: Schedule) -> list[str]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_collectives_keep_their_number_and_order_through_all_passes(target, race):
     (seen,) = observe(mixed, (values(32, 16), values(16, 24)))
-    options = Options.from_compile(None, {"verify": True, "race": race})
+    options = Options.from_compile(None, {"verify": True, "strict": True, "race": race})
     made = compile_to_source(seen.graph, CompileContext(find_target(target), options, Trace("g")))
     expected = said(seen.graph)
     assert len(expected) == 12, "each is a call and a wait"

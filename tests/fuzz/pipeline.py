@@ -51,7 +51,7 @@ class Mismatch(AssertionError):
 
 def context(target: Target, **chosen: Any) -> CompileContext:
     """Return a context under which each stage is verified."""
-    options = Options.from_compile(None, {"verify": True, **chosen})
+    options = Options.from_compile(None, {"verify": True, "strict": True, **chosen})
     return CompileContext(target, options, Trace("fuzz"))
 
 

@@ -57,7 +57,7 @@ def run(program: Program, number: int, target: str = "sm_90") -> Offer:
     """Run a program with the n-th plan of its kernels, and check what it computes."""
     torch._dynamo.reset()
     offer = Offer(number)
-    emulator = Emulator.of(target, {"verify": True, "race": "fused"}, seed=number)
+    emulator = Emulator.of(target, {"verify": True, "strict": True, "race": "fused"}, seed=number)
     emulator.target = offer.of(emulator.target)
     calls = [program.inputs] * ORDERS
     found = compare(program.fn, *calls, train=program.train, backend=emulator.backend)
@@ -148,7 +148,10 @@ def test_gradients_of_an_attention_are_added_to_memory(case: str, number: int) -
         )
 
     inputs = [torch.randn(s, dtype=torch.bfloat16) for s in (shape, keys, keys)]
-    offer, emulator = Offer(number), Emulator.of("sm_90", {"verify": True, "race": "fused"}, number)
+    offer, emulator = (
+        Offer(number),
+        Emulator.of("sm_90", {"verify": True, "strict": True, "race": "fused"}, number),
+    )
     few = replace(emulator.target.machine, launch_us=0.0, units=2, products_per_us=3e4)
     emulator.target = offer.of(replace(emulator.target, machine=few))
     torch._dynamo.reset()
