@@ -154,6 +154,7 @@ def check(
         assert calls <= {*left}, f"left to eager kernels: {sorted(calls.difference(left))}"
     if not str(backend).startswith((CAPTURED, "triton_")):
         runs.append(run(compiled, inputs, train=train, state=_reset(module, fn)))
+        _check_views(eager, runs[0])
     for found in runs:
         compare(eager, found, reference, tol=tol)
     for given in more:
@@ -161,6 +162,13 @@ def check(
         reference = run(_fresh(exact), given, train=train, dtype=torch.float64)
         found = run(compiled, given, train=train, state=_reset(module, fn))
         compare(eager, found, reference, tol=tol)
+
+
+def _check_views(eager: Run, compiled: Run) -> None:
+    """Assert that no output is a view where eager's is none: autograd may refuse to write one."""
+    for (name, a), (_, b) in zip(eager.outputs, compiled.outputs, strict=True):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            assert a._is_view() or not b._is_view(), f"output {name} is a view"
 
 
 def check_all(cases: Mapping[str, tuple[Any, ...]], **how: Any) -> None:

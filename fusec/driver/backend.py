@@ -36,7 +36,7 @@ from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start
 from fusec.errors import FusecError, Unsupported, what_helps
 from fusec.frontend.aliasing.overlap import returns_shared_memory
-from fusec.frontend.aliasing.results import detach_again
+from fusec.frontend.aliasing.results import detach_again, own_results
 from fusec.frontend.aot import recompiles
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.aot.eager_strides import tracing_as_eager
@@ -260,6 +260,7 @@ class _Compilers:
         detach_again(gm)
         mark_weights(gm, self.given)
         rewritten, around = self._rewritten(INFERENCE, gm, None)
+        own_results(rewritten)
         rewritten.meta[AROUND] = around
         return self.compile_one(rewritten, inputs, name="inference")
 
@@ -271,6 +272,7 @@ class _Compilers:
         whole = Joint(rewritten, inputs, num_fwd_outputs, settings)
         cut = fold((PARTITION,), whole, self.context)
         forward, backward = (fold((WIDEN,), part, self.context) for part in cut)
+        own_results(forward, num_fwd_outputs)
         for part in (forward, backward):
             part.meta[AROUND] = around
         return forward, backward

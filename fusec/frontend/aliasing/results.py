@@ -24,7 +24,7 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.forms import form_of
-from fusec.frontend.fx_passes.fx_nodes import aten, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
 from fusec.frontend.operands import Operands, have_one_type, share_memory
 from fusec.frontend.value import TensorValue
 from fusec.ir.expr import Buffer
@@ -62,6 +62,36 @@ def detach_again(gm: fx.GraphModule) -> None:
     for node in aliases:
         node.target = aten.detach.default
     if aliases:
+        gm.recompile()
+
+
+def own_results(gm: fx.GraphModule, count: int | None = None) -> None:
+    """Detach results that are views of what the graph itself makes, so that users may write them.
+
+    AOTAutograd knows which results are views in the program. Decompositions and rewrites make more
+    of them, such as a product that is viewed in the shape of its rows; autograd refuses a write to a
+    view that was made inside a custom function, or without gradients.
+
+    Args:
+        count: how many results a forward has in front of what it saves: AOTAutograd makes those that
+            are views anew, so that each is detached. By default, of a graph without a backward,
+            those that share their memory with no other result.
+    """
+    output = gm.graph.output_node()
+    (returned,) = output.args
+    if not isinstance(returned, tuple | list):
+        return
+    makers = {n: _Lineage.of(n).maker for n in returned if isinstance(n, fx.Node)}
+    shared = Counter(makers.values())
+    own: dict[fx.Node, fx.Node] = {}
+    with gm.graph.inserting_before(output):
+        for node in dict.fromkeys(n for n in returned[:count] if isinstance(n, fx.Node)):
+            maker, alone = makers[node], count is not None or shared[makers[node]] == 1
+            if alone and maker is not node and maker.op == "call_function":
+                own[node] = call_like(node, aten.detach.default, node)
+    if own:
+        kept = len(returned) if count is None else count
+        output.args = (tuple(own.get(n, n) for n in returned[:kept]) + tuple(returned[kept:]),)  # type: ignore[arg-type]
         gm.recompile()
 
 
@@ -147,7 +177,11 @@ def _objects(
         owner = next((n for n in whole if lineages[n].maker is n), None) or next(iter(whole), None)
         for node in nodes:
             view, detached = views[node], lineages[node].detached
-            plain = node is owner or len(nodes) == 1 if view.is_buffer else not detached
+            if view.is_buffer:
+                plain = node is owner or len(nodes) == 1
+            else:  # a tensor of its own, in the graph a window of what it was computed in
+                detached |= lineages[node].maker is node and node.op == "call_function"
+                plain = not detached
             free = plain and view not in taken
             made[node] = view if free else OwnTensor(view, detached, len(made))
             taken.add(made[node])

@@ -6,10 +6,12 @@ What a caller sees of it, trained, from the cache and at random: tests/fuzz/test
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -18,7 +20,7 @@ from fusec.frontend.aliasing.results import detach_again
 from fusec.ir.graph import OwnTensor
 from fusec.ir.text import print_argument
 from tests.frontend.tracing import notation_of
-from tests.support import BACKEND, compile_with, values
+from tests.support import BACKEND, compile_with, values, without_compiler
 
 
 def returned(fn: Callable[..., Any]) -> list[str]:
@@ -139,3 +141,58 @@ def test_a_conjugate_beside_what_it_conjugates_stays_one() -> None:
         found, expected = (torch.autograd.grad(sum(t.abs().sum() for t in r), x)
                            for r in (made, wanted))  # fmt: skip
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def images(*shape: int) -> torch.Tensor:
+    return values(*shape).to(memory_format=torch.channels_last)
+
+
+NEW: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "linear": (F.linear, (values(2, 3, 4), values(5, 4))),
+    "convolution": (F.conv2d, (images(2, 16, 8, 8), values(32, 16, 1, 1))),
+    "convolution of one place": (F.conv1d, (values(2, 16, 1), values(32, 16, 1))),
+    "group norm": (lambda x: F.group_norm(x, 4), (images(2, 16, 8, 8),)),
+    "stack": (lambda x: torch.stack([x, x], 1), (images(2, 16, 8, 8),)),
+    "kron": (lambda x: torch.kron(x, x), (values(2, 2),)),
+    "unfold": (lambda x: F.unfold(x, 2), (values(1, 3, 4, 4),)),
+    "beside a saved one": (lambda x, w: F.linear(x, w).exp(), (values(2, 3, 4), values(5, 4))),
+    "beside one that is not viewed": (
+        lambda x, w: (F.linear(x, w), x.sin()),
+        (values(2, 3, 4), values(5, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("compiler", (True, False), ids=("compiled", "without a compiler"))
+@pytest.mark.parametrize("name", NEW)
+def test_a_new_result_may_be_written(name: str, compiler: bool) -> None:
+    """A product is viewed in its result's shape, but a view of a custom Function is read-only."""
+    fn, inputs = NEW[name]
+
+    def written(call: Callable[..., Any], train: bool) -> list[torch.Tensor]:
+        given = [x.clone().requires_grad_(train) for x in inputs]
+        scale = torch.full((), 0.5, requires_grad=True)  # also beside a result without gradients
+        made = call(*given)
+        first = made[0] if isinstance(made, tuple) else made
+        assert not first._is_view()
+        first.mul_(scale)
+        loss = first.square().sum() + (made[1].sum() if isinstance(made, tuple) else 0)
+        return [first, *torch.autograd.grad(loss, [scale, *(given if train else ())])]
+
+    with nullcontext() if compiler else without_compiler():
+        for train in (True, False):
+            torch._dynamo.reset()
+            compiled = torch.compile(fn, backend=BACKEND)
+            expected, made = (outcome(written, call, train) for call in (fn, compiled))
+            if isinstance(expected, str):  # autograd needs the value that is written
+                assert isinstance(made, str)
+            else:
+                torch.testing.assert_close(made, expected)
+
+
+def outcome(call: Callable[..., Any], *given: Any) -> Any:
+    """Return what a call returns, or the message of its error."""
+    try:
+        return call(*given)
+    except RuntimeError as error:
+        return str(error)
