@@ -36,7 +36,11 @@ from fusec.driver.user_passes import chosen_passes
 from fusec.driver.warm import Start
 from fusec.errors import FusecError, Unsupported, what_helps
 from fusec.frontend.aliasing.overlap import returns_shared_memory
-from fusec.frontend.aliasing.results import detach_again, own_results
+from fusec.frontend.aliasing.results import (
+    detach_again,
+    own_results,
+    separate_gradients,
+)
 from fusec.frontend.aot import recompiles
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.aot.eager_strides import tracing_as_eager
@@ -54,6 +58,7 @@ from fusec.runtime.calls import cuda_graphs
 from fusec.runtime.calls.convention import outside_autocast
 from fusec.runtime.calls.fake import with_memory_only
 from fusec.runtime.calls.frozen import Frozen, refreeze
+from fusec.runtime.calls.received import noting_hooks
 from fusec.runtime.frames import with_room
 from fusec.runtime.heap import settled_heap
 from fusec.torch_interior import (
@@ -273,6 +278,7 @@ class _Compilers:
         cut = fold((PARTITION,), whole, self.context)
         forward, backward = (fold((WIDEN,), part, self.context) for part in cut)
         own_results(forward, num_fwd_outputs)
+        separate_gradients(backward)
         for part in (forward, backward):
             part.meta[AROUND] = around
         return forward, backward
@@ -326,6 +332,8 @@ def compile_one_graph(
         call = Frozen(call, recipe.compute, recipe.positions, recipe.keep)
     for around in graph.meta.pop(AROUND, ()):
         call = around(call, graph, name)
+    if name == "forward":
+        call = noting_hooks(call)
     if name == "backward":
         call = outside_autocast(call)
     return with_memory_only(call, run_eagerly(graph))

@@ -35,7 +35,7 @@ from fusec.frontend.carried_loops import is_loop, lower_loop
 from fusec.frontend.effects import effect_of, parts_of_inputs
 from fusec.frontend.fallbacks import computes_with, is_impure, reason_for
 from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
-from fusec.frontend.fx_passes.fx_nodes import DECISIONS, aten
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS, aten, is_tangent
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.ops.complex_tensors import complex_lowering
@@ -110,7 +110,9 @@ class _Capture:
         if missing := sorted(self.lines.sizes.needed() - self.given):
             raise Unsupported(f"the size {missing[0]} is not given by any input or call")
         decisions = tuple(d for n in self.gm.graph.nodes for d in n.meta.get(DECISIONS, ()))
-        return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions)
+        given = zip(self.gm.graph.find_nodes(op="placeholder"), self.inputs, strict=True)
+        tangents = tuple(b for n, b in given if is_tangent(n) and isinstance(b, Buffer))
+        return Graph(name, tuple(self.inputs), tuple(lines), self.outputs, decisions, tangents)
 
     def _lower_nodes(self) -> None:
         for node in self.gm.graph.nodes:

@@ -71,6 +71,7 @@ class Graph:
             in call order.
         outputs: what the call returns: views of buffers, sizes, constants, objects or None.
         decisions: decisions of passes about it so far.
+        tangents: the inputs of a backward that are gradients. No guard covers what it is given.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Graph:
     nodes: tuple[Line, ...]
     outputs: tuple[Argument, ...]
     decisions: tuple[Decision, ...] = ()
+    tangents: tuple[Buffer, ...] = ()
 
     def __str__(self) -> str:
         from fusec.ir.text import print_graph  # local: text imports the structures

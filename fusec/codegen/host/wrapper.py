@@ -76,7 +76,7 @@ from fusec.ir.program import Program
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
     "mkldnn", "ops", "float", "min", "add_product", "_", "view_as_real", "view_as_complex",
-    "unconjugated", "conjugated", "negated", "negative",
+    "unconjugated", "conjugated", "negated", "negative", "hooked", "relaid", "plain",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range", "turn"}
@@ -195,11 +195,20 @@ class _Wrapper:
             self.lines.append(f"{_items(names)} = args")
         self.lines.append("args.clear()")
         self.lines += ["del _"] if None in graph.inputs else []
-        for item in graph.inputs:
-            if isinstance(item, Buffer) and item.form is not NumberForm.PLAIN:
-                self.lines.append(f"{self.names(item)} = {_received(item, self.names(item))}")
         for size, buffer, axis in graph.measured:
             self.lines.append(f"{self.names(size)} = {self.names(buffer)}.shape[{axis}]")
+        tensors = [item for item in graph.inputs if isinstance(item, Buffer)]
+        saved = [item for item in tensors if item not in graph.tangents]
+        if graph.tangents and saved:
+            traced = [f"({self.names(b)}, {self._traced(b)})" for b in saved]
+            targets = _items(list(map(self.names, saved)))
+            self.lines += [f"if hooked(): {targets} = relaid({', '.join(traced)})"]
+        for item in tensors:
+            name = self.names(item)
+            if item.form is not NumberForm.PLAIN:
+                self.lines.append(f"{name} = {_received(item, name)}")
+            elif item in graph.tangents:
+                self.lines.append(f"{name} = plain({name})")
 
     def _launch(self, name: str, buffers: Sequence[Buffer], sizes: Sequence[Size]) -> None:
         args = [self.names(b) for b in buffers] + [self.names(s) for s in sizes]
@@ -218,17 +227,21 @@ class _Wrapper:
 
     def _allocate(self, allocation: Allocation) -> None:
         buffer, over = allocation.buffer, allocation.over
-        shape, strides, _ = _layout(whole_view(buffer))
-        layout = f"{_tuple(shape, self.names)}, {_tuple(strides, self.names)}"
         if over is None:
-            dtype = COMPLEX_OF[buffer.dtype] if buffer.form.is_complex else buffer.dtype
-            made = f"{'zeros' if allocation.zeroed else 'empty'}({layout}, {dtype})"
+            made = f"{'zeros' if allocation.zeroed else 'empty'}({self._traced(buffer)})"
             made = _flipped(buffer.form, made) if buffer.form.has_bit else made
         elif (buffer.shape, buffer.strides) == (over.shape, over.strides):
             made = f"{self.names(over)}  # memory reused"
         else:
+            layout, _, _ = self._traced(buffer).rpartition(", ")
             made = f"strided({self.names(over)}, {layout}, 0)  # memory reused"
         self.lines.append(f"{self.names(buffer)} = {made}")
+
+    def _traced(self, buffer: Buffer) -> str:
+        """Return a tensor's shape, strides and type."""
+        shape, strides, _ = _layout(whole_view(buffer))
+        dtype = COMPLEX_OF[buffer.dtype] if buffer.form.is_complex else buffer.dtype
+        return f"{_tuple(shape, self.names)}, {_tuple(strides, self.names)}, {dtype}"
 
     def _extern(self, extern: Extern) -> None:
         reader = "window" if extern.may_alias or extern.written is not None else "strided"

@@ -24,7 +24,7 @@ from torch import fx
 
 from fusec.errors import Unsupported
 from fusec.frontend.forms import form_of
-from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, count_elements, hint_of, tensor_of
 from fusec.frontend.operands import Operands, have_one_type, share_memory
 from fusec.frontend.value import TensorValue
 from fusec.ir.expr import Buffer
@@ -69,11 +69,11 @@ def own_results(gm: fx.GraphModule, count: int | None = None) -> None:
     """Detach results that are views of what the graph itself makes, so that users may write them.
 
     AOTAutograd knows which results are views in the program. Decompositions and rewrites make more
-    of them, such as a product that is viewed in the shape of its rows; autograd refuses a write to a
+    of them, such as a product that is viewed in the shape of its rows; autograd refuses to write a
     view that was made inside a custom function, or without gradients.
 
     Args:
-        count: how many results a forward has in front of what it saves: AOTAutograd makes those that
+        count: how many results a forward has before what it saves: AOTAutograd makes those that
             are views anew, so that each is detached. By default, of a graph without a backward,
             those that share their memory with no other result.
     """
@@ -93,6 +93,30 @@ def own_results(gm: fx.GraphModule, count: int | None = None) -> None:
         kept = len(returned) if count is None else count
         output.args = (tuple(own.get(n, n) for n in returned[:kept]) + tuple(returned[kept:]),)  # type: ignore[arg-type]
         gm.recompile()
+
+
+def separate_gradients(backward: fx.GraphModule) -> None:
+    """Copy gradients that have elements in common, as eager's accumulation does.
+
+    Autograd keeps the gradient of a leaf without a copy if nobody else has the tensor; of two that
+    are views of one memory each is such. Parts of it, as of a ``cat``, may lie in it side by side.
+    """
+    output = backward.graph.output_node()
+    (returned,) = output.args
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in dict.fromkeys(n for n in returned if isinstance(n, fx.Node)):  # type: ignore[union-attr]
+        value = tensor_of(node)
+        if value is not None and all(map(hint_of, value.stride())):  # an expanded one is copied
+            found.setdefault(_Lineage.of(node).maker, []).append(node)
+    own: dict[fx.Node, fx.Node] = {}
+    with backward.graph.inserting_before(output):
+        for maker, nodes in found.items():
+            elements = [count_elements(n.meta["val"]) for n in (maker, *nodes)]
+            for node in nodes[1:] if sum(elements[1:]) > elements[0] else ():
+                own[node] = call_like(node, aten.clone.default, node)
+    if own:
+        output.args = (tuple(own.get(n, n) for n in returned),)  # type: ignore
+        backward.recompile()
 
 
 def results_of(operands: Operands, output: fx.Node) -> tuple[Argument, ...]:

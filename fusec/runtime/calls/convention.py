@@ -30,6 +30,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from fusec.runtime.calls.ranges import BoxedCall
+from fusec.runtime.calls.received import note_hooks
 from fusec.runtime.from_json import read
 from fusec.runtime.interior import (
     is_autocasting,
@@ -239,6 +240,7 @@ def _forward(convention: Convention, training: Training, forward: BoxedCall) -> 
     call = outside_autocast(forward)
 
     def run(ctx: Any, *args: Any) -> tuple[Any, ...]:
+        note_hooks()
         made = call(list(args))
         ctx.save_for_backward(*map(_own, made[count:end]))
         ctx.unchecked = [*map(_own, made[end:behind])]

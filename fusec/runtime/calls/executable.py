@@ -18,6 +18,7 @@ import torch
 from fusec.runtime.calls.outside import GraphReferences
 from fusec.runtime.calls.ranges import BoxedCall as BoxedCall
 from fusec.runtime.calls.ranges import Hook, Ranges
+from fusec.runtime.calls.received import hooked, plain, relaid
 from fusec.runtime.interior import OpOverload, empty_on_cpu, reinterpret
 
 
@@ -184,7 +185,7 @@ def bind(
         "empty": empty,
         "zeros": zeros,
         **{f.__name__: f for f in (window, restride, add_product)},
-        **{f.__name__: f for f in (unconjugated, conjugated, negated)},
+        **{f.__name__: f for f in (unconjugated, conjugated, negated, hooked, relaid, plain)},
         "negative": negative,
         "strided": reinterpret,
         "view_as_real": torch.view_as_real,

@@ -1,15 +1,17 @@
-"""Calls with fake tensors, which have no memory: they run eager kernels, never compiled ones.
+"""Calls with tensors that have no memory: they run eager kernels, never compiled ones.
 
-User code meets them under a ``FakeTensorMode``, when a model is built or traced without its
-weights. Dynamo guards on the class of each input, so whether a compiled graph's inputs are fake is
-the same at each call, and is checked once. A mode is not guarded, so each call checks for one: 0.1
-us (measured 2026-11).
+User code meets fake ones under a ``FakeTensorMode``, when a model is built or traced without its
+weights, and ``ZeroTensor``s as gradients of what has none. Dynamo guards on the class and the
+dispatch keys of each input, so whether a compiled graph's inputs are such is the same at each call,
+and is checked once. A mode is not guarded, so each call checks for one: 0.1 us (measured 2026-11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from fusec.runtime.calls.executable import BoxedCall
 from fusec.torch_interior import FakeTensor, fake_mode
@@ -28,12 +30,18 @@ def with_memory_only(call: BoxedCall, instead: BoxedCall) -> BoxedCall:
         if fake_mode() is not None:
             return instead(args)
         if chosen is None:
-            chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call
+            chosen = instead if any(map(_has_no_memory, args)) else call
         return chosen(args)
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
     boxed._unchecked = call  # type: ignore[attr-defined]
     return boxed
+
+
+def _has_no_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        isinstance(value, FakeTensor) or value._is_zerotensor()
+    )
 
 
 def unchecked(call: BoxedCall) -> BoxedCall:
@@ -53,7 +61,7 @@ def called_with_memory_only(
         if fake_mode() is not None:
             return instead(*args)
         if chosen is None:
-            chosen = instead if any(isinstance(arg, FakeTensor) for arg in args) else call
+            chosen = instead if any(map(_has_no_memory, args)) else call
         return chosen(*args)
 
     return called

@@ -196,3 +196,26 @@ def outcome(call: Callable[..., Any], *given: Any) -> Any:
         return call(*given)
     except RuntimeError as error:
         return str(error)
+
+
+SHARED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "a view of the other's": (lambda x, y: (x + y.view(4)) * 2, ((4,), (2, 2))),
+    "a transposed one": (lambda x, y: (x + y.t()).sin(), ((2, 3), (3, 2))),
+    "parts side by side": (lambda x, y: torch.cat([x, y]) * 2, ((3,), (4,))),
+    "expanded ones": (lambda x, y: x.sum() + y.sum(), ((3,), (4,))),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_gradients_have_no_elements_in_common(name: str) -> None:
+    fn, shapes = SHARED[name]
+
+    def clipped(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [values(*shape, seed=k).requires_grad_() for k, shape in enumerate(shapes)]
+        call(*leaves).sum().backward()
+        torch.nn.utils.clip_grad_norm_(leaves, 1.0)
+        return [leaf.grad for leaf in leaves]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=BACKEND)
+    torch.testing.assert_close(clipped(compiled), clipped(fn))
