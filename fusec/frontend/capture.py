@@ -35,7 +35,7 @@ from fusec.frontend.carried_loops import is_loop, lower_loop
 from fusec.frontend.effects import effect_of, parts_of_inputs
 from fusec.frontend.fallbacks import computes_with, is_impure, reason_for
 from fusec.frontend.forms import form_of, memory_of_value, value_of_memory
-from fusec.frontend.fx_passes.fx_nodes import DECISIONS, aten, is_tangent
+from fusec.frontend.fx_passes.fx_nodes import DECISIONS, aten, is_tangent, tensor_of
 from fusec.frontend.fx_passes.packing import PACKED, PANELS
 from fusec.frontend.operands import Opaque, Operands, share_memory
 from fusec.frontend.ops.complex_tensors import complex_lowering
@@ -456,7 +456,8 @@ class _Capture:
             return None
         name = node.name if count == 1 else f"{node.name}_{position}"
         buffer = self.lines.buffer(name, self._memory(value), form_of(value))
-        self.operands.owners[buffer] = value
+        given = (tensor_of(argument) for argument in node.all_input_nodes)
+        self.operands.returned(buffer, value, (one for one in given if one is not None))
         return buffer
 
     def _with_minima(self) -> list[Line]:

@@ -8,7 +8,7 @@ axes. Any other value is first copied into a buffer with the traced strides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ class Operands:
         device: the device the graph computes on.
         run_eagerly: emits the extern of a node and returns its result.
         owners: the traced tensor that each buffer holds, element for element.
-        foreign: the same for buffers that the graph does not compute: inputs and constants.
+        foreign: the same for buffers without memory of their own: inputs, constants, and views that
+            calls return, as of another type.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Operands:
         self.run_eagerly = run_eagerly
         self.owners: dict[Buffer, torch.Tensor] = {}
         self.foreign: dict[Buffer, torch.Tensor] = {}
+        self._views: dict[int, list[Buffer]] = {}  # by memory
         self._read_late: frozenset[fx.Node] = frozenset()  # set at the first write
         self._readers: dict[Buffer, list[fx.Node]] = {}
         self._noted = 0  # how many nodes of `env`, in its order, were scanned
@@ -235,6 +237,13 @@ class Operands:
 
     # -- aliasing ---------------------------------------------------------------------------------
 
+    def returned(self, buffer: Buffer, made: torch.Tensor, given: Iterable[torch.Tensor]) -> None:
+        """Record a result of a call, which may be a view of one of its arguments."""
+        self.owners[buffer] = made
+        if any(share_memory(made, one) for one in given):
+            self.foreign[buffer] = made
+            self._views.setdefault(_memory_of(made), []).append(buffer)
+
     def copy_before_write(self, target: fx.Node, write: fx.Node) -> None:
         """Copy the values that are loaded from ``target``'s buffer after ``write`` overwrites it.
 
@@ -246,10 +255,11 @@ class Operands:
         for node in itertools.islice(self.env, self._noted, None):
             self._note_reader(node)
         self._noted = len(self.env)
-        changed = self._buffer_of(target)
-        for node in self._readers.get(changed, ()) if changed is not None else ():
+        changed = {self._buffer_of(target), *self._views.get(_memory_of(target.meta["val"]), ())}
+        readers = (node for b in changed if b is not None for node in self._readers.get(b, ()))
+        for node in dict.fromkeys(readers):
             buffer = self._buffer_of(node)
-            if node is target or buffer not in (None, changed):
+            if node is target or buffer not in (None, *changed):
                 continue  # copied since
             if buffer is None or self._shared(self.env[node], node.meta["val"]) is None:
                 self.copy(node, form_of(node.meta["val"]))
@@ -263,6 +273,11 @@ class Operands:
         if node in self._read_late and isinstance(value, TensorValue):
             for buffer in dict.fromkeys(load.buffer for load in loads(value.exprs)):
                 self._readers.setdefault(buffer, []).append(node)
+
+
+def _memory_of(traced: torch.Tensor) -> int:
+    """Return a key of a traced tensor's storage; 0 for what has none."""
+    return int(traced.untyped_storage()._cdata) if traced.layout is torch.strided else 0
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

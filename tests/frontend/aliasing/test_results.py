@@ -219,3 +219,42 @@ def test_gradients_have_no_elements_in_common(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=BACKEND)
     torch.testing.assert_close(clipped(compiled), clipped(fn))
+
+
+def _changed(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    y = x.view(dtype) * 1
+    x.add_(1)
+    return y, x.view(dtype)
+
+
+def _of_a_result(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    s = x * 2
+    return s, s.view(dtype).flip(0).flip(0), s.view(dtype)
+
+
+REINTERPRETED: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
+    "beside a write": _changed,
+    "of an input": lambda x, dtype: x.view(dtype) * 1,
+    "of a result": _of_a_result,
+    "viewed back": lambda x, dtype: (x.view(dtype) * 1).view(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.bfloat16, torch.int64), ids=str)
+@pytest.mark.parametrize("name", REINTERPRETED)
+def test_what_is_computed_of_a_view_of_another_type_is_new(name: str, dtype: torch.dtype) -> None:
+    """``x * 1`` is lowered to loads of x, here of memory that a call returns as another type's."""
+    fn = REINTERPRETED[name]
+
+    def left_by(call: Callable[..., Any]) -> list[torch.Tensor]:
+        """Return results and the input, then what is left of them once one result is zero."""
+        x = values(4, 6)
+        made = [*(m if isinstance(m := call(x, dtype), tuple) else (m,)), x]
+        before = [one.clone() for one in made]
+        made[1 if len(made) > 2 else 0].zero_()
+        return before + made
+
+    torch._dynamo.reset()
+    made, expected = (left_by(call) for call in (torch.compile(fn, backend=BACKEND), fn))
+    assert [one.dtype for one in made] == [one.dtype for one in expected]
+    assert all(map(torch.equal, made, expected))
