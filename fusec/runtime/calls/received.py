@@ -12,18 +12,18 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.runtime.calls.ranges import BoxedCall
+from fusec.runtime.interior import top_hooks
 
 Traced: TypeAlias = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], torch.dtype]
 """A tensor, and its shape, strides and type by the trace."""
 
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _seen = False
 
 
 def note_hooks() -> None:
     """Remember that what a forward saves passes hooks: backwards compare layouts from now on."""
     global _seen
-    _seen = _seen or _top_hooks(True) is not None
+    _seen = _seen or top_hooks(True) is not None
 
 
 def noting_hooks(forward: BoxedCall) -> BoxedCall:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fusec.runtime.calls import received
 from tests.support import BACKEND, values
 
 
@@ -48,18 +47,6 @@ def test_saved_tensors_of_another_shape_or_type_are_an_error(unpack: Callable[..
     compiled = torch.compile(layer, backend=BACKEND)
     with pytest.raises(RuntimeError, match="a hook of saved tensors gave back"):
         gradients(compiled, (lambda t: t, unpack))
-
-
-@pytest.mark.skipif(BACKEND != "fusec", reason="a rule of fusec")
-def test_layouts_are_compared_once_a_forward_had_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received, "_seen", False)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend=BACKEND)
-    x, w = values(6, 5).requires_grad_(), values(6, 6).requires_grad_()
-    compiled(x, w).sum().backward()
-    assert not received.hooked()
-    gradients(compiled, HOOKS["as saved"])
-    assert received.hooked()
 
 
 class _Given(torch.autograd.Function):
