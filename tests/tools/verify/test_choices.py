@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,18 +16,10 @@ from fusec.frontend.call import AtenCall
 from fusec.frontend.value import ZERO, Value
 from fusec.ir.dtype import I64
 from fusec.tools.report.comparison import compare
-from fusec.tools.verify import kernels
 from fusec.tools.verify.kernels import OwnChoices
 from tests.planted import lower
 
 EXPERTS, CHOSEN = 16, 2
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_off() -> Iterator[None]:
-    """Keep the faults of this file from what other tests ask of the process."""
-    yield
-    kernels._tallies.clear()
 
 
 def logits() -> Tensor:
