@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -80,6 +81,20 @@ def test_control_flow_matches_eager_and_its_parts_are_compiled(name):
 def test_control_flow_matches_eager_with_symbolic_sizes(name):
     fn, inputs, train, _ = CONTROL[name]
     check(fn, *inputs, train=train, dynamic=True)
+
+
+def sampled(h: torch.Tensor, xs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw in the body: torch's own loop calls it, with slices of what the user passed."""
+    return scan(lambda h, x: (h + x + torch.rand(()) * 0, h * 2 + x), h, xs)
+
+
+def test_a_loop_s_body_leaves_strides_and_versions_of_what_it_is_given():
+    h, xs = values(1, 8), values(4, 3, 100)[:, :1, :8]
+    assert xs.stride() == (300, 100, 1)
+    torch._dynamo.reset()
+    torch.testing.assert_close(compile_with(sampled)(h, xs), sampled(h, xs))
+    assert [trace.name for trace in RECENT if "." in trace.name]
+    assert (h._version, xs._version, xs.stride()) == (0, 0, (300, 100, 1))
 
 
 def test_a_map_over_rows_is_a_loop_that_carries_nothing():

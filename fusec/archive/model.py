@@ -43,7 +43,7 @@ from fusec.archive.sizes import shown as formula
 from fusec.archive.trees import Tree
 from fusec.errors import EnvironmentProblem, UsageError
 from fusec.runtime.cache.entry import decode
-from fusec.runtime.calls.executable import restride
+from fusec.runtime.calls.executable import has_strides, with_strides
 
 KEY = "fusec model"
 CALLING = "calling.json"
@@ -251,7 +251,7 @@ class Model:
 
     def _placed(self, tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
         with torch.no_grad():
-            placed = restride(tensor.to(self.device), wanted_of(weight.spec, {})[2])
+            placed = with_strides(tensor.to(self.device), wanted_of(weight.spec, {})[2])
         if weight.parameter and self.trains and not placed.requires_grad:
             placed = placed.detach().requires_grad_()
         return placed
@@ -264,14 +264,15 @@ class Model:
         """
         tensors = self._calling.bind(args, named)
         sizes = {} if self._fixed is not None else self._calling.sizes(tensors)
-        for k, want in enumerate(self._fixed or self._calling.wanted(sizes)):
-            tensors[k] = self._fitting(k, tensors[k], want, sizes)
-        everything = [*tensors, *self._weights]
+        wanted = enumerate(self._fixed or self._calling.wanted(sizes))
+        fitting = [self._fitting(k, tensors[k], want, sizes) for k, want in wanted]
         if self._written:
-            self._refuse_written(tensors)
+            self._refuse_written(fitting)
+        everything = [*fitting, *self._weights]
         given = (everything[k] if isinstance(k, int) else wanted_of(k, sizes)
                  for k in self._calling.graph)  # fmt: skip
-        return trees.put(self._calling.result, self._call(*given), everything)
+        made = self._call(*given)
+        return trees.put(self._calling.result, made, [*tensors, *self._weights])
 
     def _fitting(
         self, k: int, tensor: torch.Tensor, want: Any, sizes: Mapping[str, int]
@@ -292,14 +293,11 @@ class Model:
             )
         if tensor.stride() == strides:
             return tensor
-        if k in self._written:
-            laid = restride(tensor, strides)
-            if laid is not tensor:
-                raise UsageError(
-                    f"{of.path} is written to, and has strides {tensor.stride()}; {strides} are "
-                    "wanted."
-                )
-        return restride(tensor, strides)
+        copied = tensor.numel() and not has_strides(tensor, strides)
+        if copied and (k in self._written or 0 in strides):
+            why = "is written to, and has" if k in self._written else "has"
+            raise UsageError(f"{of.path} {why} strides {tensor.stride()}; {strides} are wanted.")
+        return with_strides(tensor, strides)
 
     def _refuse_written(self, tensors: list[Any]) -> None:
         """Raise UsageError if the memory that a call writes to is also another argument's."""
@@ -395,7 +393,7 @@ def _read(unpacked: Unpacked) -> tuple[Model, dict[str, torch.Tensor]]:
 def _held(spec: Spec, content: bytes) -> torch.Tensor:
     dtype, shape, strides = wanted_of(spec, {})
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0)
-    return restride(flat.reshape(shape).to(dtype), strides)
+    return with_strides(flat.reshape(shape).to(dtype), strides)
 
 
 def mapped(path: Path) -> Mapping[str, torch.Tensor]:

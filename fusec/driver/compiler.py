@@ -362,7 +362,7 @@ def _compile_parts(
         def run(*args: Any) -> Any:
             if strides is not None:  # a loop hands over slices, or what another iteration made
                 args = tuple(
-                    arg if expected is None else executable.restride(arg, expected)
+                    arg if expected is None else executable.with_strides(arg, expected)
                     for arg, expected in zip(args, strides, strict=True)
                 )
             result = call(list(args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -199,6 +200,46 @@ def test_arguments_with_other_strides_are_copied(inference: bytes, load: Any) ->
     assert torch.equal(model(other, **named)["y"], model(x, **named)["y"])
 
 
+def one_row(seed: int = 1) -> torch.Tensor:
+    """Return a row that is cut from a longer one: its stride along the axis of rows says so."""
+    return values(1, 100, seed=seed)[:, :8]
+
+
+def looks(*tensors: torch.Tensor) -> list[tuple[tuple[int, ...], int]]:
+    return [(tensor.stride(), tensor._version) for tensor in tensors]
+
+
+class Row(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(values(1, 8, seed=2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * self.row
+
+
+@pytest.mark.parametrize("train", (False, True))
+def test_a_call_leaves_the_tensors_of_its_caller_as_they_are(load: Any, train: bool) -> None:
+    torch._dynamo.reset()
+    module, traced = Row(), values(1, 8).requires_grad_(train)
+    content = build(module, Call((traced,), {}, train), HERE)
+    module.row = nn.Parameter(one_row(seed=3))
+    leaf = values(1, 100).requires_grad_()
+    base = leaf * 1
+    x, squares = base[:, :8], base.square()  # whose gradient reads the memory that x is cut from
+    before = looks(x, module.row)
+    model = load(content, weights=module)
+    with contextlib.nullcontext() if train else torch.no_grad():
+        made = model(x)
+    assert looks(x, module.row) == before
+    torch.testing.assert_close(made, module(x))
+    (squares.sum() + (made.sum() if train else 0)).backward()
+    wanted = 2 * base.detach()
+    if train:
+        wanted[:, :8] += (1 - torch.tanh(x) ** 2) * module.row
+    torch.testing.assert_close(leaf.grad, wanted)
+
+
 class Counts(nn.Module):
     def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         total.add_(x)
@@ -215,6 +256,30 @@ def test_what_is_written_may_not_share_memory(load: Any) -> None:
         model(total[1:5], total[:4])
     with pytest.raises(UsageError, match="total is written to, and has strides"):
         model(x, total[::2])
+
+
+def test_an_expanded_argument_cannot_be_made_of_another(load: Any) -> None:
+    torch._dynamo.reset()
+    model = load(build(Row(), Call((values(1, 8).expand(4, 8),)), HERE), weights=Row())
+    assert model(values(1, 8).expand(4, 8)).shape == (4, 8)
+    with pytest.raises(UsageError, match=r"x has strides \(8, 1\); \(0, 1\) are wanted"):
+        model(values(4, 8))
+
+
+class Returned(nn.Module):
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> Any:
+        return total.add_(x), x
+
+
+def test_what_is_written_or_returned_is_the_tensor_that_was_given(load: Any) -> None:
+    torch._dynamo.reset()
+    model = load(build(Returned(), Call((values(1, 8), values(1, 8))), HERE))
+    x, total = one_row(), one_row(seed=2)
+    before, wanted = looks(x, total), total + x
+    made = model(x, total)
+    assert made[0] is total and made[1] is x and torch.equal(total, wanted)
+    (_, version), (strides, written) = before
+    assert looks(x, total) == [(strides, version), (strides, written + 1)]
 
 
 def test_weights_that_do_not_fit_are_named(inference: bytes, load: Any) -> None:

@@ -55,19 +55,31 @@ def window(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.T
     return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
 
 
-def restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def restride(made: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return the result of a call with the strides that were traced, copied only if it has others.
 
     Those of axes of extent one are no reason for a copy: the result gets them as they are. A
     weight's gradient has the weight's, which optimizers compare.
     """
+    if made.stride() == strides or made.numel() == 0:
+        return made
+    if has_strides(made, strides) and not made._is_view():
+        return made.as_strided_(made.shape, strides)
+    return with_strides(made, strides)
+
+
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with the strides that were traced: itself, a view, or a copy.
+
+    The tensor stays as it is, and so do its version counter and that of its base.
+    """
     if tensor.stride() == strides or tensor.numel() == 0:
         return tensor
     if has_strides(tensor, strides):
-        return tensor.as_strided_(tensor.shape, strides)
+        return tensor.as_strided(tensor.shape, strides)
     if 0 in strides:  # an expanded result: a dense copy cannot have these strides
         raise RuntimeError(
-            f"an eager kernel returned strides {tensor.stride()}, {strides} were traced"
+            f"a tensor has strides {tensor.stride()}, {strides} were traced for an eager kernel"
         )
     return _copied(tensor, strides)
 

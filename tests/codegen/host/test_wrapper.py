@@ -38,6 +38,7 @@ from fusec.runtime.calls.executable import (
     negated,
     restride,
     unconjugated,
+    with_strides,
 )
 from fusec.runtime.calls.outside import NOTHING
 from tests.fuzz.graphs import Example
@@ -526,3 +527,14 @@ def test_memory_of_a_complex_result_is_complex() -> None:
     programs = lower_all(schedule, small_target("cpu"))
     text = print_wrapper(plan_host(schedule), programs, {"k0": "k0"})
     assert "z = empty((6,), (1,), c64).conj()" in text
+
+
+def test_a_call_s_own_result_gets_its_strides_in_place_and_a_view_does_not() -> None:
+    own = torch.empty_strided((1, 8), (100, 1))
+    base = values(1, 100)
+    cut = base[:, :8]
+    assert restride(own, (8, 1)) is own
+    for change in (restride, with_strides):
+        made = change(cut, (8, 1))
+        assert made.stride() == (8, 1) and made.data_ptr() == base.data_ptr()
+        assert cut.stride() == (100, 1) and base._version == 0
