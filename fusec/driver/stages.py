@@ -30,6 +30,7 @@ from fusec.frontend.fx_passes.counted_loops import scan_counted_loops
 from fusec.frontend.fx_passes.draws import replace_draws
 from fusec.frontend.fx_passes.equal_sizes import unify_sizes
 from fusec.frontend.fx_passes.freezing import freeze
+from fusec.frontend.fx_passes.fx_nodes import results_of, verify_results
 from fusec.frontend.fx_passes.masked_writes import write_by_masks
 from fusec.frontend.fx_passes.memory_formats import choose_formats
 from fusec.frontend.fx_passes.packing import mark_packed
@@ -95,7 +96,10 @@ def _changing(kind: str, name: str, does: str, rewrite: Callable[..., None], **m
     """Return a stage that changes an FX graph of some kind in place."""
 
     def run(gm: fx.GraphModule, context: Any) -> fx.GraphModule:
+        before = results_of(gm) if context.options.verify else []
         rewrite(gm, context)
+        if before:
+            verify_results(before, gm)
         return gm
 
     return Stage(name, does, run, kind, kind, **more)

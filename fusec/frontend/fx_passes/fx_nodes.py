@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusec.errors import InvalidIR
 from fusec.ir.decision import Decision
-from fusec.torch_interior import FakeTensor, OpOverload
+from fusec.torch_interior import FakeTensor, OpOverload, pytree
 
 aten, prims = torch.ops.aten, torch.ops.prims
 DECISIONS = "decisions"
@@ -107,6 +107,31 @@ def verify_values(gm: fx.GraphModule) -> None:
         if made != laid_out:
             told = f"{node.format_node()} makes strides {made}, and is traced with {laid_out}"
             raise InvalidIR(told)
+
+
+def results_of(gm: fx.GraphModule) -> list[torch.Tensor | None]:
+    """Return the traced tensors that a graph returns, None for anything else; also Dynamo's."""
+    (returned,) = gm.graph.output_node().args
+    values = (n.meta.get("val", n.meta.get("example_value")) if isinstance(n, fx.Node) else None
+              for n in pytree.tree_leaves(returned))  # fmt: skip
+    return [value if isinstance(value, torch.Tensor) else None for value in values]
+
+
+def verify_results(before: Sequence[torch.Tensor | None], gm: fx.GraphModule) -> None:
+    """Check that a rewritten graph returns tensors of the types and layouts that it had before.
+
+    Raises:
+        InvalidIR: if a result has others: its reader is outside of the graph.
+    """
+    for position, (one, other) in enumerate(zip(before, results_of(gm), strict=True)):
+        if one is not None and other is not None and _layout(one) != _layout(other):
+            told = f"result {position} is made as {_layout(other)}, and was {_layout(one)}"
+            raise InvalidIR(told)
+
+
+def _layout(value: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(n for n in value.shape if isinstance(n, int))
+    return value.dtype, shape, _strides(value)
 
 
 def _is_pure(node: fx.Node) -> bool:

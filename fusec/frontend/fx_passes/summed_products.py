@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from fusec.frontend.fallbacks import is_impure
-from fusec.frontend.fx_passes.fx_nodes import aten, call_like, tensor_of
+from fusec.frontend.fx_passes.fx_nodes import aten, call_like, has_strides, tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,15 @@ def _join(total: fx.Node) -> None:
     several = [kind for kind in kinds.values() if len(kind) > 1]
     if not several:
         return
-    gone = {term.node for kind in several for term in kind}
+    gone = {term.node for kind in several for term in kind[1:]}
     with total.graph.inserting_before(total):
-        parts = [leaf for leaf in leaves if leaf not in gone]
-        parts += [_product(total, kind) for kind in several]
-        value = parts[0]
-        for part in parts[1:]:
+        # In the place of its first term: a sum is laid out as the first that it adds.
+        made = {kind[0].node: _product(total, kind) for kind in several}
+        value, *parts = [made.get(leaf, leaf) for leaf in leaves if leaf not in gone]
+        for part in parts:
             value = call_like(total, aten.add.Tensor, value, part)
-    total.replace_all_uses_with(value)
+    if has_strides(value.meta["val"], total.meta["val"]):
+        total.replace_all_uses_with(value)
 
 
 def _term(leaf: fx.Node) -> _Term | None:

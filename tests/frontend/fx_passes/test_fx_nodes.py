@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from fusec.errors import InvalidIR
-from fusec.frontend.fx_passes.fx_nodes import verify_values
+from fusec.frontend.fx_passes.fx_nodes import results_of, verify_results, verify_values
 from tests.frontend.tracing import traced
 
 aten = torch.ops.aten
@@ -39,3 +41,14 @@ def test_strides_of_one_element_alone_say_nothing() -> None:
     copied.meta["val"] = permuted.meta["val"].contiguous()
     permuted.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
     verify_values(gm)
+
+
+@pytest.mark.parametrize("change", [Tensor.contiguous, Tensor.double, lambda x: x[:2]])
+def test_a_result_that_is_made_otherwise_than_it_was_is_found(change: Any) -> None:
+    gm = traced(lambda x, y: (x + y).permute(1, 0), torch.randn(3, 4), torch.randn(3, 4))
+    before = results_of(gm)
+    verify_results(before, gm)
+    (permuted,) = gm.graph.find_nodes(op="call_function", target=aten.permute.default)
+    permuted.meta["val"] = change(permuted.meta["val"])
+    with pytest.raises(InvalidIR, match=r"result 0 is made as .*, and was "):
+        verify_results(before, gm)

@@ -73,6 +73,41 @@ def test_a_product_with_another_reader_stays() -> None:
     check(step, *(values(3, 50, seed=k) for k in range(4)), train=True)
 
 
+def turned(a: Tensor, b: Tensor) -> Tensor:
+    return (a.t() @ b).t()
+
+
+def flat(a: Tensor, b: Tensor) -> Tensor:
+    return b.t() @ a
+
+
+@pytest.mark.parametrize("first, second", [(turned, turned), (flat, flat), (turned, flat)])
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("row_major", (False, True))
+def test_a_sum_is_laid_out_as_in_eager(
+    first: Callable[..., Tensor], second: Callable[..., Tensor], place: int, row_major: bool
+) -> None:
+    """Other terms stand at each place among the products, and lie as these or otherwise."""
+
+    def step(a: Tensor, b: Tensor, c: Tensor, x: Tensor, y: Tensor, z: Tensor, o: Tensor) -> Tensor:
+        terms = [first(a, x), second(b, y), first(c, z)]
+        terms.insert(place, o)
+        return terms[0] + terms[1] + (terms[2] + terms[3])
+
+    rest = values(24, 20, seed=9) if row_major else values(20, 24, seed=9).t()
+    rows = [values(3, n, seed=k) for k, n in enumerate((20, 20, 20, 24, 24, 24))]
+    check(step, *rows, rest, train=True)
+
+
+def test_terms_whose_sum_is_laid_out_otherwise_than_each_stay_as_they_are_added() -> None:
+    def step(a: Tensor, b: Tensor, x: Tensor, y: Tensor, o: Tensor, p: Tensor) -> Tensor:
+        rows, more = o.expand(24, 20), p.expand(24, 20)
+        return rows + (more + (turned(a, x) + turned(b, y)))
+
+    rows = [values(3, n, seed=k) for k, n in enumerate((20, 20, 24, 24))]
+    check(step, *rows, values(20), values(20, seed=9), train=True)
+
+
 def test_symbolic_rows() -> None:
     for rows in (3, 5):
         check(recurrence, *inputs(rows), train=True, dynamic=True)
