@@ -309,9 +309,9 @@ class _Capture:
         if node.target is aten.as_strided.default:
             if free_unbacked_symbols(node.meta["val"]):
                 return "a strided window that depends on data: eager checks that it lies in memory"
-            if self._starts_late(node.args[0]):
+            if self._starts_late(node.args[0]) or self._is_placed(node):
                 return "a strided window into memory around the tensor"
-        if node.target in _PLACED and self._starts_late(node) and self._is_returned(node):
+        if node.target in _PLACED and self._may_start_late(node) and self._is_returned(node):
             return "a result that is found by its place in memory"
         kinds = list(results)
         for source in node.all_input_nodes:
@@ -330,6 +330,22 @@ class _Capture:
         """Return True if a tensor's storage offset is not known to be 0."""
         offset = self.lines.sizes.index(node.meta["val"].storage_offset())
         return offset is not index(0)
+
+    def _may_start_late(self, node: fx.Node) -> bool:
+        """Return True unless a tensor's storage offset is 0 in each call: no guard covers it."""
+        symbolic = any(isinstance(n, torch.SymInt) for n in node.meta["val"].shape)
+        return symbolic or self._starts_late(node)
+
+    def _is_placed(self, window: fx.Node) -> bool:
+        """Return True for a window with an offset of its own, into memory that the graph is given.
+
+        The offset is from the memory's first element, and no guard covers where an input begins.
+        """
+        of = window.args[0].meta["val"]  # type: ignore[union-attr]
+        given = (n for n in self.gm.graph.nodes if n.op in ("placeholder", "get_attr"))
+        held = filter(lambda v: isinstance(v, torch.Tensor), map(self._held_by, given))
+        explicit = window.args[3:] or window.kwargs.get("storage_offset") is not None
+        return bool(explicit) and any(share_memory(value, of) for value in held)
 
     def _is_returned(self, node: fx.Node) -> bool:
         """Return True if an output of the graph shares its storage with a node's tensor."""

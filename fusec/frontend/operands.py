@@ -142,10 +142,12 @@ class Operands:
         """Return False if ``user`` returns a view of a copy that has no memory yet.
 
         ``x * 1`` is lowered to loads of ``x``, which suffices for a user that computes with it. But
-        a view of it must not alias ``x``, which may be written, or returned as well.
+        a view of it must not alias ``x``, which may be written, or returned as well, and a window
+        that is replaced counts its offset from where memory begins.
         """
         traced, made = arg.meta["val"], user.meta.get("val")
-        if not isinstance(made, torch.Tensor) or not share_memory(made, traced):
+        placed = user.target is torch.ops.aten.as_strided_scatter.default
+        if not placed and not (isinstance(made, torch.Tensor) and share_memory(made, traced)):
             return True
         owner = self.owners.get(view.buffer)
         return owner is None or share_memory(owner, traced)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -93,6 +94,43 @@ def reaches_beyond_memory(gm: fx.GraphModule) -> bool:
             end = _end(whole.shape, whole.stride(), whole.storage_offset())
             ends.setdefault(memory_of(tensor), end * whole.element_size())
     return False
+
+
+def relies_on_its_place(gm: fx.GraphModule) -> bool:
+    """Return True if memory of an input that a window is cut from is written, or has a gradient.
+
+    That is a window with an offset of its own, from the memory's first element. What AOTAutograd
+    traces of both is for the place in memory where the input begins at that time, and no guard
+    covers it. Within a transformation of ``torch.func`` any such window counts: what it is cut from
+    is not known.
+    """
+    parts = (part for part in gm.modules() if isinstance(part, fx.GraphModule))
+    nodes = [node for part in parts for node in part.graph.nodes]
+    given = _memories(gm.graph.find_nodes(op="placeholder"))
+    written = _memories(place for node in nodes for place in written_by(node))
+
+    def relies(window: fx.Node) -> bool:
+        source, made = tensor_of(window.all_input_nodes[0]), tensor_of(window)
+        if source is None or made is None:
+            return False
+        memory = memory_of(source)
+        return memory == id(source) or (
+            memory in given and (made.requires_grad or memory in written)
+        )
+
+    return any(relies(node) for node in nodes if _has_own_offset(node))
+
+
+def _memories(nodes: Iterable[Any]) -> set[int]:
+    return {memory_of(tensor) for tensor in map(tensor_of, nodes) if tensor is not None}
+
+
+def _has_own_offset(node: fx.Node) -> bool:
+    """Return True for a window whose offset is given, in any of its forms."""
+    position = {**dict.fromkeys(_WINDOWS, 3), "as_strided_scatter": 4}.get(called_name(node))
+    if position is None:
+        return False
+    return (*node.args[position:], node.kwargs.get("storage_offset"))[0] is not None
 
 
 def _window(input: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:

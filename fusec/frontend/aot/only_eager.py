@@ -18,6 +18,7 @@ from fusec.frontend.aliasing.overlap import (
     called_name,
     is_in_place,
     reaches_beyond_memory,
+    relies_on_its_place,
     tensor_of,
     written_by,
 )
@@ -119,6 +120,7 @@ _REASONS = (
     (writes_another_kind, "it writes numbers to a tensor of another kind: eager raises"),
     (writes_a_number, "it writes an f64 number that it is given, which AOTAutograd loses"),
     (reaches_beyond_memory, "it has a window into memory that reaches beyond it"),
+    (relies_on_its_place, "it changes, or differentiates, an input by its place in memory"),
     (loses_gradients, "AOTAutograd loses what it does to gradients"),
     (modifies_saved_tensor, "its backward raises, as it does in eager"),
 )

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "conjugates": (lambda z, w: (z.conj() * w, z.conj_physical().conj() + w, z.conj().t()), (Z, W)),
     "negative": (lambda z: (z.conj().imag * 2, z.conj().imag.conj() + 1), (Z,)),
     "angle": (lambda z: (z.angle(), z.real.angle()), (Z,)),
-    "as_strided": (lambda z: torch.as_strided(z, (2, 3), (7, 2), 1) * 2, (Z,)),
+    "as_strided": (lambda z: torch.as_strided(z, (2, 3), (7, 2)) * 2, (Z,)),
     "conversions": (lambda z: (z.bool(), z.real.to(torch.complex128) * 1j, z.cdouble()), (Z,)),
     "copies": (lambda z, x: (aten.copy(z, x), aten.copy(z, z[0] + 1), aten.copy(x, x[0])), (Z, X)),
     "norms": (lambda z: [torch.linalg.vector_norm(z, p, 1) for p in (2, 1, 3, torch.inf, 0)], (Z,)),

@@ -87,7 +87,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "flip": lambda x: x.flip(0, -1),
     "diagonal": lambda x: (x.diagonal(1, 1, 2), x.diagonal(-1, 0, 1)),
     "unfold": lambda x: x.unfold(2, 3, 1),
-    "as_strided": lambda x: x.as_strided((3, 2), (2, 7), 1),
+    "as_strided": lambda x: x.as_strided((3, 2), (2, 7)),
     "movedim": lambda x: x.movedim(0, -1).reshape(4, 6),
     "alias": lambda x: x.detach().view_as(x),
 }
