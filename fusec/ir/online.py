@@ -10,7 +10,9 @@ A positive factor of the scores may be applied after the maximum, ``max(n: k*x) 
 rounding keeps order, so both are equal to the last bit. The terms are then ``exp(k*x - k*m)``.
 
 Terms may be relative to more than their maximum, ``exp(s - u)`` with u the larger of m and a sink:
-a sum of ``exp(s - m)`` is then multiplied by ``exp(m - u)`` when the loop has ended.
+a sum of ``exp(s - m)`` is then multiplied by ``exp(m - u)`` when the loop has ended. Of scores with
+an infinity the sum is NaN, and that of ``exp(s - u)`` is where u is inf, too. With a finite u, as
+a log-sum-exp has it there, a plain sum is ``exp(m - u)``, inf; a weighted one is not known.
 
 Worked example: with ``l = sum(n: exp(s - m))`` the weights ``exp(s - m) / l`` are linear once the
 division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s - m) * v) / l``.
@@ -26,6 +28,7 @@ from typing import TypeAlias
 from fusec.errors import InternalError
 from fusec.ir.expr import Const, Expr, Op, Reduce, Select, op, postorder, select
 from fusec.ir.index import Axis
+from fusec.ir.known import is_known_nan
 from fusec.ir.linear import dependents, terms
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.rewrite import Rules, replace_nodes
@@ -159,20 +162,56 @@ def factor_outside_sum(node: Reduce) -> Expr:
     user wrote it. A rounding to 16 bits moves to the value before the division. Of ``exp(s - u)``
     with u made of m, ``exp(m - u)`` moves.
     """
+    return _moved(node, ()) or node
+
+
+def weights_outside_quotient(node: Op) -> Expr:
+    """``sum(n: exp(s - u) * v) / l`` is ``sum(n: exp(s - m) * v) * exp(m - u) / l``, u made of m.
+
+    A softmax that is divided behind its sum. A divisor that is inf where m is makes NaN of what
+    has any weights, so a u that is finite there does not matter.
+    """
+    total, divisor = node.args
+    if not isinstance(total, Reduce):
+        return node
+    return _moved(total, (lambda total: Op("div", (total, divisor)),)) or node
+
+
+def _moved(node: Reduce, around: tuple[Outside, ...]) -> Expr | None:
+    """Return a sum with factors moved out of it, and what is ``around`` it; None for any other."""
     if node.monoid is not SUM or not node.dtype.is_float:
-        return node
+        return None
     body, outside = _split(node.body, frozenset(node.over))
-    body, merging = _by_own_maximum(body, frozenset(node.over))
-    outside = [*merging, *outside]
-    if not outside:
-        return node
+    body, shift = _by_own_maximum(body, frozenset(node.over))
     inner = Reduce(SUM, node.over, body)
-    if inner not in find_row_maxima((inner,)):
-        return node
-    result: Expr = inner
+    if not (outside or shift) or inner not in find_row_maxima((inner,)):
+        return None
+    if shift is None:
+        return _applied((*outside, *around), inner)
+    top, base = shift
+    outside = [partial(merged, scale=ONE, top=top, maximum=base), *outside, *around]
+    result = _applied(outside, inner)
+    if is_known_nan(result, {top: math.inf, inner: math.inf}):
+        return result  # whatever the sum is there
+    if not _is_plain(body, top):
+        return None
+    return _applied(outside, select(op("eq", top, math.inf), 1.0, inner))
+
+
+def _applied(outside: Iterable[Outside], total: Expr) -> Expr:
     for around in outside:
-        result = around(result)
-    return result
+        total = around(total)
+    return total
+
+
+def _is_plain(body: Expr, top: Reduce) -> bool:
+    """Return True for ``exp(s - top)`` without weights, of the very scores that top is of."""
+    match body:
+        case Op(name="round_f16" | "round_bf16", args=(a,)):
+            return _is_plain(a, top)
+        case Op(name="exp", args=(Op(name="sub", args=(score, _)),)):
+            return score is top.body
+    return False
 
 
 def difference_outside_maximum(node: Reduce) -> Expr:
@@ -191,12 +230,16 @@ def difference_outside_maximum(node: Reduce) -> Expr:
     return node
 
 
-ONLINE_RULES = Rules((difference_outside_maximum, Reduce), (factor_outside_sum, Reduce))
+ONLINE_RULES = Rules(
+    (difference_outside_maximum, Reduce),
+    (factor_outside_sum, Reduce),
+    (weights_outside_quotient, "div"),
+)
 """Rules by which a sum can run in the loop of its maximum."""
 
 
-def _by_own_maximum(body: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:
-    """Return terms relative to their scores' own maximum, and what makes them what they were.
+def _by_own_maximum(body: Expr, over: frozenset[Axis]) -> tuple[Expr, tuple[Reduce, Expr] | None]:
+    """Return terms relative to their scores' own maximum, that, and what they were relative to.
 
     ``exp(s - u)`` of an attention with a sink, where u is ``maximum(max(n: s), sink)``.
     """
@@ -207,8 +250,8 @@ def _by_own_maximum(body: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outsi
                 continue
             if base is not top and base is not None and _at_most(score, top.body, frozenset()):
                 (own,) = replace_nodes((body,), {factor: op("exp", score - top)})
-                return own, [partial(merged, scale=ONE, top=top, maximum=base)]
-    return body, []
+                return own, (top, base)
+    return body, None
 
 
 def _factors(root: Expr) -> Iterator[Expr]:

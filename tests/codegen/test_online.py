@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tests.triton_backend  # noqa: F401 (registers the backends)
 from fusec.ir.dtype import F32
-from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select
+from fusec.ir.expr import Buffer, Const, Expr, Load, Op, Reduce, Select, loads
+from fusec.ir.graph import Def
 from fusec.ir.index import Axis, index
 from fusec.ir.monoid import MAX, SUM
 from fusec.ir.online import ONLINE_RULES, SCALE_RULES, find_row_maxima, scale_of
 from fusec.ir.rewrite import rewrite
 from fusec.ir.strides import contiguous_strides
+from fusec.tools.interpreter.graph import run_graph
+from tests.ir.graphs import graph
 from tests.support import check, tune, values
 
 LOWEST = Const(float("-inf"), F32)
@@ -248,6 +252,125 @@ def test_weights_beside_a_sink(sink: float, hidden: str):
     if hidden == "all":
         scores[1] = -math.inf
     check(_with_sink, scores, torch.tensor(sink), v)
+
+
+BASES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "the maximum": lambda s, c: _top(s),
+    "a sink": lambda s, c: torch.maximum(_top(s), c),
+    "shifted": lambda s, c: _top(s) + c,
+    "0 where -inf": lambda s, c: torch.where(_top(s) == -math.inf, 0.0, _top(s)),
+    "log-sum-exp": lambda s, c: torch.logsumexp(s, -1, keepdim=True),
+    "0 where infinite": lambda s, c: torch.where(_top(s).abs() == math.inf, 0.0, _top(s)),
+    "0 where not finite": lambda s, c: torch.where(_top(s).isfinite(), _top(s), 0.0),
+    "clamped": lambda s, c: _top(s).clamp(max=80.0),
+    "the smaller": lambda s, c: torch.minimum(_top(s), c),
+}
+"""What exponents are relative to, given scores and a finite number; the last four may be finite
+where the maximum is inf."""
+BOUNDED = list(BASES)[-4:]
+_INF = math.inf
+EXTREME = ((), (0,), (-_INF,), (_INF,), (_INF, _INF), (_INF, math.nan), (math.nan,))
+"""What rows of scores have behind their first number."""
+
+
+def _extreme_rows(n: int) -> torch.Tensor:
+    scores = values(len(EXTREME) + 2, n)
+    for row, begin in zip(scores, EXTREME, strict=False):
+        row[1 : 1 + len(begin)] = torch.tensor(begin)
+    scores[-2] = -math.inf
+    scores[-1, 1:] = -math.inf
+    return scores
+
+
+def _sums(base: Callable, s: torch.Tensor, c: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    e = torch.exp(s - base(s, c))
+    total = e.sum(-1, keepdim=True)
+    return [total, (e * v[:, 0]).sum(-1), e @ v, e / total @ v, e @ v / total]
+
+
+@pytest.mark.parametrize("way", ("fusec", "triton_fused"))
+def test_sums_of_rows_with_infinities_and_nan_are_eagers(way: str):
+    s, c, v = _extreme_rows(40), torch.tensor(0.5), values(40, 4, seed=1)
+    v[3] = 0
+
+    def every(s: torch.Tensor, c: torch.Tensor, v: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+        return {name: _sums(base, s, c, v) for name, base in BASES.items()}
+
+    check(every, s, c, v, backend=way)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+def test_a_logsumexp_of_infinity_is_infinity(dtype: torch.dtype):
+    """And its gradient is NaN at the infinity, 0 elsewhere."""
+    x = _extreme_rows(40).to(dtype)
+    cube = torch.stack([x, x.flip(0), values(*x.shape).to(dtype)])
+    check(lambda x: torch.logsumexp(x, -1), x, train=dtype is not torch.float64)
+    check(lambda x: (torch.logsumexp(x, (0, 2)), x.logsumexp((1, 2))), cube)
+
+
+def test_a_logsumexp_in_parts_of_scores_with_infinity():
+    q, k = torch.ones(1, 4, 16), values(1, 400, 16, seed=1)
+    k[0, 7] = torch.tensor([math.inf, *[0.0] * 15])
+    check(lambda q, k: torch.logsumexp(q @ k.mT, -1), q, k, backend="triton_fused")
+
+
+def _shifted_maximum(name: str, top: Expr, other: Expr) -> Expr:
+    zero = Const(0.0, F32)
+    match name:
+        case "the maximum":
+            return top
+        case "a sink" | "the smaller":
+            return Op("maximum" if name == "a sink" else "minimum", (top, other))
+        case "shifted":
+            return Op("add", (top, other))
+        case "0 where -inf":
+            return Select(Op("eq", (top, LOWEST)), zero, top)
+        case "0 where infinite":
+            return Select(Op("isinf", (top,)), zero, top)
+        case "0 where not finite":
+            finite = Op("and", (Op("eq", (top, top)), Op("not", (Op("isinf", (top,)),))))
+            return Select(finite, top, zero)
+        case _:
+            return Op("minimum", (top, Const(80.0, F32)))
+
+
+@pytest.mark.parametrize("weighted", (False, True))
+@pytest.mark.parametrize("name", [name for name in BASES if name != "log-sum-exp"])
+def test_sums_beside_the_maximum_mean_the_same_at_infinities(name: str, weighted: bool):
+    """And a sum goes into the loop of its maximum, unless weights may have either sign there."""
+    row = _Row()
+    top = row.top(row.score)
+    weight = _above(row.score, _shifted_maximum(name, top, Load(_buffer("c"), ())))
+    body = Op("mul", (weight, row.load("v"))) if weighted else weight
+    before: Expr = Reduce(SUM, (row.n,), body)
+    (after,) = rewrite((before,), ONLINE_RULES)
+    assert bool(find_row_maxima((after,))) is not (weighted and name in BOUNDED)
+    for scores in _extreme_rows(64).numpy():
+        arrays = {"s": scores, "v": values(64, seed=1).numpy(), "c": np.float32(0.5)}
+        with np.errstate(all="ignore"):
+            found, wanted = (_value(expr, arrays) for expr in (after, before))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_a_quotient_by_the_plain_sum_is_nan_at_infinity_whatever_the_weights_are():
+    """So a softmax that is divided behind its sum is one loop, with 0 for a base that is inf."""
+    row = _Row()
+    weight = _above(row.score, _shifted_maximum("0 where infinite", row.top(row.score), LOWEST))
+    total, weighted = (Reduce(SUM, (row.n,), e) for e in (weight, weight * row.load("v")))
+    quotients = Op("div", (weighted, total)), Reduce(SUM, (row.n,), weight / total * row.load("v"))
+    for (after,) in (rewrite((quotient,), ONLINE_RULES) for quotient in quotients):
+        assert len(find_row_maxima((after,))) == 2
+    (after,) = rewrite((Op("div", (weighted, row.load("v"))),), ONLINE_RULES)
+    assert not find_row_maxima((after,))
+
+
+def _value(expr: Expr, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the value of an expression without axes, by the interpreter."""
+    inputs = tuple(dict.fromkeys(node.buffer for node in loads((expr,))))
+    out = _buffer("out")
+    example = graph(inputs, (Def(out, (), expr),), out)
+    (found,) = run_graph(example, [arrays[buffer.name] for buffer in inputs])
+    return found
 
 
 @pytest.mark.parametrize("hidden", ("none", "some", "all"))

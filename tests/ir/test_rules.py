@@ -78,6 +78,8 @@ LEAST = f32(-3e38)
 RANDOM = Cast(op("random", at("seed", 0), position(M)), F32)
 TOP = Reduce(MAX, (R,), X)
 TOTAL = Reduce(SUM, (R,), above(X, TOP))
+WEIGHT = above(X, Select(op("isinf", TOP), f32(0), TOP))
+PLAIN = ONLINE_RULES(Reduce(SUM, (R,), WEIGHT))
 ONE_HOT = Select(op("eq", position(R), N), at("x", M, 3), f32(0))
 
 EXAMPLES: dict[str, Expr] = {
@@ -118,6 +120,7 @@ EXAMPLES: dict[str, Expr] = {
         MAX, (R,), op("sub", X, op("maximum", TOP, at("y", 0, 0)))
     ),
     "factor_outside_sum": Reduce(SUM, (R,), op("mul", op("div", above(X, TOP), TOTAL), H)),
+    "weights_outside_quotient": op("div", Reduce(SUM, (R,), op("mul", WEIGHT, H)), PLAIN),
     "scale_outside_mask": Select(HIDDEN, op("mul", X, f32(0.3)), f32(-math.inf)),
     "scale_outside_maximum": Reduce(MAX, (R,), op("mul", X, f32(0.3))),
     "uniform_comparison": below(index(M) * 4 + J, 12),
@@ -125,7 +128,7 @@ EXAMPLES: dict[str, Expr] = {
 }
 
 
-ROUNDS = {"implicit_rounding", "factor_outside_sum"}
+ROUNDS = {"implicit_rounding", "factor_outside_sum", "weights_outside_quotient"}
 """Rules that change how a value is rounded."""
 CHECKED = {"unguarded_gather"}
 """Rules that give a value to what is an error before."""
