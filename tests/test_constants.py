@@ -42,6 +42,7 @@ DEFINITIONS = {
         "codegen/triton/base_two": {"HUGE"},
         "frontend/ops/winograd": {"OF_PIXELS", "OF_SUMS", "OF_WEIGHTS"},
         "frontend/ops/activations": {"_TANH_CUBE"},
+        "frontend/ops/creation": {"_LARGEST"},
         "ir/known": {"_EXACT"},
         "ir/online": {"LEAST", "ONE"},
         "ir/ranges": {"EXACT"},

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fusec.frontend.call import GraphBuilder
+from fusec.frontend.capture import capture
+from fusec.ir.text import print_graph
+from tests.frontend.tracing import lowered, traced
 from tests.support import TRAINED, Cases, check, compile_with, in_both, seeded, values
 
 in_inference, in_training = Cases(), Cases()
@@ -237,6 +243,77 @@ def test_a_range_counts_down_by_a_step_that_is_a_symbol(step: float) -> None:
 
     compiled = compile_with(fn, dynamic=True)
     assert torch.equal(compiled(step), fn(step))
+
+
+FLOAT_RANGES = [
+    (-1000, 0.05, 0.1),
+    (-1, 1, 0.1),
+    (3.3, -3.0, -0.007),
+    (-(2.0**24), 0, 4096.5),
+    (1e9, 1e9 + 40, 0.75),
+    (0.5, 70.0),
+    (-0.0, -9.0, -1.0),
+    (0.0, 2.0**-1000, 2.0**-1005),
+    (0.0, 1e20, 1e18),
+    (2**24 - 3, 2**24 + 40),
+    (-(2**53) - 40, -(2**53), 3),
+]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.float16))
+def test_ranges_of_floats_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
+    """Eager computes f32 in f64 on CPUs, and rounds once; 16 bits it computes in f32."""
+
+    ranges = [b for b in FLOAT_RANGES if max(map(abs, b)) <= torch.finfo(dtype).max]
+
+    def make():
+        return [torch.arange(*bounds, dtype=dtype) for bounds in ranges]
+
+    unit = 2.0**-52 if dtype.itemsize > 2 else 2.0**-23
+    share = 0 if dtype is torch.float32 else torch.finfo(dtype).eps
+    for bounds, eager, found in zip(ranges, make(), compile_with(make)(), strict=True):
+        first, end, step = bounds if len(bounds) == 3 else (*bounds, 1)
+        exact = [float(Fraction(first) + Fraction(step) * i) for i in range(len(eager))]
+        wanted = torch.tensor(exact, dtype=torch.float64).to(dtype)
+        slack = max(abs(first), abs(end)) * unit
+        torch.testing.assert_close(found, wanted, rtol=share, atol=slack)
+        assert torch.signbit(found[0]) == torch.signbit(eager[0])
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.uint8))
+def test_ranges_of_integers_are_eagers(dtype: torch.dtype) -> None:
+    def make():
+        wide = [(2**24 - 2, 2**24 + 9), (2**53 - 2, 2**53 + 9, 3), (2**62, 2**62 - 9, -2)]
+        return [torch.arange(*bounds, dtype=dtype) for bounds in (*ARANGES[:5], *wide)]
+
+    for eager, found in zip(make(), compile_with(make)(), strict=True):
+        assert torch.equal(eager, found)
+
+
+@pytest.mark.parametrize("n", (40, 70))
+def test_ranges_of_floats_have_dynamic_lengths(n: int) -> None:
+    def make(x):
+        n = x.shape[0]
+        ends = (0, n), (0.0, n), (0.5, n), (0, n * 0.1, 0.1), (n, 0.3, -1.7), (0.25 * n, n)
+        return [torch.arange(*bounds, dtype=torch.float32) for bounds in ends]
+
+    check(make, values(n), dynamic=True)
+
+
+def test_ranges_that_f32_holds_are_computed_in_it() -> None:
+    """And all are on GPUs, as in eager."""
+
+    def exact():
+        ends = (9,), (0.0, 4.0, 0.25), (5, 0, -1.5)
+        return [torch.arange(*bounds, dtype=torch.float32) for bounds in ends]
+
+    def rounded():
+        return torch.arange(0.0, 4.0, 0.1)
+
+    assert "f64" not in print_graph(lowered(exact))
+    assert "f64" in print_graph(lowered(rounded))
+    on_gpu, _ = capture(traced(rounded), "g", GraphBuilder(device="cuda"))
+    assert "f64" not in print_graph(on_gpu)
 
 
 def test_cases_match_eager():
