@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -232,7 +233,8 @@ for _name in ("floor", "ceil", "trunc", "round"):
 
 @lowers(aten.round.decimals)
 def round_decimals(call: AtenCall, x: Value, *, decimals: int) -> Value:
-    scale = 10.0 ** abs(decimals)
+    places = abs(decimals)
+    scale = 10.0**places if places <= sys.float_info.max_10_exp else math.inf
     if not x.dtype.is_float:
         raise Unsupported("rounding of integers to decimals")
 

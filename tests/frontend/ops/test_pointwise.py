@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -169,3 +171,68 @@ def test_a_number_beside_bf16_is_rounded_as_on_the_cpu() -> None:
 def test_f16_to_integers_reads_f16_exactly() -> None:
     graph = lowered(lambda x: x.long(), torch.randn(3).half())
     assert body(graph)[0] == "to_copy[i0] = i64(round_f16(f32(x_1[i0])))"
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("decimals", (5, 39, 308, 309, 2**62))
+def test_numbers_are_rounded_to_any_number_of_decimals(decimals: int, dtype: torch.dtype):
+    numbers = torch.cat([SPECIAL, torch.tensor([0.123456, -1234.567, 3e38, 1e-40])]).to(dtype)
+    for places in (decimals, -decimals):
+        check(partial(torch.round, decimals=places), numbers)
+
+
+NUMBERED: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "add": lambda x, n: x + n,
+    "sub": lambda x, n: n - x,
+    "alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "mul": lambda x, n: x * n,
+    "div": lambda x, n: x / n,
+    "floor": lambda x, n: torch.div(x, n, rounding_mode="floor"),
+    "remainder": lambda x, n: x % n,
+    "fmod": torch.fmod,
+    "to a power": lambda x, n: x**n,
+    "power of": lambda x, n: n**x,
+    "float_power": torch.float_power,
+    "at least": lambda x, n: x.clamp(min=n),
+    "at most": lambda x, n: x.clamp(max=n),
+    "filled": torch.full_like,
+    "masked": lambda x, n: x.masked_fill(x > 0, n),
+    "chosen": lambda x, n: torch.where(x > 0, x, n),
+    "compared": lambda x, n: x <= n,
+    "padded": lambda x, n: F.pad(x, (1, 1), value=n),
+    "interpolated": lambda x, n: torch.lerp(x, x.flip(0), n),
+    "weighted": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "celu": F.celu,
+    "threshold": lambda x, n: F.threshold(x, n, 1.0),
+    "softplus": F.softplus,
+    "hardshrink": F.hardshrink,
+    "logit": torch.logit,
+    "norm": torch.linalg.vector_norm,
+    "spread": lambda x, n: torch.var(x, 0, correction=n),
+    "huber": lambda x, n: F.smooth_l1_loss(x, x * 3, beta=n),
+    "normalised": lambda x, n: F.layer_norm(x, x.shape, eps=n),
+    "rounded": lambda x, n: torch.round(x, decimals=n),
+}
+
+
+def _of_number(fn: Callable[[torch.Tensor, Any], torch.Tensor], n: float) -> Callable:
+    return lambda x: fn(x, n)
+
+
+INFINITE, LARGE = float("inf"), 2**63 - 1
+
+
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom")
+@pytest.mark.parametrize("name", NUMBERED)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int64))
+def test_no_number_that_eager_takes_ends_a_capture(name: str, dtype: torch.dtype):
+    x = torch.tensor([1.5, -2.5, 0.0, 3.0, -1.0, 2.0]).to(dtype)
+    for n in (INFINITE, -INFINITE, float("nan"), 1e308, -1e308, 1e-310, -0.0, LARGE, -LARGE - 1):
+        fn = _of_number(NUMBERED[name], n)
+        try:
+            fn(x)
+        except (RuntimeError, TypeError, ValueError, OverflowError):
+            continue
+        lowered(fn, x)
