@@ -118,7 +118,6 @@ def _training(metadata: Any, backward: fx.GraphModule, deterministic: bool) -> T
         saved,
         unchecked,
         sizes,
-        tuple(metadata.unsafe_view_out_indices),
         detached,
         any(one.requires_grad for one in inputs),
         deterministic,

@@ -93,7 +93,6 @@ class Training:
         saved: how many tensors the forward returns for the backward, behind the results.
         unchecked: how many more, whose version counters autograd does not check.
         sizes: how many sizes the forward returns behind these; the backward takes them first.
-        fresh: results that are views in the graph, but to autograd are new tensors.
         detached: inputs without a gradient, which are detached before the call.
         any_gradient: whether some input requires gradients.
         deterministic: whether the kernels are, as ``Options.deterministic`` says, which
@@ -105,7 +104,6 @@ class Training:
     saved: int
     unchecked: int
     sizes: int
-    fresh: tuple[int, ...]
     detached: tuple[int, ...]
     any_gradient: bool
     deterministic: bool
@@ -167,8 +165,8 @@ class Convention:
         made: Convention = read(Convention, json.loads(text), "a calling convention")
         if (training := made.training) is not None:
             count, tangents = len(made.outputs), training.tangents
-            positions = (*training.fresh, *(t.output for t in tangents))
-            if len(training.differentiable) != count or any(k >= count for k in positions):
+            beyond = any(t.output >= count for t in tangents)
+            if len(training.differentiable) != count or beyond:
                 raise ValueError("no calling convention: positions beyond the results")
             if unknown := {t.format for t in tangents} - {"", *FORMATS}:
                 raise ValueError(f"no memory format: {unknown}")
@@ -236,7 +234,6 @@ def _forward(convention: Convention, training: Training, forward: BoxedCall) -> 
     behind = end + training.unchecked
     constant = tuple(k for k, needed in enumerate(training.differentiable) if not needed)
     same = tuple(k for k, given in enumerate(convention.outputs) if given is not None)
-    fresh = training.fresh
     call = outside_autocast(forward)
 
     def run(ctx: Any, *args: Any) -> tuple[Any, ...]:
@@ -246,8 +243,6 @@ def _forward(convention: Convention, training: Training, forward: BoxedCall) -> 
         ctx.unchecked = [*map(_own, made[end:behind])]
         ctx.sizes = made[behind : behind + training.sizes]
         results = list(made[:count])
-        for k in fresh:
-            results[k] = torch.ops.aten._unsafe_view(results[k], results[k].shape)
         for k in same:
             results[k] = None
         ctx.mark_non_differentiable(*(

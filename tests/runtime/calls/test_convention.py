@@ -15,7 +15,7 @@ from fusec.runtime.calls.convention import Convention, Tangent, Training
 TRAINING = Training(
     differentiable=(True, False),
     tangents=(Tangent(0, "", (2, 3), (3, 1)), Tangent(1, "channels_last")),
-    saved=2, unchecked=1, sizes=1, fresh=(0,), detached=(3,),
+    saved=2, unchecked=1, sizes=1, detached=(3,),
     any_gradient=True, deterministic=False,
 )  # fmt: skip
 CONVENTIONS = [
