@@ -24,6 +24,8 @@ rows converts each weight as it reads it::
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -46,6 +48,7 @@ from fusec.frontend.shapes import from_torch_dtype, to_torch_dtype
 from fusec.ir.decision import Decision
 from fusec.ir.expr import reach
 from fusec.ir.machine import Machine
+from fusec.torch_interior import running_plainly
 
 aten = torch.ops.aten
 
@@ -131,7 +134,32 @@ def _scaled_in_f32(node: fx.Node, named: dict[str, Any]) -> fx.Node:
         made = call_like(
             node, aten.mul.Tensor, made, call_like(node, aten.reciprocal.default, scale)
         )
+    kinds = (n.meta["val"].dtype for n in (named["self"], named["mat2"], node))
+    if not product_saturates(*kinds):  # NaN for what is nearer to 480, whose code is NaN's
+        large = call_like(node, aten.gt.Scalar, call_like(node, aten.abs.default, made), 464.0)
+        nan = call_like(node, aten.full_like.default, made, math.nan)
+        made = call_like(node, aten.where.self, large, nan, made)
     return cast_like(node, made, node.meta["val"].dtype)
+
+
+@functools.cache
+def product_saturates(left: torch.dtype, right: torch.dtype, result: torch.dtype) -> bool:
+    """Return False if eager's product of floats of 8 bits on CPUs is NaN where it is too large.
+
+    Results of ``float8_e4m3fn``, without infinities, are its largest number there; but on CPUs with
+    AMX oneDNN multiplies two matrices of one type, and has NaN (torch 2.13).
+    """
+    if result is not torch.float8_e4m3fn:
+        return True
+    with running_plainly():
+        ones, scale = torch.ones(16, 16), torch.tensor(1e9)
+        try:
+            made = torch._scaled_mm(
+                ones.to(left), ones.to(right).t(), scale, scale, out_dtype=result
+            )
+        except RuntimeError:  # no kernel for these types: nothing to agree with
+            return True
+        return not bool(made.float().isnan().any())
 
 
 def _type_of(node: fx.Node) -> torch.dtype | None:

@@ -300,10 +300,15 @@ def stored_exactly(x: Value, at: Indices, target: DType) -> Expr:
     return cast(value, target)
 
 
-def rounded(value: Expr, target: DType) -> Expr:
-    """Return the nearest number of a type of fewer than 32 bits, as eager rounds an f32 to it."""
+def rounded(value: Expr, target: DType, saturates: bool | None = None) -> Expr:
+    """Return the nearest number of a type of fewer than 32 bits, as eager rounds an f32 to it.
+
+    Args:
+        saturates: whether ``float8_e4m3fn``, without infinities, has its largest number for what is
+            too large, or NaN; by default as in eager's conversion.
+    """
     nearest = op(ROUND[target], value)
-    if target is F8E4M3FN and not _saturates():
+    if target is F8E4M3FN and not (_saturates() if saturates is None else saturates):
         too_large = greater(op("abs", value), 464.0)  # halfway to 480, whose code is NaN's
         return select(too_large, math.nan, nearest)
     return nearest

@@ -29,12 +29,12 @@ import torch
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices, read
 from fusec.frontend.fallbacks import CONTRACTION
-from fusec.frontend.fx_passes.widening import NARROWEST
+from fusec.frontend.fx_passes.widening import NARROWEST, product_saturates
 from fusec.frontend.ops.pointwise import rounded
 from fusec.frontend.ops.products import exact, is_small
 from fusec.frontend.ops.registry import aten, lowers
 from fusec.frontend.ops.views import delinearise
-from fusec.frontend.shapes import TensorType
+from fusec.frontend.shapes import TensorType, to_torch_dtype
 from fusec.frontend.value import ONE, ZERO, Value
 from fusec.ir.dtype import DTYPES, F4X2, F8, F8E8M0FNU, F32, I32
 from fusec.ir.expr import Expr, Reduce, as_value, cast, op
@@ -271,8 +271,10 @@ def _product(
             value = value + read(bias, (n,), F32)
         if scale_result is not None:
             value = value * op("reciprocal", read_scale(scale_result, (ZERO, ZERO)))
-        return rounded(value, call.out.dtype) if call.out.dtype in F8 else value
+        return rounded(value, call.out.dtype, saturates) if call.out.dtype in F8 else value
 
+    kinds = map(to_torch_dtype, (*(x.dtype for x in matrices), call.out.dtype))
+    saturates = product_saturates(*kinds) if call.is_cpu else None
     return call.define(body)
 
 
