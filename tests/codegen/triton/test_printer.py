@@ -326,7 +326,8 @@ def test_scalar_operation_agrees_with_program_and_torch(name: str, dtype: DType)
     y = run(pointwise(name, dtype), dict(zip("abc", values, strict=False)))["y"]
     reference = TORCH_OPS.get(name) or getattr(torch, name)
     expected = reference(*values).to(y.dtype)
-    torch.testing.assert_close(y, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
+    atol = 6e-8 if name == "ndtr" else 1e-30  # 1 + erf cancels, as each CPU's erf rounds it
+    torch.testing.assert_close(y, expected, rtol=2e-6, atol=atol, equal_nan=True)
 
 
 def test_every_scalar_operation_has_a_row() -> None:
