@@ -254,6 +254,7 @@ class _Compilers:
         metadata = context.fw_metadata if context is not None else None
         if metadata is not None:
             replay_no_view_twice(metadata)
+            metadata.unsafe_view_out_indices.clear()  # ``own_results`` keeps their version counters
         donated = getattr(metadata, "bw_donated_idxs", None)
         if donated:
             donated.clear()  # the list is shared with the metadata that the backward reads

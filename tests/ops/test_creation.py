@@ -300,6 +300,17 @@ def test_ranges_of_floats_have_dynamic_lengths(n: int) -> None:
     check(make, values(n), dynamic=True)
 
 
+def test_ranges_by_fractions_begin_at_any_size() -> None:
+    """A start is no integer times a power of two then: their product may not fit in 64 bits."""
+
+    def fn(n: int) -> torch.Tensor:
+        return torch.arange(n, n + 1, 2.0**-12, dtype=torch.float64)
+
+    compiled = compile_with(fn, dynamic=True)
+    for n in (5, 2**40, -(2**40), 2**50):
+        assert torch.equal(compiled(n)[:2], fn(n)[:2])
+
+
 def test_ranges_that_f32_holds_are_computed_in_it() -> None:
     """And all are on GPUs, as in eager."""
 

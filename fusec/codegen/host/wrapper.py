@@ -205,10 +205,10 @@ class _Wrapper:
             self.lines += [f"if hooked(): {targets} = relaid({', '.join(traced)})"]
         for item in tensors:
             name = self.names(item)
+            if item in graph.tangents and item.form is not NumberForm.NEGATIVE:
+                self.lines.append(f"{name} = plain({name})")
             if item.form is not NumberForm.PLAIN:
                 self.lines.append(f"{name} = {_received(item, name)}")
-            elif item in graph.tangents:
-                self.lines.append(f"{name} = plain({name})")
 
     def _launch(self, name: str, buffers: Sequence[Buffer], sizes: Sequence[Size]) -> None:
         args = [self.names(b) for b in buffers] + [self.names(s) for s in sizes]

@@ -72,22 +72,21 @@ def own_results(gm: fx.GraphModule, count: int | None = None) -> None:
     of them, such as a product that is viewed in the shape of its rows; autograd refuses to write a
     view that was made inside a custom function, or without gradients.
 
+    Results that share memory with each other are views of it to autograd, and stay so.
+
     Args:
-        count: how many results a forward has before what it saves: AOTAutograd makes those that
-            are views anew, so that each is detached. By default, of a graph without a backward,
-            those that share their memory with no other result.
+        count: how many results a forward has before what it saves; by default all.
     """
     output = gm.graph.output_node()
     (returned,) = output.args
     if not isinstance(returned, tuple | list):
         return
-    makers = {n: _Lineage.of(n).maker for n in returned if isinstance(n, fx.Node)}
+    makers = {n: _Lineage.of(n).maker for n in returned[:count] if isinstance(n, fx.Node)}
     shared = Counter(makers.values())
     own: dict[fx.Node, fx.Node] = {}
     with gm.graph.inserting_before(output):
-        for node in dict.fromkeys(n for n in returned[:count] if isinstance(n, fx.Node)):
-            maker, alone = makers[node], count is not None or shared[makers[node]] == 1
-            if alone and maker is not node and maker.op == "call_function":
+        for node, maker in makers.items():
+            if shared[maker] == 1 and maker is not node and maker.op == "call_function":
                 own[node] = call_like(node, aten.detach.default, node)
     if own:
         kept = len(returned) if count is None else count

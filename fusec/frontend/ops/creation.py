@@ -96,7 +96,8 @@ def _as_integers(start: Scalar, step: Scalar) -> tuple[Index, Index, int] | None
     divisor = max(divisor for _, divisor in ratios)
     first, stride = (whole * (divisor // own) for whole, own in ratios)
     small = all(abs(whole.const) <= _LARGEST for whole in (first, stride))
-    return (first, stride, divisor) if small and divisor <= _LARGEST else None
+    known = divisor == 1 or (first.is_constant and stride.is_constant)
+    return (first, stride, divisor) if small and known and divisor <= _LARGEST else None
 
 
 @lowers(prims.iota.default)

@@ -190,6 +190,24 @@ def test_a_new_result_may_be_written(name: str, compiler: bool) -> None:
                 torch.testing.assert_close(made, expected)
 
 
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("beside", ("saved", "returned"))
+def test_a_write_to_what_a_backward_needs_raises(beside: str, dynamic: bool) -> None:
+    """Also from the cache; and where eager, which tracks views, has a gradient."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.linear(x, w, b if beside == "saved" else None)
+        return (y, y @ w) if beside == "saved" else (y, y.view(-1))
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        given = [values(*shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
+        y, other = compile_with(fn, dynamic=dynamic)(*given)
+        with pytest.raises(RuntimeError, match=r"in-?place"):
+            y.mul_(2)
+            (y.sum() + other.sum()).backward()
+
+
 def outcome(call: Callable[..., Any], *given: Any) -> Any:
     """Return what a call returns, or the message of its error."""
     try:

@@ -40,6 +40,30 @@ def test_saved_tensors_may_have_other_strides(name: str, dynamic: bool) -> None:
             torch.testing.assert_close(gradients(compiled, HOOKS[name], rows), expected)
 
 
+OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "expanded": lambda x: x[:4].expand(8, 4),
+    "expanded and transposed": lambda x: x[:4, None].expand(4, 8).t(),
+    "windows": lambda x: x.unfold(0, 4, 1),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_saved_tensors_may_have_lost_that_elements_share_memory(name: str) -> None:
+    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x, w = OVERLAPPING[name](values(11)), values(8, 4, seed=1).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(*HOOKS["contiguous"]):
+            made = call(x, w)
+        (found,) = torch.autograd.grad(made.sum(), w)
+        return found
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * w).sum(1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=BACKEND)
+    torch.testing.assert_close(gradient(compiled), gradient(fn))
+
+
 @pytest.mark.skipif(BACKEND != "fusec", reason="the message is fusec's")
 @pytest.mark.parametrize("unpack", (lambda t: t[:2], lambda t: t.double()), ids=("shape", "type"))
 def test_saved_tensors_of_another_shape_or_type_are_an_error(unpack: Callable[..., Any]) -> None:
@@ -69,18 +93,26 @@ TANGENTS = {
 }
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.complex64), ids=str)
 @pytest.mark.parametrize("name", TANGENTS)
-def test_tangents_may_have_no_values_in_memory(name: str) -> None:
+def test_tangents_may_have_no_values_in_memory(name: str, dtype: torch.dtype) -> None:
+    def make(g: torch.Tensor) -> torch.Tensor:
+        zeros = name == "of zeros"  # of the gradient's type
+        return torch._efficientzerotensor(g.shape, dtype=g.dtype) if zeros else TANGENTS[name](g)
+
     def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
-        x = values(3, 4).requires_grad_()
-        made = _Given.apply(call(x), TANGENTS[name])
-        (found,) = torch.autograd.grad((made * values(3, 4, seed=1)).sum(), x)
+        x = values(3, 4, dtype=dtype).requires_grad_()
+        made = _Given.apply(call(x), make)
+        (found,) = torch.autograd.grad((made * values(3, 4, seed=1)).abs().sum(), x)
         return found
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * x
 
     for _ in range(2):  # from AOTAutograd, and from the cache
         torch._dynamo.reset()
-        compiled = torch.compile(lambda x: x.sin() * 2, backend=BACKEND)
-        torch.testing.assert_close(gradient(compiled), gradient(lambda x: x.sin() * 2))
+        compiled = torch.compile(fn, backend=BACKEND)
+        torch.testing.assert_close(gradient(compiled), gradient(fn))
 
 
 def test_a_scalar_s_tangent_behind_a_conjugate_is_negative() -> None:
