@@ -29,6 +29,8 @@ switch_gradients = torch._C._set_grad_enabled
 """``torch.set_grad_enabled`` without a context: 50 ns."""
 top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 """Return the innermost hooks of ``saved_tensors_hooks``, or None; 60 ns."""
+internal_overlap = torch._debug_has_internal_overlap
+"""Return 0 for a tensor whose elements have places of their own, 1 or 2 if some may share one."""
 transforms = torch._C._functorch.peek_interpreter_stack
 """Return the innermost transformation of ``torch.func`` that runs, or None."""
 

@@ -154,9 +154,7 @@ def product_saturates(left: torch.dtype, right: torch.dtype, result: torch.dtype
     with running_plainly():
         ones, scale = torch.ones(16, 16), torch.tensor(1e9)
         try:
-            made = torch._scaled_mm(
-                ones.to(left), ones.to(right).t(), scale, scale, out_dtype=result
-            )
+            made = SCALED(ones.to(left), ones.to(right).t(), scale, scale, out_dtype=result)
         except RuntimeError:  # no kernel for these types: nothing to agree with
             return True
         return not bool(made.float().isnan().any())

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusec.runtime.calls.ranges import BoxedCall
-from fusec.runtime.interior import top_hooks
+from fusec.runtime.interior import internal_overlap, top_hooks
 
 Traced: TypeAlias = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], torch.dtype]
 """A tensor, and its shape, strides and type by the trace."""
@@ -61,7 +61,7 @@ def _relaid(
     if tensor.stride() == strides:
         return tensor
     made = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
-    if torch._debug_has_internal_overlap(made) == 0:
+    if internal_overlap(made) == 0:
         return made.copy_(tensor)
     # Expanded, or windows of one memory: elements at one place are equal.
     memory = made.as_strided((made.untyped_storage().nbytes() // made.itemsize,), (1,), 0)
