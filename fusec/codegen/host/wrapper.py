@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 from fusec.codegen.host.runs import RunCode, loop_numbers, run_codes
 from fusec.errors import InternalError
+from fusec.ir.atoms import Minimum
 from fusec.ir.dtype import COMPLEX_OF, DTYPES, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import AddProduct, NodeOfBuffer
@@ -58,6 +59,7 @@ from fusec.ir.graph import (
     SizeValue,
     Step,
     View,
+    sizes_in,
     whole_view,
 )
 from fusec.ir.host import (
@@ -186,8 +188,11 @@ class _Wrapper:
                 made = _received(step.buffer, f"constant({step.node!r}, ())")
                 self.lines.append(f"{self.names(step.buffer)} = {made}")
             case SizeMinimum():
-                args = ", ".join(print_size(a, self.names) for a in step.size.args)
-                self.lines.append(f"{self.names(step.size)} = min({args})")
+                self.lines.append(self._minimum(step.size))
+
+    def _minimum(self, size: Minimum) -> str:
+        args = ", ".join(print_size(a, self.names) for a in size.args)
+        return f"{self.names(size)} = min({args})"
 
     def _inputs(self, graph: Graph) -> None:
         if graph.inputs:
@@ -201,8 +206,10 @@ class _Wrapper:
         saved = [item for item in tensors if item not in graph.tangents]
         if graph.tangents and saved:
             traced = [f"({self.names(b)}, {self._traced(b)})" for b in saved]
-            targets = _items(list(map(self.names, saved)))
-            self.lines += [f"if hooked(): {targets} = relaid({', '.join(traced)})"]
+            extents = (n for b in saved for n in (*b.shape, *b.strides))
+            minima = [f"{self._minimum(size)}; " for size in dict.fromkeys(_minima(extents))]
+            relaid = f"{_items(list(map(self.names, saved)))} = relaid({', '.join(traced)})"
+            self.lines.append(f"if hooked(): {''.join(minima)}{relaid}")
         for item in tensors:
             name = self.names(item)
             if item in graph.tangents and item.form is not NumberForm.NEGATIVE:
@@ -420,6 +427,14 @@ class _Wrapper:
             return name
         name = _flipped(form, name) if form.has_bit else name
         return f"view_as_real({name})" if form.is_complex else name
+
+
+def _minima(values: Iterable[Index]) -> Iterator[Minimum]:
+    """Yield the minima in some sizes, each behind those in its arguments."""
+    for size in sizes_in(values):
+        if isinstance(size, Minimum):
+            yield from _minima(size.args)
+            yield size
 
 
 def _layout(view: View) -> tuple[tuple[Index, ...], tuple[Index, ...], Index]:

@@ -40,6 +40,25 @@ def test_saved_tensors_may_have_other_strides(name: str, dynamic: bool) -> None:
             torch.testing.assert_close(gradients(compiled, HOOKS[name], rows), expected)
 
 
+def test_extents_of_saved_tensors_may_be_minima() -> None:
+    """The least of two sizes is computed once, behind the inputs."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return (x[1:].exp() @ x.t()).tanh() @ x
+
+    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x = values(6, 4).requires_grad_()
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        with torch.autograd.graph.saved_tensors_hooks(*HOOKS["contiguous"]):
+            made = call(x)
+        (found,) = torch.autograd.grad(made.sum(), x)
+        return found
+
+    torch._dynamo.reset()
+    compiled = torch.compile(rows, backend=BACKEND)
+    torch.testing.assert_close(gradient(compiled), gradient(rows))
+
+
 OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded": lambda x: x[:4].expand(8, 4),
     "expanded and transposed": lambda x: x[:4, None].expand(4, 8).t(),
