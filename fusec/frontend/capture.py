@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusec.errors import InvalidIR, Unsupported
 from fusec.frontend import ops
-from fusec.frontend.aliasing.results import results_of
+from fusec.frontend.aliasing.results import PLACED, results_of
 from fusec.frontend.aot.refusals import may_refuse
 from fusec.frontend.call import AtenCall, GraphBuilder
 from fusec.frontend.carried_loops import is_loop, lower_loop
@@ -67,10 +67,6 @@ from fusec.torch_interior import pytree, written_arguments
 
 for _module in pkgutil.iter_modules(ops.__path__):  # importing one registers its lowerings
     importlib.import_module(f"{ops.__name__}.{_module.name}")
-
-# Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
-# sizes are symbolic), it recognises an output that is a view of an input by that offset.
-_PLACED = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
 
 
 def capture(gm: fx.GraphModule, name: str, lines: GraphBuilder) -> tuple[Graph, NodeOfBuffer]:
@@ -311,7 +307,7 @@ class _Capture:
                 return "a strided window that depends on data: eager checks that it lies in memory"
             if self._starts_late(node.args[0]) or self._is_placed(node):
                 return "a strided window into memory around the tensor"
-        if node.target in _PLACED and self._may_start_late(node) and self._is_returned(node):
+        if node.target in PLACED and self._may_start_late(node) and self._is_returned(node):
             return "a result that is found by its place in memory"
         kinds = list(results)
         for source in node.all_input_nodes:

@@ -31,6 +31,11 @@ from fusec.ir.expr import Buffer
 from fusec.ir.graph import Argument, NodeConstant, OwnTensor, View
 from fusec.torch_interior import OpOverload
 
+PLACED = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
+"""Their results keep their argument's storage offset. Where AOTAutograd cannot replay a view (its
+sizes are symbolic), it recognises an output that is a view of an input by that offset, from that of
+what the output is a view of."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Lineage:
@@ -86,7 +91,8 @@ def own_results(gm: fx.GraphModule, count: int | None = None) -> None:
     own: dict[fx.Node, fx.Node] = {}
     with gm.graph.inserting_before(output):
         for node, maker in makers.items():
-            if shared[maker] == 1 and maker is not node and maker.op == "call_function":
+            made = maker.op == "call_function" and maker.target not in PLACED
+            if shared[maker] == 1 and maker is not node and made:
                 own[node] = call_like(node, aten.detach.default, node)
     if own:
         kept = len(returned) if count is None else count
