@@ -42,7 +42,7 @@ def hooked() -> bool:
 
 
 def relaid(*saved: Traced) -> list[torch.Tensor]:
-    """Return saved tensors with the strides of the trace, copied where they have others.
+    """Return saved tensors with the strides of the trace and no negative bit, copied if needed.
 
     Raises:
         RuntimeError: for another shape or type than was saved.
@@ -53,6 +53,7 @@ def relaid(*saved: Traced) -> list[torch.Tensor]:
 def _relaid(
     tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
+    tensor = plain(tensor)
     if tensor.shape != shape or tensor.dtype != dtype:
         raise RuntimeError(
             f"a hook of saved tensors gave back {tensor.dtype} of {tuple(tensor.shape)}; "
@@ -70,8 +71,8 @@ def _relaid(
     return made
 
 
-def plain(tangent: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a tangent without the negative bit, and with memory: copied where it is not so."""
-    if tangent is not None and (tangent.is_neg() or tangent._is_zerotensor()):
-        return torch.empty_like(tangent).copy_(tangent)
-    return tangent
+def plain(given: Any) -> Any:
+    """Return a tensor without the negative bit, and with memory: copied where it is not so."""
+    if given is not None and (given.is_neg() or given._is_zerotensor()):
+        return torch.empty_like(given).copy_(given)
+    return given

@@ -18,6 +18,7 @@ def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 HOOKS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
     "contiguous": (lambda t: t.contiguous(), lambda t: t),
     "a list": (lambda t: t.tolist(), torch.tensor),
+    "negative": (lambda t: t, lambda t: torch._neg_view(t.neg())),
     "as saved": (lambda t: t, lambda t: t),
 }
 
