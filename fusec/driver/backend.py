@@ -96,13 +96,8 @@ def compile_captured(
     name_in_model(gm)
     if chosen.batch_invariant:
         check_named(gm)
-        if (reason := only_for_python(gm) or only_for_eager(gm)) is not None:
-            refuse(f"all of a graph ({reason})")
-    if (reason := only_for_python(gm)) is not None:
-        raise SkipFrame(reason)
     recompiles.warn_of_recompiles(gm)
-    if (reason := only_for_eager(gm)) is not None:
-        logger.info("a graph runs as eager kernels: %s", reason)
+    if is_left_to_eager(gm, chosen):
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
@@ -128,6 +123,35 @@ def compile_captured(
     if chosen.batch_invariant and split.kept:
         refuse(", ".join(kept.op for kept in split.kept))
     return call
+
+
+def is_left_to_eager(gm: fx.GraphModule, options: Options) -> bool:
+    """Return True for a Dynamo graph that must run uncompiled; tell log and observers why.
+
+    Raises:
+        SkipFrame: if its frame must run in plain Python.
+        UsageError: under ``batch_invariant``.
+    """
+    in_python = only_for_python(gm)
+    reason = in_python or only_for_eager(gm)
+    if reason is None:
+        return False
+    if options.batch_invariant:
+        refuse(f"all of a graph ({reason})")
+    RECENT.append(_tell_outside(gm, "a whole graph", reason, options))
+    if in_python is not None:
+        raise SkipFrame(reason)
+    return True
+
+
+def _tell_outside(part: fx.GraphModule, name: str, reason: str, options: Options) -> Trace:
+    """Tell log and observers of what PyTorch runs outside of compiled graphs; return its trace."""
+    trace = Trace(f"of {name}", outside=name)
+    trace.fail(Unsupported(reason))
+    logger.info("%s runs as PyTorch runs it: %s", name, reason)
+    for observer in observers_of(options):
+        observer.kept(part, options, trace)
+    return trace
 
 
 def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
@@ -159,11 +183,8 @@ def tell_kept(split: SplittingCompiler, options: Options) -> list[Trace]:
     for kept in split.kept:
         reason = str(kept.error).strip().partition("\n")[0] or type(kept.error).__name__
         reason = ". ".join(filter(None, (reason.rstrip("."), what_helps(kept.error))))
-        traces.append(Trace(f"of {kept.op}", outside=kept.op))
-        traces[-1].fail(Unsupported(f"torch does not trace it: {reason}"))
-        logger.info("%s runs as PyTorch runs it, between compiled graphs: %s", kept.op, reason)
-        for observer in observers_of(options):
-            observer.kept(kept.part, options, traces[-1])
+        reason = f"torch does not trace it: {reason}"
+        traces.append(_tell_outside(kept.part, kept.op, reason, options))
     return traces
 
 

@@ -11,7 +11,7 @@ compile::
     watch_compile   a graph that is compiled: returns hooks for its stages and its code
     watch_calls     a graph that is bound: returns hooks around its call, its launches, its values
     compiled        a graph whose compile has ended, or failed
-    kept            what runs as PyTorch runs it, between compiled graphs
+    kept            what PyTorch runs between compiled graphs, or in place of one
 
 Worked example::
 
@@ -98,7 +98,7 @@ class Observer:
         """Take a graph whose compile has ended; the trace has its name, and why it failed."""
 
     def kept(self, part: fx.GraphModule, options: Options, trace: Trace) -> None:
-        """Take a part of Dynamo's graph that runs as PyTorch runs it, between compiled ones."""
+        """Take a Dynamo graph, or a part between compiled ones, that PyTorch runs as it is."""
 
 
 OBSERVERS: list[Observer] = []

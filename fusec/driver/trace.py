@@ -30,7 +30,8 @@ class Trace:
         passes: a pass of the user that has run -> the lines that it made or rewrote.
         problem: why the graph runs as eager kernels, or None.
         reason: of an ``Unsupported`` that is the problem; "" of any other.
-        outside: the operation that PyTorch runs between compiled graphs; "" of a graph.
+        outside: what PyTorch runs outside of compiled graphs, an operation between them or "a
+            whole graph"; "" of a compiled one.
     """
 
     name: str

@@ -149,7 +149,7 @@ class GraphSummary:
         modules: path -> class, of the modules that its nodes are in.
         called: the module that was called when it was compiled: "h.3 (Block)"; of a backward "".
         reason: where the problem is that something is unsupported, what; else "".
-        outside: the operation that PyTorch runs between compiled graphs; "" of a graph.
+        outside: what PyTorch runs outside of compiled graphs, as the trace says; "" of a graph.
     """
 
     compile: str

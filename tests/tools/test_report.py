@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from fusec.options import Options
 from fusec.tools.report.explanation import Explanation, GraphReport, _remarks
 from fusec.tools.report.observe import observe
 from fusec.tools.report.stages import take_through
+from fusec.tools.report.watching import watch
 
 TARGETS = ("cpu", "sm_90")
 ROWS, WIDTH = 1024, 1024
@@ -439,6 +441,34 @@ def test_what_torch_runs_between_graphs_is_named_and_eager_s_launches_count_once
     assert [graph.launches_eager for graph in explained.graphs] == [1, 1]
     assert "\noutside of graphs, as PyTorch runs it\n  while_loop" in str(explained)
     assert not fusec.explain(torch.sin, torch.rand(4)).outside
+
+
+def scaled_window(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((4,), (1,), 3).mul_(2)
+
+
+def scaled_integers(x: torch.Tensor) -> torch.Tensor:
+    return x.addcmul_(x, x, value=2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "reason"),
+    [
+        (scaled_window, torch.rand(4, 4), "it changes, or differentiates, an input by its place"),
+        (scaled_integers, torch.ones(4, dtype=torch.int64), "another form of addcmul_"),
+    ],
+)
+def test_a_graph_that_must_run_uncompiled_is_named_with_the_reason(
+    fn: Callable[..., Any], given: torch.Tensor, reason: str
+) -> None:
+    explained = fusec.explain(fn, given)
+    (outside,) = explained.outside
+    assert not explained.graphs and outside.op == "a whole graph" and reason in outside.reason
+    assert "test_report.py" in outside.place
+    assert "nothing is compiled: all of the call runs eagerly" in str(explained)
+    with watch() as watched:
+        torch.compile(fn, backend="fusec")(given.clone())
+    assert [one.summary.outside for one in watched.seen.graphs] == ["a whole graph"]
 
 
 def test_a_graph_that_got_worse_says_so() -> None:

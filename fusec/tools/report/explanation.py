@@ -216,7 +216,8 @@ class Explanation(Report):
         recompiles: which functions the call has Dynamo compile more than once.
         unseen: the line that reads the value of a tensor without values; the rest of the call was
             not traced.
-        outside: what PyTorch runs between graphs, for AOTAutograd does not trace it.
+        outside: what PyTorch runs between graphs, for AOTAutograd does not trace it, and graphs
+            that must run uncompiled.
     """
 
     target: str

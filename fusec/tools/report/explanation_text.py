@@ -53,7 +53,7 @@ _NUMBER = re.compile(r"_v?\d+")
 
 def explanation_text(explained: Explanation) -> str:
     """Return what ``fusec explain`` prints."""
-    if not (explained.graphs or explained.breaks or explained.unseen):
+    if not (explained.graphs or explained.breaks or explained.unseen or explained.outside):
         return "nothing was compiled: the call has no tensor operations"
     parts = [
         f"target {explained.target}",

@@ -302,7 +302,7 @@ _HEADER = ("", "kind", *_COLUMNS, "bytes", "floor")
 
 def _lines(report: StaticChecks) -> Iterator[str]:
     if not report.graphs:
-        yield "nothing was compiled: the call has no tensor operations"
+        yield "nothing was compiled: `fusec explain` says why"
         return
     yield f"target {report.target}"
     for graph in report.graphs:
