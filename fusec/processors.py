@@ -37,14 +37,14 @@ class Processor:
 _V2 = "x86_64 popcnt sse4_1 sse4_2 ssse3"
 _V3 = f"{_V2} abm avx avx2 bmi1 bmi2 f16c fma movbe"
 _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
-_TILES = "avx512_bf16 amx_bf16 amx_tile"
+_TILES = "avx512_bf16 amx_bf16 amx_int8 amx_tile"
 PROCESSORS = {
     "cpu:sse4": Processor(_V2, ("-march=x86-64-v2",), 4),
     "cpu:avx2": Processor(_V3, ("-march=x86-64-v3",), 8),
     "cpu:avx512": Processor(_V4, ("-march=x86-64-v4",), 16),
     "cpu:amx": Processor(
         f"{_V4} {_TILES}",
-        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         16,
         bf16="tiles",
     ),

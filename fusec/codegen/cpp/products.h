@@ -106,12 +106,14 @@ FUSEC_INLINE void f_multiply(
 // ---- bf16 ---------------------------------------------------------------------------------------
 // Two terms of W columns are a vector of pairs, the earlier term in the lower half. If the CPU has
 // tiles (AMX), 32 rows by 2 * W columns are summed in four tiles: 920 to 1200 GFLOP/s with packing
-// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and similar, 2026-11). Else, on AMD's
+// on a core whose f32 reaches 190 (Xeon, 96 x 128 x 64 and similar, 2026-11), and so are fours of
+// int8: 128 rows of 4096 x 4096 take 5.0 ms with all around them for 12.8 by VNNI. Else, on AMD's
 // processors (SSE4a), `vdpbf16ps` adds pairs: 222 GFLOP/s, where f32 reaches 117 (EPYC, 128 x 64 x
 // 256, 2026-11-29). Intel's reached 80 with it, less than half of f32: others widen operands.
 
 #define FUSEC_TERMS 256  // terms that are packed at a time
 #define FUSEC_ROWS 128   // rows of a that are copied at a time, if they must be copied
+#define FUSEC_TILE_BYTES 512  // of a row's terms that are packed for tiles at a time
 #if FUSEC_W == 16 && defined(__AVX512BF16__) && defined(__SSE4A__)
 #define FUSEC_PAIRS
 #endif
@@ -208,6 +210,17 @@ static __attribute__((noinline, unused)) void fusec_copy_rows(
     }
 }
 
+// Packs fours of int8, as `fusec_pack_pairs` does pairs; of up to FUSEC_TILE_BYTES terms.
+static __attribute__((noinline, unused)) void fusec_pack_fours(
+    m_f32 *fours, const m_i8 *b, long long bk, long long bc, long long terms, long long all) {
+  m_i8 columns[FUSEC_W * FUSEC_TILE_BYTES];
+  if (bk != 1 || terms % 4 || bc % 4 || (unsigned long long)b % 4) {
+    fusec_copy_rows(columns, FUSEC_TILE_BYTES, b, bc, bk, FUSEC_W, terms, all);
+    b = columns, bc = FUSEC_TILE_BYTES, terms = all;
+  }
+  fusec_pack_pairs(fours, (const m_bf16 *)b, 1, bc / 2, terms / 2, all / 2);
+}
+
 // Multiplies R rows by V * W columns; the number of terms is even.
 template <int R, int V>
 static __attribute__((noinline, unused)) void fusec_block_pairs(
@@ -280,6 +293,11 @@ static __attribute__((noinline, unused)) void fusec_rows_pairs(
 #undef FUSEC_BLOCKS
 }
 
+// ---- tiles (AMX) --------------------------------------------------------------------------------
+// 16 rows of words of a, by words of 16 columns: pairs of bf16 into f32, or four of int8 into i32.
+
+template <class T> constexpr long long fusec_most = FUSEC_TILE_BYTES / sizeof(T);  // terms at a time
+template <class T> constexpr long long fusec_whole = 64 / sizeof(T);   // terms of a tile
 #if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -296,71 +314,126 @@ alignas(64) static const fusec_tile_shapes fusec_tiles = {
 #define FUSEC_TILE_LOAD(t, p, step) FUSEC_TILE("tileloadd (%0,%1,1), %%tmm" #t, t, p, step)
 #define FUSEC_TILE_STORE(t, p, step) FUSEC_TILE("tilestored %%tmm" #t ", (%0,%1,1)", t, p, step)
 #define FUSEC_TILE_ZERO(t) asm volatile("tilezero %tmm" #t)
-#define FUSEC_TILE_ADD(c, a, b) asm volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define FUSEC_TILE_ADD(c, a, b)                                       \
+  do {                                                                \
+    if (sizeof(T) == 2)                                               \
+      asm volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c);      \
+    else                                                              \
+      asm volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c);        \
+  } while (0)
 // True if Linux grants this process the use of tiles (ARCH_REQ_XCOMP_PERM of XTILEDATA, once).
 static bool fusec_has_tiles() {
   static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return may;
 }
-static inline void fusec_begin_tiles() { asm volatile("ldtilecfg %0" : : "m"(fusec_tiles)); }
-static inline void fusec_end_tiles() { asm volatile("tilerelease"); }
-// Multiplies 32 rows by V * W columns; the number of terms is a multiple of 32.
-template <int V>
+// Multiplies 16 * R rows by V * W columns; a row's terms are a multiple of 64 bytes.
+template <class T, int R, int V>
 static void fusec_block_tiles(
-    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, const m_f32 *words,
     long long terms, bool adds) {
-  long long step = cr * 4, side = ar * 2;
+  long long step = cr * 4, side = ar * sizeof(T);
   if (adds) {
     FUSEC_TILE_LOAD(0, c, step);
-    FUSEC_TILE_LOAD(1, c + 16 * cr, step);
+    if (R == 2) FUSEC_TILE_LOAD(1, c + 16 * cr, step);
     if (V == 2) FUSEC_TILE_LOAD(2, c + cp, step);
-    if (V == 2) FUSEC_TILE_LOAD(3, c + 16 * cr + cp, step);
+    if (R == 2 && V == 2) FUSEC_TILE_LOAD(3, c + 16 * cr + cp, step);
   } else {
     FUSEC_TILE_ZERO(0);
     FUSEC_TILE_ZERO(1);
     FUSEC_TILE_ZERO(2);
     FUSEC_TILE_ZERO(3);
   }
-  for (long long k = 0; k < terms; k += 32) {
-    FUSEC_TILE_LOAD(4, a + k, side);
-    FUSEC_TILE_LOAD(5, a + 16 * ar + k, side);
-    FUSEC_TILE_LOAD(6, pairs + k / 2 * FUSEC_W, 64);
+  for (const T *end = a + terms; a < end; a += 64 / sizeof(T), words += 16 * FUSEC_W) {
+    FUSEC_TILE_LOAD(4, a, side);
+    if (R == 2) FUSEC_TILE_LOAD(5, a + 16 * ar, side);
+    FUSEC_TILE_LOAD(6, words, 64);
     FUSEC_TILE_ADD(0, 4, 6);
-    FUSEC_TILE_ADD(1, 5, 6);
-    if (V == 2) {
-      FUSEC_TILE_LOAD(7, pairs + (FUSEC_TERMS + k) / 2 * FUSEC_W, 64);
-      FUSEC_TILE_ADD(2, 4, 7);
-      FUSEC_TILE_ADD(3, 5, 7);
-    }
+    if (R == 2) FUSEC_TILE_ADD(1, 5, 6);
+    if (V == 2) FUSEC_TILE_LOAD(7, words + FUSEC_TILE_BYTES / 4 * FUSEC_W, 64);
+    if (V == 2) FUSEC_TILE_ADD(2, 4, 7);
+    if (R == 2 && V == 2) FUSEC_TILE_ADD(3, 5, 7);
   }
   FUSEC_TILE_STORE(0, c, step);
-  FUSEC_TILE_STORE(1, c + 16 * cr, step);
+  if (R == 2) FUSEC_TILE_STORE(1, c + 16 * cr, step);
   if (V == 2) FUSEC_TILE_STORE(2, c + cp, step);
-  if (V == 2) FUSEC_TILE_STORE(3, c + 16 * cr + cp, step);
+  if (R == 2 && V == 2) FUSEC_TILE_STORE(3, c + 16 * cr + cp, step);
 }
-// Blocks of 32 rows; fewer are summed in a copy of c, and the rows of a after them may be anything.
-template <int V>
+// Multiplies 16 * R rows, or fewer in a copy of c, by panels of W columns.
+template <class T, int R>
 static __attribute__((noinline, unused)) void fusec_rows_tiles(
-    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_f32 *pairs,
-    long long rows, long long terms, bool adds) {
-  for (; rows >= 32; rows -= 32, a += 32 * ar, c += 32 * cr)
-    fusec_block_tiles<V>(c, cr, cp, a, ar, pairs, terms, adds);
-  if (rows <= 0) return;
-  m_f32 sum[V][32 * FUSEC_W];
-  for (long long r = 0; r < rows; r++)
-    for (int v = 0; v < V; v++)
-      st_f32(sum[v] + r * FUSEC_W, adds ? ld_f32(c + r * cr + v * cp) : vf32{});
-  fusec_block_tiles<V>(sum[0], FUSEC_W, 32 * FUSEC_W, a, ar, pairs, terms, adds);
-  for (long long r = 0; r < rows; r++)
-    for (int v = 0; v < V; v++) st_f32(c + r * cr + v * cp, ld_f32(sum[v] + r * FUSEC_W));
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, const m_f32 *words,
+    long long rows, long long panels, long long terms, bool adds) {
+  m_f32 sum[2][16 * FUSEC_W];
+  for (; panels > 0; panels -= 2, c += 2 * cp, words += FUSEC_TILE_BYTES / 2 * FUSEC_W) {
+    bool two = panels > 1, few = rows < 16;
+    m_f32 *to = few ? sum[0] : c;
+    long long tr = few ? FUSEC_W : cr, tp = few ? 16 * FUSEC_W : cp;
+    if (few && adds)
+      for (long long r = 0; r < rows; r++)
+        for (int v = 0; v <= two; v++)
+          __builtin_memcpy(sum[v] + r * FUSEC_W, c + r * cr + v * cp, 4 * FUSEC_W);
+    if (two)
+      fusec_block_tiles<T, R, 2>(to, tr, tp, a, ar, words, terms, adds);
+    else
+      fusec_block_tiles<T, R, 1>(to, tr, tp, a, ar, words, terms, adds);
+    if (few)
+      for (long long r = 0; r < rows; r++)
+        for (int v = 0; v <= two; v++)
+          __builtin_memcpy(c + r * cr + v * cp, sum[v] + r * FUSEC_W, 4 * FUSEC_W);
+  }
+}
+// Packs the words of W columns; those from `terms` up to `all` are 0.
+FUSEC_INLINE void fusec_pack_words(
+    m_f32 *words, const m_bf16 *b, long long bk, long long bc, long long terms, long long all) {
+  fusec_pack_pairs(words, b, bk, bc, terms, all);
+}
+FUSEC_INLINE void fusec_pack_words(
+    m_f32 *words, const m_i8 *b, long long bk, long long bc, long long terms, long long all) {
+  fusec_pack_fours(words, b, bk, bc, terms, all);
+}
+// Tiles read rows where they lie, also a page apart, if these are contiguous and whole: a copy for
+// each panel takes as long as it saves (128 rows of 4096 x 4096: 1.5 ms of 9.5; Xeon, 2026-11-30).
+template <class T>
+static __attribute__((noinline, unused)) void fusec_part_tiles(
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
+    long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
+  alignas(64) T copy[FUSEC_ROWS * fusec_most<T>];
+  alignas(64) m_f32 words[8 * FUSEC_TILE_BYTES / 4 * FUSEC_W];
+  long long all = (terms + fusec_whole<T> - 1) / fusec_whole<T> * fusec_whole<T>;
+  long long from = ak != 1 || terms != all ? 0 : rows / 16 * 16;  // rows before it are not copied
+  if (from < rows) fusec_copy_rows(copy, all, a + from * ar, ar, ak, rows - from, terms, all);
+  for (long long panels = columns / FUSEC_W, n; panels > 0; panels -= n, c += n * cp) {
+    n = fusec_least(8, panels);
+    for (long long v = 0; v < n; v++, b += FUSEC_W * bc)
+      fusec_pack_words(words + v * FUSEC_TILE_BYTES / 4 * FUSEC_W, b, bk, bc, terms, all);
+    for (long long i = 0, some; i < rows; i += some) {
+      some = rows - i >= 32 ? 32 : fusec_least(16, rows - i);
+      const T *at = i < from ? a + i * ar : copy + (i - from) * all;
+      long long step = i < from ? ar : all;
+      if (some == 32)
+        fusec_rows_tiles<T, 2>(c + i * cr, cr, cp, at, step, words, some, n, all, adds);
+      else
+        fusec_rows_tiles<T, 1>(c + i * cr, cr, cp, at, step, words, some, n, all, adds);
+    }
+  }
+}
+template <class T>
+static __attribute__((noinline, unused)) void fusec_multiply_tiles(
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
+    long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
+  asm volatile("ldtilecfg %0" : : "m"(fusec_tiles));
+  for (long long k = 0; k == 0 || k < terms; k += fusec_most<T>, adds = true)
+    for (long long i = 0; i < rows; i += FUSEC_ROWS)
+      fusec_part_tiles(c + i * cr, cr, cp, a + i * ar + k * ak, ar, ak, b + k * bk, bk, bc,
+                       fusec_least(FUSEC_ROWS, rows - i), columns,
+                       fusec_least(fusec_most<T>, terms - k), adds);
+  asm volatile("tilerelease");
 }
 #else
 FUSEC_INLINE bool fusec_has_tiles() { return false; }
-FUSEC_INLINE void fusec_begin_tiles() {}
-FUSEC_INLINE void fusec_end_tiles() {}
-template <int V> FUSEC_INLINE void fusec_rows_tiles(
-    float *, long long, long long, const m_bf16 *, long long, const m_f32 *, long long, long long,
-    bool) {}
+template <class T> FUSEC_INLINE void fusec_multiply_tiles(
+    m_f32 *, long long, long long, const T *, long long, long long, const T *, long long,
+    long long, long long, long long, long long, bool) {}
 #endif
 
 // Multiplies by V * W columns; the rows of a have terms padded to a multiple of 32.
@@ -372,17 +445,14 @@ FUSEC_INLINE void fusec_columns_bf16(
   long long all = (terms + 31) / 32 * 32;
   for (int v = 0; v < V; v++)
     fusec_pack_pairs(pairs[v], b + v * FUSEC_W * bc, bk, bc, terms, all);
-  if (fusec_has_tiles())
-    fusec_rows_tiles<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
-  else
-    fusec_rows_pairs<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
+  fusec_rows_pairs<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
 }
 static __attribute__((noinline, unused)) void fusec_part_bf16(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, long long ak,
     const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
   alignas(64) m_bf16 copy[FUSEC_ROWS * FUSEC_TERMS];
-  if (ak != 1 || terms % 32 || rows % 32 || ar % 1024 == 0) {
+  if (ak != 1 || terms % 32 || ar % 1024 == 0) {
     long long all = (terms + 31) / 32 * 32;
     fusec_copy_rows(copy, all, a, ar, ak, rows, terms, all);
     a = copy, ar = all;
@@ -400,19 +470,19 @@ FUSEC_INLINE void f_multiply_bf16(
     const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
   terms = terms < 0 ? 0 : terms;
-  if (fusec_has_tiles()) fusec_begin_tiles();
+  if (fusec_has_tiles())
+    return fusec_multiply_tiles(c, cr, cp, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
   for (long long k = 0; k == 0 || k < terms; k += FUSEC_TERMS, adds = true)
     for (long long i = 0; i < rows; i += FUSEC_ROWS)
       fusec_part_bf16(c + i * cr, cr, cp, a + i * ar + k * ak, ar, ak, b + k * bk, bk, bc,
                       fusec_least(FUSEC_ROWS, rows - i), columns, fusec_least(FUSEC_TERMS, terms - k),
                       adds);
-  if (fusec_has_tiles()) fusec_end_tiles();
 }
 
 // ---- int8 ---------------------------------------------------------------------------------------
 // A word of a row is multiplied by a word of each of W columns, and the products are added, all in
 // one instruction: pairs of terms widened to 16 bits, twice the rate of f32, or four terms as they
-// are (AVX-512 VNNI). Four terms of a row are unsigned, so 128 is added to each: 128 times the sum
+// are (AVX-512 VNNI), where the CPU has no tiles. Four terms of a row are unsigned, so 128 is added to each: 128 times the sum
 // of a column is subtracted from what they add up to, exactly, since i32 wraps.
 
 #if defined(FUSEC_AVX512) && defined(__AVX512VNNI__)
@@ -489,14 +559,15 @@ static __attribute__((noinline, unused)) void fusec_columns_i8(
     m_i32 *c, long long cr, long long cp, const fusec_term *a, const m_i8 *b, long long bk,
     long long bc, long long rows, long long terms, bool adds) {
   alignas(64) m_f32 words[V][FUSEC_TERMS / FUSEC_WORD * FUSEC_W];
-  alignas(64) fusec_term columns[FUSEC_W * FUSEC_TERMS];
   long long count = (terms + FUSEC_WORD - 1) / FUSEC_WORD;
   vi32 less[V] = {};
   for (int v = 0; v < V; v++) {
+#ifndef FUSEC_FOURS
+    alignas(64) fusec_term columns[FUSEC_W * FUSEC_TERMS];
     fusec_word_rows(columns, b + v * FUSEC_W * bc, bc, bk, FUSEC_W, terms);
-    fusec_pack_pairs(words[v], (const m_bf16 *)columns, 1, FUSEC_TERMS * 2 / FUSEC_WORD, 2 * count,
-                     2 * count);
-#ifdef FUSEC_FOURS
+    fusec_pack_pairs(words[v], (const m_bf16 *)columns, 1, FUSEC_TERMS, 2 * count, 2 * count);
+#else
+    fusec_pack_fours(words[v], b + v * FUSEC_W * bc, bk, bc, terms, 4 * count);
     for (long long k = 0; k < count; k++)
       less[v] = fusec_add_words(less[v], v_i32((int)0x80808080), (vi32)ld_f32(words[v] + k * FUSEC_W));
 #endif
@@ -516,6 +587,10 @@ static __attribute__((noinline, unused)) void f_multiply_i8(
     long long terms, bool adds) {
   alignas(64) fusec_term words[FUSEC_ROWS * FUSEC_TERMS];
   terms = terms < 0 ? 0 : terms;
+#ifdef __AMX_INT8__
+  if (fusec_has_tiles())
+    return fusec_multiply_tiles((m_f32 *)c, cr, cp, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
+#endif
   for (long long k = 0; k == 0 || k < terms; k += FUSEC_TERMS, adds = true)
     for (long long i = 0; i < rows; i += FUSEC_ROWS) {
       long long n = fusec_least(FUSEC_ROWS, rows - i), some = fusec_least(FUSEC_TERMS, terms - k);

@@ -2,8 +2,8 @@
 
 A tile is long enough to keep the product's inner loop busy, and short enough for the cache to hold
 each product's result, the values between two products, and operands, which may have to be copied.
-Where an operand is computed, as int8 weights are converted, more rows share it, if threads have
-enough tiles.
+Where an operand is computed, as int8 weights are converted, or packed for a CPU's tiles (AMX), more
+rows share it, if threads have enough tiles.
 Lanes are whole vectors; an axis without a loop has enough lanes to hold it. Where weights lie in
 panels, a tile is a panel wide, and as high as its left operand, with all terms, stays in the cache.
 
@@ -32,14 +32,14 @@ def cached_tilings(
     """
     tuning = machine.cached
     least = tuning.computed_tiles * machine.threads / around
-    shapes = _shapes(use, work, tuning, least)
+    shapes = _shapes(use, work, tuning, least, packs=machine.bf16 == "tiles")
     found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
 
 
 def _shapes(
-    use: AxisUse, work: TileResources, tuning: CachedTuning, least: float
+    use: AxisUse, work: TileResources, tuning: CachedTuning, least: float, *, packs: bool
 ) -> list[tuple[tuple[int, int], int]]:
     steps = use.looped is not None or use.crossed is not None
     if len(use.tiled) < 2 or (work.inner and steps):
@@ -52,7 +52,7 @@ def _shapes(
         return [((rows, use.panel), tuning.terms)]
     short = use.outer and use.looped and 2 * use.looped.extent.hint() <= tuning.terms
     sides = tuning.short_sides if short else tuning.sides
-    if work.computed:
+    if work.computed or (packs and work.itemsize < F32.itemsize):
         tall = ((tuning.computed_rows, columns) for _, columns in sides)
         sides = *(s for s in tall if _programs(use, s) >= least), *sides
     return [(s, tuning.terms) for s in sides]
