@@ -405,7 +405,7 @@ class _Capture:
                 outputs,
                 reason_for(node) if reason is None else reason,
                 origin_of(node),
-                effect_of(node.target, args, kwargs, self._packed(node)),
+                effect_of(node.target, args, kwargs, self.lines.sizes, self._packed(node)),
                 is_impure(node),
                 many,
                 () if lowering is None else self._decomposition(node, outputs, lowering),

@@ -16,6 +16,7 @@ from fusec.frontend.fx_passes.fx_nodes import aten, count_elements, tensor_of
 from fusec.frontend.fx_passes.packing import PANELS
 from fusec.frontend.linears import linears
 from fusec.frontend.origin import extern_name
+from fusec.frontend.shapes import SizeMap, from_end
 from fusec.ir.argument import Argument, SizeValue, View, argument_views
 from fusec.ir.dtype import NumberForm
 from fusec.ir.extern import (
@@ -72,11 +73,16 @@ Kwargs = tuple[tuple[str, Argument], ...]
 
 
 def effect_of(
-    target: Any, args: Args, kwargs: Kwargs, packed: Mapping[str, Constant] = MappingProxyType({})
+    target: Any,
+    args: Args,
+    kwargs: Kwargs,
+    sizes: SizeMap,
+    packed: Mapping[str, Constant] = MappingProxyType({}),
 ) -> Effect:
     """Return the effect of a call of ``target`` with these arguments.
 
     Args:
+        sizes: the graph's, for where a slice begins.
         packed: library -> the second operand of a product, transposed and packed for that library.
     """
     forms = {view.form for view in argument_views(args)}
@@ -88,7 +94,7 @@ def effect_of(
         moved = _moved(target, bound_arguments(target, args, dict(kwargs)))
         return Scatter(extern_name(UPDATES[target]), moved)
     if target in WINDOW_UPDATES and _are_views(args[:2]) and len(forms) == 1:
-        window = _window(bound_arguments(target, args, dict(kwargs)))
+        window = _window(bound_arguments(target, args, dict(kwargs)), sizes)
         return WindowUpdate(window, extern_name(aten.copy_.default))
     if NumberForm.COMPLEX in forms:
         return _of_whole_call(target)
@@ -120,13 +126,14 @@ def _are_views(args: Args) -> bool:
     return len(args) == 2 and all(isinstance(arg, View) for arg in args)
 
 
-def _window(named: dict[str, Any]) -> Window:
+def _window(named: dict[str, Any], sizes: SizeMap) -> Window:
     """Return the window that a ``slice_scatter`` or ``select_scatter`` replaces."""
     whole, chosen = named["self"], named.get("index")
     k = named["dim"] % whole.rank
-    first = _integer(named["start"] if chosen is None else chosen, 0)
-    first = first + whole.shape[k] if first.hint() < 0 else first
-    return Window(k, first, _integer(named["step"], 1) if chosen is None else None)
+    if chosen is not None:
+        return Window(k, from_end(_integer(chosen, 0), whole.shape[k]), None)
+    first = sizes.slice_start(_integer(named["start"], 0), whole.shape[k])
+    return Window(k, first, _integer(named["step"], 1))
 
 
 def _integer(arg: Argument, default: int) -> Index:

@@ -58,6 +58,12 @@ def to_torch_dtype(dtype: DType) -> torch.dtype:
     return _TO_TORCH[dtype]
 
 
+def from_end(position: int | Index, extent: Index) -> Index:
+    """Return a position that may count from the end as one that counts from the front."""
+    at = index(position)
+    return at + extent if at.hint() < 0 else at
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """The traced type of a tensor: shape and strides (in elements), element type, device.
@@ -291,6 +297,16 @@ class SizeMap:
     def greatest(self, a: Index, b: Index) -> Index:
         """Return the maximum of two sizes, by way of their minimum."""
         return a + b - self.least(a, b)
+
+    def slice_start(self, start: int | Index | None, extent: Index) -> Index:
+        """Return the start of a slice, counted from the front of the sliced axis, within it."""
+        zero = index(0)
+        first = from_end(0 if start is None else start, extent)
+        if first.is_constant and extent.is_constant:
+            return index(min(max(first.const, 0), extent.const))
+        if self.were_seen(first) and self.were_seen(extent):
+            return zero if first.hint() < 0 else first
+        return self.least(self.greatest(zero, first), extent)
 
     def symbol(self, value: torch.SymInt) -> Size | None:
         """Return the ``Size`` of an integer that is a single symbol, else None."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from fusec.driver.compiler import RECENT
 from fusec.frontend.effects import effect_of
+from fusec.frontend.shapes import SizeMap
 from fusec.ir.dtype import F32, F64, NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.extern import (
@@ -57,6 +58,7 @@ PUT = aten._unsafe_index_put.default
         (aten.sort.default, (X,), Unknown()),
         (aten.slice_scatter.default, (X, PART, 1, 2, 4), window(1, 2, 1)),
         (aten.slice_scatter.default, (X, PART, -1, -2, None, 3), window(1, 4, 3)),
+        (aten.slice_scatter.default, (X, PART, 1, -9, 2), window(1, 0, 1)),
         (aten.select_scatter.default, (X, ROW, 1, SizeValue(index(P))), window(1, P, None)),
         (aten.scatter.src, (X, 0, PLACES, PLACES), update("scatter_.src", 3)),
         (aten.scatter_add.default, (X, 0, PLACES, PLACES), update("scatter_add_.default", 6)),
@@ -67,25 +69,27 @@ PUT = aten._unsafe_index_put.default
     ids=lambda value: type(value).__name__ if not callable(value) else str(value),
 )  # fmt: skip
 def test_effect(target: object, args: tuple[Argument, ...], effect: Effect) -> None:
-    assert effect_of(target, args, ()) == effect
+    assert effect_of(target, args, (), SizeMap()) == effect
 
 
 def test_complex_tensors_are_written_in_place_where_a_part_has_their_form() -> None:
     z, part = (whole(buffer(n, *s)) for n, s in (("z", (4, 6, 2)), ("part", (4, 2, 2))))
     whole_z, of_z = (replace(view, form=NumberForm.COMPLEX) for view in (z, part))
     args = (whole_z, of_z, -1, -2)
-    assert effect_of(aten.slice_scatter.default, args, ()) == window(1, 4, 1)
-    assert effect_of(aten.slice_scatter.default, (whole_z, part, -1, -2), ()) == Unknown()
+    assert effect_of(aten.slice_scatter.default, args, (), SizeMap()) == window(1, 4, 1)
+    assert (
+        effect_of(aten.slice_scatter.default, (whole_z, part, -1, -2), (), SizeMap()) == Unknown()
+    )
     bit = replace(whole_z, form=NumberForm.CONJUGATE)
-    assert effect_of(aten.index_put.default, (bit, (PLACES,), of_z), ()) == Unknown()
-    assert effect_of(aten.copy_.default, (bit, of_z), ()) == CopyInto()
-    assert effect_of(aten.mm.default, (whole_z, whole_z), ()) == Fresh()
+    assert effect_of(aten.index_put.default, (bit, (PLACES,), of_z), (), SizeMap()) == Unknown()
+    assert effect_of(aten.copy_.default, (bit, of_z), (), SizeMap()) == CopyInto()
+    assert effect_of(aten.mm.default, (whole_z, whole_z), (), SizeMap()) == Fresh()
 
 
 def test_libraries_multiply_what_has_their_types() -> None:
     doubles = whole(Buffer("d", X.shape, X.strides, F64))
-    assert effect_of(aten.mm.default, (doubles, doubles), ()).linear == ()
-    assert effect_of(aten.mm.default, (X, doubles), ()).linear == ()
+    assert effect_of(aten.mm.default, (doubles, doubles), (), SizeMap()).linear == ()
+    assert effect_of(aten.mm.default, (X, doubles), (), SizeMap()).linear == ()
 
 
 @pytest.mark.parametrize(
@@ -106,18 +110,20 @@ def test_onednn_multiplies_by_what_has_no_gaps(
 ) -> None:
     weight = Buffer("w", tuple(map(index, shape)), tuple(map(index, strides)), F32)
     rows = whole(buffer("a", 4, shape[0]))
-    assert effect_of(aten.mm.default, (rows, whole(weight)), ()).linear == LINEAR * offered
+    assert (
+        effect_of(aten.mm.default, (rows, whole(weight)), (), SizeMap()).linear == LINEAR * offered
+    )
 
 
 def test_onednn_is_offered_for_types_that_it_multiplies() -> None:
     wide = whole(buffer("wide", 4, 4, dtype=F64))
-    assert effect_of(aten.mm.default, (wide, wide), ()).linear == ()
+    assert effect_of(aten.mm.default, (wide, wide), (), SizeMap()).linear == ()
 
 
 def test_what_ranks_send_is_pending_until_it_was_waited_for() -> None:
     ops = torch.ops._c10d_functional
-    assert effect_of(ops.all_reduce.default, (X, "sum", "0"), ()) == Pending()
-    assert effect_of(ops.wait_tensor.default, (X,), ()) == Unknown()
+    assert effect_of(ops.all_reduce.default, (X, "sum", "0"), (), SizeMap()) == Pending()
+    assert effect_of(ops.wait_tensor.default, (X,), (), SizeMap()) == Unknown()
 
 
 def test_a_window_says_where_a_part_lies() -> None:

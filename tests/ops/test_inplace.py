@@ -417,3 +417,24 @@ def test_a_counter_of_a_module_in_f64_counts():
     compiled = compile_with(module)
     found = [compiled(torch.ones(2))[0].item() for _ in range(3)]
     assert found == pytest.approx([1, 1 / 2, 1 / 3]) and module.step == 3
+
+
+def set_rows_before(x, v):
+    x[-2000:1] = v * 2
+    return v + 1
+
+
+def copy_rows_before(x, v):
+    x[-2000:1].copy_(v)
+    return v + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("write", [set_rows_before, copy_rows_before], ids=lambda f: f.__name__)
+def test_a_slice_that_begins_before_its_tensor_is_written_within_it(write, dynamic):
+    for behind in (False, True):
+        memories = [torch.zeros(4000, 6) for _ in range(2)]
+        fns = (write, compile_with(write, dynamic=dynamic))
+        for fn, memory in zip(fns, memories, strict=True):
+            fn(memory[2000:2512] if behind else memory[:512], torch.ones(1, 6))
+        assert torch.equal(*memories)

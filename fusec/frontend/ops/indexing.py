@@ -22,12 +22,11 @@ from fusec.frontend.ops.registry import aten, defines, lowers
 from fusec.frontend.ops.views import (
     IntoSize,
     delinearise,
-    from_end,
     linearise,
     replaced,
-    slice_start,
     wrap,
 )
+from fusec.frontend.shapes import from_end
 from fusec.frontend.value import ONE, ZERO, Value, broadcast
 from fusec.ir.dtype import BOOL, I64, DType, compute_type
 from fusec.ir.expr import Expr, IndexValue, as_value, both, cast, in_range, index_of, op, read_index
@@ -294,7 +293,7 @@ def slice_scatter(
     step: IntoSize = 1,
 ) -> Expr:
     axis = wrap(dim, len(x.shape))
-    first = slice_start(call, start, x.shape[axis])
+    first = call.lines.sizes.slice_start(start, x.shape[axis])
     stride = index(step)
     rows = (slice_end(call, end, x.shape[axis]) - first + (stride - 1)) // stride
     require_shape(source, replaced(x.shape, axis, rows))

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from fusec.errors import Unsupported
 from fusec.frontend.call import AtenCall, Indices
 from fusec.frontend.ops.registry import aten, lowers
+from fusec.frontend.shapes import from_end
 from fusec.frontend.value import ONE, ZERO, Value, broadcast, is_whole
 from fusec.ir.index import Index, index
 from fusec.ir.strides import contiguous_strides
@@ -23,12 +24,6 @@ IntoSize: TypeAlias = "int | Index"
 def wrap(dim: int, rank: int) -> int:
     """Return a dimension counted from the front, given one that may count from the end."""
     return dim + rank if dim < 0 else dim
-
-
-def from_end(position: IntoSize, extent: Index) -> Index:
-    """Return a position that may count from the end as one that counts from the front."""
-    at = index(position)
-    return at + extent if at.hint() < 0 else at
 
 
 # -- reshapes -------------------------------------------------------------------------------------
@@ -114,19 +109,8 @@ def slice_tensor(
     step: IntoSize = 1,
 ) -> Value:
     axis = wrap(dim, len(x.shape))
-    first = slice_start(call, start, x.shape[axis])
+    first = call.lines.sizes.slice_start(start, x.shape[axis])
     return call.view(x, lambda at: replaced(at, axis, first + at[axis] * index(step)))
-
-
-def slice_start(call: AtenCall, start: IntoSize | None, extent: Index) -> Index:
-    """Return the start of a slice, counted from the front of the sliced axis."""
-    first = from_end(0 if start is None else start, extent)
-    if first.is_constant and extent.is_constant:
-        return index(min(max(first.const, 0), extent.const))
-    sizes = call.lines.sizes
-    if sizes.were_seen(first) and sizes.were_seen(extent):
-        return ZERO if first.hint() < 0 else first
-    return sizes.least(sizes.greatest(ZERO, first), extent)
 
 
 def replaced(at: Indices, axis: int, position: Index) -> Indices:
