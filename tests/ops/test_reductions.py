@@ -249,6 +249,8 @@ def test_boolean_reductions_match_eager(check):
         return (
             x.any(),
             x.all(),
+            x.any(dim=()),
+            x.all(dim=[]),
             x.any(1),
             x.all(0),
             x.sum(),
@@ -529,9 +531,12 @@ def test_scans_and_searches_of_special_values_match_eager():
 
     def scan(x):
         sorted_line = torch.tensor([-1.0, 0.0, 0.0, 2.0])
+        behind_all = torch.tensor([-1.0, 0.0, 0.0, 2.0, 8.0, 9.0, nan])
         return (x.cummax(1), x.cummin(1), x.cummax(0), x.logcumsumexp(1), x.cumprod(1),
                 torch.searchsorted(sorted_line, x), torch.bucketize(x, sorted_line, right=True),
                 torch.isin(x, sorted_line),
+                torch.searchsorted(behind_all, x.nan_to_num(posinf=7.0, neginf=-7.0)),
+                torch.bucketize(x.nan_to_num(posinf=7.0, neginf=-7.0), behind_all, right=True),
                 F.max_pool2d(x[None], 2, 1, return_indices=True))  # fmt: skip
 
     check(scan, x)

@@ -230,7 +230,17 @@ def quantify(monoid: Monoid, call: AtenCall, x: Value, over: Region) -> Value:
     return reduced(call, over, monoid, lambda p: truth(x, p.where))
 
 
-reduces(aten.any.default, aten.any.dim, aten.any.dims)(partial(quantify, ANY))
+reduces(aten.any.default, aten.any.dim)(partial(quantify, ANY))
+
+
+@lowers(aten.any.dims)
+def any_along(
+    call: AtenCall, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False
+) -> Value:
+    """Emit whether any element is true along dimensions: without any, of each element alone."""
+    if dims is not None and not dims:
+        return call.define(lambda at: truth(x, at))
+    return quantify(ANY, call, x, region(x, dims, keepdim))
 
 
 # -- norms ----------------------------------------------------------------------------------------

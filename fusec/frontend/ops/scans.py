@@ -115,9 +115,11 @@ def searchsorted(
     call.check_steps((boundaries.shape[-1],), _SEARCH)
     value = read_exact(x, at, kind)
 
+    last = op("ne", value, value) if kind.is_float else None  # NaN sorts behind all
+
     def below(boundary: Expr) -> Expr:
-        above = op("gt" if right else "ge", boundary, value)  # false for NaN: it sorts last
-        return cast(negate(above), I64)
+        less = op("le" if right else "lt", boundary, value)
+        return cast(less if last is None else op("or", less, last), I64)
 
     lines = at[:-1] if len(boundaries.shape) > 1 else ()
     axes = (Axis("j", boundaries.shape[-1]),)
