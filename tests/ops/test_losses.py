@@ -33,6 +33,24 @@ def test_cross_entropy_matches_eager(reduction, smoothing):
     check(loss, values(17, 33), t, train=True)
 
 
+@TRAINED
+def test_one_row_with_an_ignored_target_matches_eager(train):
+    def losses(x, w, ignored, none):
+        kept = ignored >= 0
+        row = w[0, :9]
+        return (
+            F.cross_entropy(x, ignored, reduction="sum"),
+            F.cross_entropy(x @ w, ignored),
+            F.cross_entropy(x.view(9), none, reduction="sum"),
+            F.nll_loss(x[:, :, None], ignored[None], reduction="none"),
+            torch.where(kept, w.index_select(0, torch.where(kept, ignored, 0))[:, 0], 2.0),
+            torch.where(kept, row.gather(0, torch.where(kept, ignored, 0)), -1.0),
+        )
+
+    ignored = torch.tensor([-100])
+    check(losses, values(1, 9), values(9, 12, seed=1), ignored, ignored[0].clone(), train=train)
+
+
 @in_training.each((torch.bfloat16, torch.float64))
 def cross_entropy_of_other_dtypes_matches_eager(dtype):
     return (lambda x, t: F.cross_entropy(x, t), values(17, 33, dtype=dtype), targets(17, 33))

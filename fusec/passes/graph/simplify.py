@@ -31,6 +31,7 @@ from fusec.ir.expr import (
     axes_in,
     both,
     cast,
+    index_exprs,
     index_of,
     is_op,
     op,
@@ -374,11 +375,15 @@ def place_in_range(node: Op) -> Expr:
 
 
 def guard_of_other_axes(node: Load) -> Expr:
-    """``x[i] if j < 4`` is ``where(j < 4, x[i], 0)``, if i is in range or the guard is constant."""
+    """``x[i] if j < 4`` is ``where(j < 4, x[i], 0)``, if i is in range or the guard is constant.
+
+    An index that is read from memory is in range only once the load has checked it.
+    """
     guard = node.guard
     if guard is None or not axes_in(node.indices).isdisjoint(guard.axes):
         return node
-    in_range = all(map(is_in_range, node.indices, node.buffer.shape))
+    known = not any(True for i in node.indices for _ in index_exprs(i))
+    in_range = known and all(map(is_in_range, node.indices, node.buffer.shape))
     if not in_range and not isinstance(guard, Const):
         return node
     return select(guard, Load(node.buffer, node.indices), 0)
