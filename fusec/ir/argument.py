@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from fusec.errors import InternalError
 from fusec.ir.dtype import NumberForm
 from fusec.ir.expr import Buffer
 from fusec.ir.index import Index, index
@@ -24,6 +25,10 @@ class View:
     strides: tuple[Index, ...]
     offset: Index
     form: NumberForm = NumberForm.PLAIN
+
+    def __post_init__(self) -> None:
+        if any(step.is_constant and step.const < 0 for step in self.strides):
+            raise InternalError(f"torch has no view with strides {self.strides}")
 
     @property
     def rank(self) -> int:

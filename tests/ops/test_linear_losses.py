@@ -244,3 +244,13 @@ def test_a_loop_in_16_bits_takes_less_memory(rows, share, monkeypatch):
     monkeypatch.setenv("FUSEC_CHUNK_BYTES", str(rows * wide * 2))
     eager, found = peaks(rows, 64, wide, torch.bfloat16, "mean")
     assert found < share * eager
+
+
+def test_rows_in_reverse_are_no_rows_of_a_loop():
+    x, w, u = values(48, C), values(V, C, seed=2), values(48, 1, seed=3)
+
+    def reverse(x, w, u, t):
+        scores = x @ w.t()
+        return F.cross_entropy(scores, t.flip(0)), (scores * u.flip(0)).sum(1), (scores * u).sum(1)
+
+    check(reverse, x, w, u, targets(48), train=True)

@@ -24,11 +24,11 @@ from dataclasses import replace
 from functools import partial
 
 from fusec.ir.argument import whole_view
-from fusec.ir.dtype import F32
+from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import Buffer, Cast, Expr, Load, Op, cast, index_exprs, op
 from fusec.ir.extern import BiasedProduct, Convolution, Fresh, Product
 from fusec.ir.graph import Extern, Kernel, Schedule, Step, Store, View
-from fusec.ir.index import Index, index
+from fusec.ir.index import Index, index, is_nonnegative
 from fusec.ir.rewrite import reading, replace_nodes, rewrite
 from fusec.passes.dag import count_readers
 
@@ -120,7 +120,7 @@ def _summand(store: Store, made: Buffer) -> View | None:
     expr = _uncast(store.expr)
     if not isinstance(expr, Op) or expr.name != "add":
         return None
-    sides = [a.arg if isinstance(a, Cast) else a for a in expr.args]
+    sides = map(_narrow, expr.args)
     for mine, other in itertools.permutations(sides):
         if (
             _is_own_load(store, mine, made)
@@ -142,7 +142,7 @@ def _view(store: Store, load: Load) -> View | None:
     for at in store.indices:
         axis = at.as_axis()
         step = index(0) if axis is None else start.coefficient(axis)
-        if step is None or step.axes:
+        if step is None or step.axes or not is_nonnegative(step):
             return None
         strides.append(step)
         start -= step * at
@@ -229,6 +229,16 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 
 
 def _uncast(expr: Expr) -> Expr:
-    """Return a stored value without its cast to the result's type and a cast to f32 below that."""
-    inner = expr.arg if isinstance(expr, Cast) else expr
-    return inner.arg if isinstance(inner, Cast) and inner.dtype is F32 else inner
+    """Return a stored value without a cast from f32 to 16 bits, and one to f32 below that."""
+    match expr:
+        case Cast(dtype=dtype, arg=value) if dtype in HALF and value.dtype is F32:
+            return _narrow(value)
+    return _narrow(expr)
+
+
+def _narrow(expr: Expr) -> Expr:
+    """Return the value of 16 bits that is cast to f32; others, whose casts count, as they are."""
+    match expr:
+        case Cast(dtype=dtype, arg=value) if dtype is F32 and value.dtype in HALF:
+            return value
+    return expr

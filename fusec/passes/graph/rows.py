@@ -18,7 +18,7 @@ from fusec.ir.dtype import F32, HALF
 from fusec.ir.expr import Buffer, Const, Expr, IndexValue, Load, Reduce, cast, loads, op, postorder
 from fusec.ir.extern import AddProduct, Product
 from fusec.ir.graph import Argument, Carried, Def, Extern, Graph, Line, RowLoop, View, whole_view
-from fusec.ir.index import Axis, Index, Size, index, is_in_range, most, product
+from fusec.ir.index import Axis, Index, Size, index, is_in_range, is_nonnegative, most, product
 from fusec.ir.rewrite import rewrite
 
 _ADDED = "adds to the sum over all chunks of rows"
@@ -229,6 +229,8 @@ class RowBody:
         if split is None:
             raise NotByRows(f"{load} is not one row")
         stride, rest = split
+        if not is_nonnegative(stride):
+            raise NotByRows(f"{load} reads rows in reverse")
         inner = self.made.get(load.buffer)
         if inner is not None:
             if stride is not inner.shape[1] or not is_in_range(rest, stride):

@@ -252,3 +252,26 @@ def test_a_residual_of_another_type_stays_in_its_kernel(monkeypatch: pytest.Monk
     with torch.no_grad():
         made = torch.compile(added, backend="fusec", options={"strict": True})(x, places)
         torch.testing.assert_close(made, added(x, places), atol=1e-4, rtol=1e-4)
+
+
+KEPT = {
+    "integers": lambda y, b: (y.long() + b.long()).float(),
+    "a cast around": lambda y, b: (y.int() + b.int()).float(),
+    "doubles in f32": lambda y, b: (y.double().float() + b.float()).double(),
+    "flipped": lambda y, b: y + b.flip(0),
+    "flipped part": lambda y, b: y + torch.cat([b, b]).view(2, -1)[0].flip(0),
+    "flipped view": lambda y, b: y + b.expand(2, -1).reshape(-1)[: b.shape[0]].flip(0),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_sum_of_other_types_or_in_reverse_is_no_bias(name: str) -> None:
+    behind = KEPT[name]
+    x, w, b = (torch.randn(*sizes) * 9 for sizes in ((70, 33), (33, 40), (80,)))
+
+    def summed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return behind(x @ w, b[:40])
+
+    torch._dynamo.reset()
+    made = torch.compile(summed, backend="fusec", options={"strict": True})(x, w, b)
+    torch.testing.assert_close(made, summed(x, w, b), atol=1e-3, rtol=1e-5)
