@@ -82,6 +82,8 @@ def added_up(
             raise InternalError(f"terms of {node.monoid} are no terms of a sum")
         for own in [axis for axis in node.over if axis in along]:
             places, instead = along[own]
+            if not {*node.axes, *node.over}.isdisjoint(instead):
+                raise InternalError(f"{node} would bind {instead}")
             pairs = itertools.zip_longest(places, masks)
             terms = (term(node.body, own, at, mask) for at, mask in pairs)
             over = (*(a for a in node.over if a is not own), *instead)

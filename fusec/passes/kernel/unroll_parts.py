@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 from fusec.ir.contraction import factors
 from fusec.ir.dtype import I32
-from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, op, reach
+from fusec.ir.expr import Expr, IndexValue, Load, Op, Reduce, Select, children, op, postorder, reach
 from fusec.ir.graph import FlatKernel, Store, kernel_nodes
 from fusec.ir.index import Axis, FloorDiv, Mod, floordiv, index, mod
 from fusec.ir.machine import Machine
@@ -171,22 +171,24 @@ def _summed_by_pairs(kernel: FlatKernel) -> FlatKernel:
     """
     offsets = [store.indices[0] for store in kernel.stores]
     stored = frozenset(axis for offset in offsets for axis in offset.axes)
-    rows = {
-        row: along
-        for along in kernel.inside
-        for row in kernel.inside
-        if any(offset.coefficient(along) is index(2) for offset in offsets)
-        if row not in stored and row.extent is along.extent * 2 and row.limit is None
-    }
+    for along in [axis for axis in kernel.inside if axis.limit is None]:
+        for row in [axis for axis in kernel.inside if axis not in stored and axis.limit is None]:
+            paired = any(offset.coefficient(along) is index(2) for offset in offsets)
+            if paired and row.extent is along.extent * 2 and _may_run(kernel, row, along):
+                pair = [{row: index(along) * 2}, {row: index(along) * 2 + 1}]
+                inside = tuple(axis for axis in kernel.inside if axis is not row)
+                summed = replace(added_up(kernel, {row: (pair, (along,))}), inside=inside)
+                kernel = FlatKernel(summed)
+    return kernel
 
-    if not rows:
-        return kernel
-    both = {
-        row: ([{row: index(along) * 2}, {row: index(along) * 2 + 1}], (along,))
-        for row, along in rows.items()
-    }
-    inside = tuple(axis for axis in kernel.inside if axis not in rows)
-    return FlatKernel(replace(added_up(kernel, both), inside=inside))
+
+def _may_run(kernel: FlatKernel, row: Axis, along: Axis) -> bool:
+    """Return True if sums over a row may run along another axis: none reads, or runs along, it."""
+    return not any(
+        row in bound and along in bound | node.axes
+        for node in kernel.reductions
+        for bound in [{a for n in postorder((node,)) if isinstance(n, Reduce) for a in n.over}]
+    )
 
 
 def _parts_of(axis: Axis, place: Axis, starts: Sequence[int]) -> Sequence[Substitution]:

@@ -200,3 +200,28 @@ def test_pairs_are_stored_side_by_side_on_a_gpu(normed: bool, whole: bool) -> No
     assert [s.buffer.name for s in found.stores] == (["r", "y", "y"] if normed else ["y", "y"])
     for name, numbers in run(kernel).items():
         np.testing.assert_allclose(run(found)[name], numbers, rtol=1e-4)
+
+
+@pytest.mark.parametrize("also", ["columns", "both", "inner"])
+def test_sums_that_read_or_run_along_the_pairs_keep_their_axis(also: str) -> None:
+    """y[2*j] and y[2*j + 1] beside t[j] = sum(k: x[k, j]), whose row k has twice the pairs."""
+    x, z, t, y = buffer("x", 64, 32), buffer("z", 64, 64), buffer("t", 32), buffer("y", 32, 2)
+    (j, p), (c, k, m) = axes("j p", 32, 2), axes("c k m", 32, 64, 64)
+    sums: dict[str, Expr] = {
+        "columns": Reduce(SUM, (k,), load(x, k, c)),
+        "both": Op("mul", (load(x, c, c), Reduce(SUM, (k, m), load(z, k, m)))),
+        "inner": Reduce(SUM, (k,), Op("mul", (load(x, k, c), Reduce(SUM, (m,), load(z, k, m))))),
+    }
+    first = IndexValue(index(p))
+    of_pair = Select(
+        Op("lt", (first, IndexValue(index(1)))),
+        Op("sin", (load(t, j),)),
+        Op("cos", (load(t, j),)),
+    )
+    (d,) = axes("d", 32)
+    total = Reduce(SUM, (d,), load(t, d))
+    lines = (Def(t, (c,), sums[also]), Def(y, (j, p), Op("div", (of_pair, total))))
+    kernel = coalesce(kernel_of(graph((x, z), lines, y)))
+    found = unroll_parts(kernel, GPU)
+    for name, numbers in run(kernel).items():
+        np.testing.assert_allclose(run(found)[name], numbers, rtol=1e-4)
