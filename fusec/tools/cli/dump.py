@@ -118,7 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
     early = arguments.changed or whole or arguments.stage in BEFORE_CAPTURE
     staged = stage_model(arguments, texts=early)
     if not staged:
-        raise UsageError("nothing is compiled, so there is nothing to dump. `fusec explain` says why.")
+        raise UsageError(
+            "nothing is compiled, so there is nothing to dump. `fusec explain` says why."
+        )
     if arguments.directory is not None:
         _write(staged, arguments)
         return 0
