@@ -296,7 +296,7 @@ static __attribute__((noinline, unused)) void fusec_rows_pairs(
 // ---- tiles (AMX) --------------------------------------------------------------------------------
 // 16 rows of words of a, by words of 16 columns: pairs of bf16 into f32, or four of int8 into i32.
 
-template <class T> constexpr long long fusec_most = FUSEC_TILE_BYTES / sizeof(T);  // terms at a time
+template <class T> constexpr long long fusec_at_once = FUSEC_TILE_BYTES / sizeof(T);  // terms
 template <class T> constexpr long long fusec_whole = 64 / sizeof(T);   // terms of a tile
 #if FUSEC_W == 16 && defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -397,7 +397,7 @@ template <class T>
 static __attribute__((noinline, unused)) void fusec_part_tiles(
     m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
     long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
-  alignas(64) T copy[FUSEC_ROWS * fusec_most<T>];
+  alignas(64) T copy[FUSEC_ROWS * fusec_at_once<T>];
   alignas(64) m_f32 words[8 * FUSEC_TILE_BYTES / 4 * FUSEC_W];
   long long all = (terms + fusec_whole<T> - 1) / fusec_whole<T> * fusec_whole<T>;
   long long from = ak != 1 || terms != all ? 0 : rows / 16 * 16;  // rows before it are not copied
@@ -422,11 +422,11 @@ static __attribute__((noinline, unused)) void fusec_multiply_tiles(
     m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
     long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
   asm volatile("ldtilecfg %0" : : "m"(fusec_tiles));
-  for (long long k = 0; k == 0 || k < terms; k += fusec_most<T>, adds = true)
+  for (long long k = 0; k == 0 || k < terms; k += fusec_at_once<T>, adds = true)
     for (long long i = 0; i < rows; i += FUSEC_ROWS)
       fusec_part_tiles(c + i * cr, cr, cp, a + i * ar + k * ak, ar, ak, b + k * bk, bk, bc,
                        fusec_least(FUSEC_ROWS, rows - i), columns,
-                       fusec_least(fusec_most<T>, terms - k), adds);
+                       fusec_least(fusec_at_once<T>, terms - k), adds);
   asm volatile("tilerelease");
 }
 #else
