@@ -157,14 +157,14 @@ static int take_names(fusec_text *text, argument *argument) {
 static int take_size_names(fusec_model *model, fusec_text *text) {
   for (size_t k = 0; k < model->symbols.count; ++k) {
     fusec_symbol *row = &model->symbols.rows[k];
-    fusec_text line, name;
+    fusec_text lines, earlier, name;
     if (!fusec_skip(text, "size ")) return 0;
     row->name = text->at;
     if (!fusec_until(text, '\n', &name) || !name.left) return 0;
     size_t at = 0;
     for (; at < model->size_count; ++at) {
-      line = (fusec_text){model->sizes[at].name, (size_t)(text->at - model->sizes[at].name)};
-      if (fusec_until(&line, '\n', &line) && fusec_same(line, name)) break;
+      lines = (fusec_text){model->sizes[at].name, (size_t)(text->at - model->sizes[at].name)};
+      if (fusec_until(&lines, '\n', &earlier) && fusec_same(earlier, name)) break;
     }
     fusec_size *size = &model->sizes[at];
     if (at == model->size_count) {
@@ -337,6 +337,9 @@ static const fusec_choice *find_choice(const fusec_choice *choices, size_t count
 /* Check that each size is chosen once, and nothing else. */
 static int check_choices(const fusec_model *model, const fusec_choice *choices, size_t count,
                          fusec_error *error) {
+  for (size_t k = 0; k < count; ++k)
+    if (choices[k].name && find_choice(choices, k, choices[k].name))
+      return fusec_fail(error, FUSEC_BAD_SIZE, "the size %s is given twice", choices[k].name);
   for (size_t k = 0; k < model->size_count; ++k) {
     const fusec_choice *found = find_choice(choices, count, model->sizes[k].name);
     if (!found)

@@ -7,7 +7,7 @@
 
 /* -- text.c: reading, with every access inside what is left ------------------------------------- */
 
-/* Bytes that are still to be read. */
+/* Bytes that are still to be read. What is cut from a text goes into another one. */
 typedef struct {
   const char *at;
   size_t left;

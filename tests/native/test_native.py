@@ -457,7 +457,7 @@ BAD_SIZES = {
     "B=-4 T=4": "B is -4",
     "T=4": "the size B is missing",
     "B=2 T=4 C=8": "2 sizes are to be chosen, not 3",
-    "B=2 T=4 B=2": "2 sizes are to be chosen, not 3",
+    "B=2 T=4 B=3": "the size B is given twice",
     f"B={2**62} T=4": "tensors of these sizes are too large",
     f"B={2**53} T=4": "a run of these sizes needs too much memory",
 }
@@ -467,6 +467,28 @@ BAD_SIZES = {
 def test_sizes_that_it_was_not_built_for_are_errors(program: Path, sized: Path, sizes: str) -> None:
     said, _ = run(program, sized, SIZES=sizes)
     assert said.endswith(f"error 10: {BAD_SIZES[sizes]}\n")
+
+
+def test_inputs_that_share_a_size_s_name_share_its_value(program: Path, tmp_path: Path) -> None:
+    places = values(12, 4, seed=5)
+
+    def scores(x: torch.Tensor, y: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return (x + places[: x.shape[1]]) @ y[:, 1:].transpose(1, 2)
+
+    def given(steps: int) -> tuple[torch.Tensor, ...]:
+        return values(2, steps, 4, seed=3), values(2, steps, 4, seed=4), places
+
+    x, y, _ = given(10)
+    torch._dynamo.reset()
+    call = Call((x, y, places), sizes=((x, (None, "T", None)), (y, (None, "T", None))))
+    path = tmp_path / "net.fusec"
+    path.write_bytes(build(scores, call, NATIVE))
+    expected = scores(*given(5))
+    said, (made,) = run(program, path, *given(5), like=(expected,), weights="-", SIZES="T=5")
+    assert said.startswith("size T: 2 to 12\ninput x: f32[2, 5, 4]\ninput y: f32[2, 5, 4]\n")
+    torch.testing.assert_close(made, expected)
+    said, _ = run(program, path, weights="-", SIZES="T=5 T=7")
+    assert said.endswith("error 10: the size T is given twice\n")
 
 
 def test_a_call_of_other_bytes_than_were_chosen_is_refused(program: Path, sized: Path) -> None:
