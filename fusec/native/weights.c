@@ -87,20 +87,26 @@ static int take_row(fusec_text *text, row *row) {
   return skip(text, "}");
 }
 
+/* Return fusec's name of a type, by that of safetensors; an empty one for what has none. */
+static fusec_text own_name(fusec_text stored) {
+  static const char *const names[][2] = {
+      {"BOOL", "bool"}, {"U8", "u8"}, {"I8", "i8"}, {"I16", "i16"}, {"I32", "i32"}, {"I64", "i64"},
+      {"F16", "f16"}, {"BF16", "bf16"}, {"F32", "f32"}, {"F64", "f64"},
+      {"F8_E4M3", "f8e4m3fn"}, {"F8_E4M3FNUZ", "f8e4m3fnuz"}, {"F8_E5M2", "f8e5m2"},
+      {"F8_E5M2FNUZ", "f8e5m2fnuz"}, {"F8_E8M0", "f8e8m0fnu"}};
+  for (size_t k = 0; k < sizeof names / sizeof *names; ++k)
+    if (fusec_equal(stored, names[k][0])) return (fusec_text){names[k][1], strlen(names[k][1])};
+  return (fusec_text){"", 0};
+}
+
 /* Whether a row's type is the one that is wanted, and its bytes per element. */
 static int has_type(const row *row, const fusec_tensor *wanted, size_t *element) {
   uint64_t sizes[MOST_AXES];
   fusec_text shape = row->shape;
-  char name[8] = "";
-  if (row->dtype.left >= sizeof name || take_numbers(&shape, sizes, MOST_AXES) != (int)wanted->rank)
-    return 0;
-  for (size_t k = 0; k < row->dtype.left; ++k) {
-    char letter = row->dtype.at[k];
-    name[k] = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
-  }
+  if (take_numbers(&shape, sizes, MOST_AXES) != (int)wanted->rank) return 0;
   for (size_t k = 0; k < wanted->rank; ++k)
     if (sizes[k] != (uint64_t)wanted->sizes[k]) return 0;
-  return fusec_dtype((fusec_text){name, strlen(name)}, element) == wanted->dtype;
+  return fusec_dtype(own_name(row->dtype), element) == wanted->dtype;
 }
 
 static int fail(const fusec_weight *weight, const char *problem, fusec_error *error) {

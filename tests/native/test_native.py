@@ -28,6 +28,7 @@ from fusec.archive.model import KEY
 from fusec.errors import UsageError
 from fusec.export import Call, build, weights_of
 from fusec.export.native_code import print_formula
+from fusec.ir.dtype import DTYPES, F4X2
 from fusec.options import Options
 from fusec.processors import PROCESSORS
 from fusec.runtime.cache.entry import decode, encode
@@ -810,6 +811,27 @@ def test_every_type_goes_in_and_out(program: Path, tmp_path: Path, name: str) ->
     expected = fusec.load(path)(*given)
     _, (made,) = run(program, path, *given, like=(expected,), weights="-")
     assert torch.equal(made, expected)
+
+
+class Stored(nn.Module):
+    """A weight of each type that C has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        powers = values(5, 7).sign().exp2()  # which floats without a sign, or a mantissa, hold
+        for dtype in DTYPES.values():
+            if not dtype.is_opaque and dtype is not F4X2:
+                self.register_buffer(f"w_{dtype}", powers.to(getattr(torch, dtype.torch_name)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x * weight.float() for weight in self.buffers()])
+
+
+def test_weights_of_every_type_are_read(program: Path, tmp_path: Path) -> None:
+    model, x = Stored(), values(5, 7, seed=2)
+    path = archive(tmp_path, model, x)
+    _, (made,) = run(program, path, x, like=(model(x),))
+    assert torch.equal(made, model(x))
 
 
 def test_a_division_by_zero_is_an_error(program: Path, tmp_path: Path) -> None:
