@@ -50,6 +50,10 @@ class CachedTuning:
     computed_rows: int = 128
     """Rows of such a tile where an operand is computed: 128 rows of int8 take 24.2 ms for 25.2 in
     halves, of int4 29.1 for 31.8 (4096 x 4096, bf16; AVX-512, 2026-11-29)."""
+    converted_sides: Sides = ((128, 32), (64, 32), (32, 32))
+    """The same for a CPU's tiles (AMX): what is converted stays in the first cache until it is
+    packed (4096 x 4096, 128 rows: int4 takes 1.14 of the time of bf16, with 128 columns 1.41, int8
+    1.01 for 1.09; medians in turn, beside other work; Xeon, 2026-11-30)."""
     computed_tiles: int = 4
     """Least number of these tiles for each thread."""
     streamed_rows: int = 192

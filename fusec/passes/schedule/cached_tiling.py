@@ -52,6 +52,8 @@ def _shapes(
         return [((rows, use.panel), tuning.terms)]
     short = use.outer and use.looped and 2 * use.looped.extent.hint() <= tuning.terms
     sides = tuning.short_sides if short else tuning.sides
+    if packs and work.computed:
+        return [(s, tuning.terms) for s in tuning.converted_sides]
     if work.computed or (packs and work.itemsize < F32.itemsize):
         tall = ((tuning.computed_rows, columns) for _, columns in sides)
         sides = *(s for s in tall if _programs(use, s) >= least), *sides
