@@ -11,7 +11,8 @@ becomes::
 The operation is found in the exception's frames, which hold the node that was traced. If they hold
 none, as when a gradient fails, it is the last one of the shortest prefix of the graph that fails.
 Parts may only pass values to each other: a graph with ``unsqueeze_``, or a ``vmap`` that Dynamo has
-inlined, is not cut.
+inlined, is not cut. Nor is one whose gradient eager refuses, because it changes what autograd has
+saved: a part may return a copy of that, as a row of a loop's states, and no backward would raise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import fx
 
 from fusec.errors import FusecError, Unsupported, stage_of
 from fusec.frontend.aliasing.overlap import called_name, writes_to_shared_memory
+from fusec.frontend.aliasing.saved_changes import REFUSED
 from fusec.frontend.origin import op_name
 from fusec.torch_interior import (
     EXAMPLE,
@@ -88,6 +90,7 @@ class SplittingCompiler:
         Args:
             whole: compiles the graph in place of ``compile_part``.
         Raises:
+            Unsupported: if eager refuses the gradient.
             Exception: the trace's, if the graph may not be cut or no part can be compiled.
         """
         shared = writes_to_shared_memory(gm)
@@ -104,6 +107,8 @@ class SplittingCompiler:
             except Exception as raised:
                 if stage_of(raised):  # a defect of fusec's own, which no cut hides
                     raise
+                if REFUSED in str(raised):
+                    raise Unsupported("its backward raises, as it does in eager") from raised
                 error = raised
         if len(self.kept) == MOST or is_shipping() or not all(map(_makes_values, _calls(gm))):
             raise error

@@ -321,3 +321,22 @@ def test_a_defect_of_fusec_is_no_reason_to_cut():
     compiled = torch.compile(lambda x: x.sin() + 1, backend=observed(before("draws", broken)))
     with pytest.raises(Exception, match="a stage that fails"):
         compiled(values(4))
+
+
+def test_a_graph_whose_gradient_eager_refuses_runs_uncut():
+    def fn(a, b):
+        h, states = a[0], []
+        for t in range(9):
+            h = (a[t] * h + b[t]).sin()
+            states.append(h)
+        made = torch.stack(states)
+        states[5].add_(1)
+        return made, states[5]
+
+    torch._dynamo.reset()
+    a, b = values(9, 4).requires_grad_(), values(9, 4, seed=1).requires_grad_()
+    with nothing_falls_back():
+        made, state = torch.compile(fn, backend="fusec")(a, b)
+    assert kept() == []
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (made.sum() + state.sum()).backward()

@@ -18,7 +18,9 @@ they have in common (``rolled_columns.py``). It is computed where values are col
 may be written, and no mode may change, between the first iteration and there. What reads a state
 behind the loop reads a row of all states.
 
-Loops stay unrolled whose values follow from no state, and those whose iterations differ.
+Loops stay unrolled whose values follow from no state, and those whose iterations differ. So do
+those with a gradient where memory of what they read or compute is written behind them: eager
+refuses the gradient if it saved that memory, of which rolled forms and rows are copies.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import contextlib
 import heapq
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +37,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of
+from fusec.frontend.aliasing.overlap import called_name, memory_of, tensor_of, written_by
 from fusec.frontend.fx_passes.columns import (
     Column,
     Slices,
@@ -195,6 +197,16 @@ def _filled(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
+def _written(call: fx.Node) -> list[Any]:
+    """Return what a call with an effect writes: all that it reads, unless its name says what."""
+    named = [item for item in pytree.tree_leaves(written_by(call)) if item is not None]
+    return named or call.all_input_nodes
+
+
+def _memories(nodes: Iterable[Any]) -> set[int]:
+    return {memory_of(value) for value in map(tensor_of, nodes) if value is not None}
+
+
 # -- loops -----------------------------------------------------------------------------------------
 
 
@@ -204,7 +216,7 @@ class _Loops:
     Rolled forms are written beside the loops, then what nothing reads any more is erased.
 
     Attributes:
-        effects: the places of calls over which nothing may be moved.
+        effects: the places of calls over which nothing may be moved -> the memory that they write.
         owners: memory -> the node that made it; others with this memory are its views.
         rolled: results -> what is read in their place, or the call that writes them.
     """
@@ -214,7 +226,8 @@ class _Loops:
         self.columns = RolledColumns(part.graph, mode, least, scans)
         self.order = dict(self.columns.order)
         own = {call for calls in _filled(part.graph).values() for call in calls}
-        self.effects = [place for n, place in self.order.items() if writes(n) and n not in own]
+        effects = {n: place for n, place in self.order.items() if writes(n) and n not in own}
+        self.effects = {place: _memories(_written(n)) for n, place in effects.items()}
         self.owners: dict[int, fx.Node] = {}
         for node in part.graph.nodes:
             if (value := tensor_of(node)) is not None:
@@ -272,11 +285,20 @@ class _Loops:
             return columns.insert(operator.setitem, places.source, places.index, made)
 
     def _changes(self, results: _Collected) -> bool:
-        """Return True if something changes between the first iteration and the results."""
+        """Return True if something changes between the first iteration and the results.
+
+        Or behind these, if a gradient may need it.
+        """
         used, order = self.columns.used, self.columns.order
         of_loop = closure(results.column, lambda n: [x for x in n.all_input_nodes if x in used])
         first, end = min(order[node] for node in of_loop), order[results.node]
-        return any(first < place < end for place in self.effects)
+        if any(first < place < end for place in self.effects):
+            return True
+        if not any(x is not None and x.requires_grad for x in map(tensor_of, of_loop)):
+            return False
+        saved = _memories(x for node in of_loop for x in (node, *node.all_input_nodes))
+        behind = (memory for place, memory in self.effects.items() if place > end)
+        return not saved.isdisjoint(itertools.chain.from_iterable(behind))
 
     def _laid_out(self, node: fx.Node, like: fx.Node) -> fx.Node:
         """Return a tensor in memory of its own, with the strides of another one.

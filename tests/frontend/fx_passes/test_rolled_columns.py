@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled
-from tests.support import check, values
+from tests.frontend.fx_passes.test_rolled_loops import calls, fusec_alone, is_rolled, rolled
+from tests.support import BACKEND, check, values
 
 A, B, C = (values(2, 9, 3, 4, seed=k) for k in range(3))
 W = values(4, 4, seed=5)
@@ -360,6 +360,114 @@ def operator_set(x: Tensor, t: int) -> None:
 def test_a_loop_stays(name: str) -> None:
     found = calls(STAYS[name], A, B, C, W, train=not name.startswith("writes "))
     assert not is_rolled(found) and "scan" not in found
+
+
+# -- what is written behind a loop -----------------------------------------------------------------
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Write = Callable[[list[Tensor], Tensor, Tensor, Tensor], Any]
+
+
+def written(step: Step, write: Write) -> Body:
+    """Return a loop behind which memory of a value, or of what steps read, is written."""
+
+    def loop(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
+        a, b, w = a * 1, b * 1, w * 1
+        h, ys = a[:, 0], []
+        for t in range(9):
+            h, y = step(h, a[:, t], b[:, t], w)
+            ys.append(y)
+        made = torch.stack(ys, 1)
+        write([*ys, h], a, b, w)
+        return made, ys[5], h, a, b, w
+
+    return loop
+
+
+def last_written(step: Step, write: Write) -> Body:
+    """Return such a loop of which the last state alone is read."""
+
+    def loop(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
+        a, b, w = a * 1, b * 1, w * 1
+        h = a[:, 0]
+        for t in range(9):
+            h, _ = step(h, a[:, t], b[:, t], w)
+        made = h.sum()
+        write([h] * 9, a, b, w)
+        return made, h, a, b, w
+
+    return loop
+
+
+def without_gradients(x: Tensor) -> None:
+    with torch.no_grad():
+        x.mul_(2)
+
+
+STEPS: dict[str, Step] = {
+    "a recurrence": lambda h, a, b, w: (h := a * h + b, h),
+    "a scan": lambda h, a, b, w: (h := torch.tanh(a * (h @ w) + b), h),
+    "a body": lambda h, a, b, w: (h := a * h + b, h.sigmoid()),
+}
+WRITES: dict[str, Write] = {
+    "a value": lambda states, a, b, w: states[5].add_(1),
+    "a view of a value": lambda states, a, b, w: states[5].mT.mul_(2),
+    "the last state": lambda states, a, b, w: F.relu(states[-1], inplace=True),
+    "an item": lambda states, a, b, w: operator_set(states[5], 1),
+    "without gradients": lambda states, a, b, w: without_gradients(states[5]),
+    "a list": lambda states, a, b, w: torch._foreach_mul_([states[5]], 2.0),
+    "a factor": lambda states, a, b, w: a[:, 3].add_(1),
+    "weights": lambda states, a, b, w: w.add_(1),
+}
+
+
+def gradients(run: Callable[..., Any]) -> list[Tensor | None]:
+    """Return the gradients of a function's arguments; nothing where they are refused."""
+    torch._dynamo.reset()
+    given = [x.clone().requires_grad_() for x in (A, B, C, W)]
+    try:
+        sum(x.square().sum() for x in run(*given)).backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return []
+    return [x.grad for x in given]
+
+
+@pytest.mark.parametrize("loop", [written, last_written])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_gradient_that_eager_refuses_stays_refused(
+    write: str, step: str, loop: Callable[[Step, Write], Body]
+) -> None:
+    fn = loop(STEPS[step], WRITES[write])
+    made, expected = gradients(rolled(fn, [])), gradients(fn)
+    torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_loop_without_gradients_reads_no_later_write(write: str, step: str) -> None:
+    found = calls(written(STEPS[step], WRITES[write]), A, B, C, W, train=False)
+    assert is_rolled(found) or "scan" in found
+
+
+def test_a_gradient_is_refused_by_a_compiled_loop_as_by_eager() -> None:
+    fn = written(STEPS["a recurrence"], WRITES["a value"])
+    assert gradients(fn) == gradients(torch.compile(fn, backend=BACKEND)) == []
+
+
+def test_a_loop_behind_which_other_memory_is_written_is_rolled_up() -> None:
+    def kept(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Any:
+        h, states, last = a[:, 0], [], torch.zeros(2, 3, 4)
+        for t in range(9):
+            h = a[:, t] * h + b[:, t]
+            states.append(h)
+        made = torch.stack(states, 1)
+        last.copy_(h.detach())
+        made[:, 2].add_(1)
+        return made, last
+
+    assert is_rolled(calls(kept, A, B, C, W))
 
 
 def test_a_scalar_of_a_wider_type_is_not_rounded_to_the_tensors() -> None:

@@ -85,14 +85,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def calls(
-    fn: Callable[..., Any],
-    *inputs: Tensor,
-    train: bool = True,
-    symbolic_axis: int | None = None,
-) -> list[str]:
-    """Return the calls of a function's graph behind the pass; check its results and gradients."""
-    found: list[str] = []
+def rolled(fn: Callable[..., Any], found: list[str]) -> Callable[..., Any]:
+    """Return a function that runs as the pass leaves it, and notes the calls of its graph."""
 
     def note(gm: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
         roll_loops(gm, 8)
@@ -101,6 +95,17 @@ def calls(
         found.extend(getattr(node.target, "__name__", str(node.target)) for node in nodes)
         return gm.forward
 
+    return torch.compile(fn, backend=note, fullgraph=True)
+
+
+def calls(
+    fn: Callable[..., Any],
+    *inputs: Tensor,
+    train: bool = True,
+    symbolic_axis: int | None = None,
+) -> list[str]:
+    """Return the calls of a function's graph behind the pass; check its results and gradients."""
+    found: list[str] = []
     torch._dynamo.reset()
     given, own = (
         [x.clone().requires_grad_(train and x.is_floating_point()) for x in inputs]
@@ -111,7 +116,7 @@ def calls(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        made = torch.compile(fn, backend=note, fullgraph=True)(*given)
+        made = rolled(fn, found)(*given)
         torch.manual_seed(0)
         expected = fn(*own)
     made, expected = ([x] if isinstance(x, Tensor) else list(x) for x in (made, expected))
