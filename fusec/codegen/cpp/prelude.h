@@ -679,7 +679,7 @@ template <class R, class raw>
 FUSEC_RARE void fusec_ldt_some(raw *t, const raw *p, long long s, long long n, vm m) {
 #if FUSEC_AVX512
   R r[FUSEC_W];
-  unsigned k = (1u << n) - 1, set = FUSEC_MASK_BITS(m.v);
+  unsigned k = n > 0 ? (1u << n) - 1 : 0, set = FUSEC_MASK_BITS(m.v);
 #pragma GCC unroll 16
   for (int l = 0; l < FUSEC_W; l++) r[l] = fusec_ldk(p + l * s, set >> l & 1 ? k : 0);
   fusec_turn(t, r);

@@ -321,11 +321,10 @@ alignas(64) static const fusec_tile_shapes fusec_tiles = {
     else                                                              \
       asm volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c);        \
   } while (0)
-// True if Linux grants this process the use of tiles (ARCH_REQ_XCOMP_PERM of XTILEDATA, once).
-static bool fusec_has_tiles() {
-  static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-  return may;
-}
+// True if Linux grants this process the use of tiles (ARCH_REQ_XCOMP_PERM of XTILEDATA): asked as the
+// library is loaded, by one thread.
+static const bool fusec_may_tile = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+FUSEC_INLINE bool fusec_has_tiles() { return fusec_may_tile; }
 // Multiplies 16 * R rows by V * W columns; a row's terms are a multiple of 64 bytes.
 template <class T, int R, int V>
 static void fusec_block_tiles(

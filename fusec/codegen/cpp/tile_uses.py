@@ -37,12 +37,14 @@ class TileUses:
         written: buffers that the program stores to.
         code: how the program is printed.
         width: elements of a vector; a product stops at the last one with a column that exists.
+        ends: lane axis -> upper bounds of the lanes that exist, as of the program.
     """
 
     lanes: frozenset[Axis]
     written: frozenset[object]
     code: CodeTuning
     width: int
+    ends: Mapping[Axis, tuple[Index, ...]]
     values: dict[Expr, Expr] = field(default_factory=dict)
     defined: dict[Var, Place] = field(default_factory=dict)
     readers: dict[Expr, list[tuple[Statement, Place]]] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class TileUses:
     def of(program: Program, width: int) -> TileUses:
         """Collect the definitions and uses of a program's values."""
         written = frozenset(b.base for b in program.writes)
-        uses = TileUses(frozenset(program.lanes), written, program.code, width)
+        lanes, ends = frozenset(program.lanes), dict(program.counts)
+        uses = TileUses(lanes, written, program.code, width, ends)
         for place, statement in placed(program.body):
             uses.at[place] = statement
             if isinstance(statement, Let | Carry):
@@ -153,7 +156,10 @@ class TileUses:
         if counts is None or any(s is None or s.axes & self.lanes for s in steps):
             return None
         others = {axis: count for axis, count in counts.items() if axis is not columns}
-        ragged = columns in counts and mod(counts[columns], index(self.width)) is not index(0)
+        # A product stops where the axis ends: a load's own mask may let fewer columns through.
+        count = counts.get(columns)
+        whole = count in self.ends.get(columns, ()) and mod(count, index(self.width)) is index(0)
+        ragged = count is not None and not whole
         if right and ragged and not self._is_inside(var, load, others):
             return None
         if right and load.dtype is F32 and steps[1] is not index(1):

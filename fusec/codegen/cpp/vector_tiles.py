@@ -47,7 +47,7 @@ from fusec.ir.expr import (
     index_exprs,
     substitute,
 )
-from fusec.ir.index import Axis, Index, index, is_nonnegative
+from fusec.ir.index import Axis, Index, floordiv, index, is_nonnegative
 from fusec.ir.names import Names
 from fusec.ir.program import (
     Carry,
@@ -320,7 +320,8 @@ class _Rewrite:
         if row in counts:
             self.fill(array)
         block = Axis(f"{row.name}b", index(row.extent.const // width))
-        self.writer.stops[block] = self.bounds.groups(row, width)
+        ends = (*self.bounds.groups(row, width), *self._blocks(counts.get(row)))
+        self.writer.stops[block] = tuple(dict.fromkeys(ends))
         panel, columns = self.writer.loop(column, vectors=True)
         each = Axis(f"{row.name}r", index(width))
         at = {row: index(block) * width + index(each), **columns.at}
@@ -346,6 +347,10 @@ class _Rewrite:
         declared = Scratch(temporary, index(width * width))
         over = self.writer.loop_over
         self.out.append(over(panel, *guard.body, over(block, declared, copy, store)))
+
+    def _blocks(self, count: Index | None) -> tuple[Index, ...]:
+        """Return how many vectors have some of so many elements, if a mask says so."""
+        return () if count is None else (floordiv(count + (self.width - 1), index(self.width)),)
 
     def mask(self, position: Index, count: Index, scope: LaneScope) -> Var:
         """Define and return the vector mask ``position < count``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -86,3 +88,39 @@ def test_rows_and_whole_vectors_at_an_edge_are_stored_without_a_mask() -> None:
     assert "stm_f32(" not in rows.source.split('extern "C"')[-1]
     (columns,) = fusec.kernels(product, torch.randn(96, 64), torch.randn(64, 208), race="fused")
     assert "f_multiply<APART>(" in columns.source.split('extern "C"')[-1]
+
+
+AT_THE_END = """
+import ctypes, mmap, torch, torch.nn.functional as F
+
+def at_end(*shape):  # of a page, behind which nothing may be read
+    values, size = torch.randn(*shape), 4 * torch.Size(shape).numel()
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + 64 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    length = ctypes.c_size_t(64 * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + pages), length, 0) == 0
+    last = torch.frombuffer(memory, dtype=torch.float32, count=size // 4, offset=pages - size)
+    return last.view(shape).copy_(values)
+
+def attention(q, k, v):
+    return (q @ k.mT).softmax(-1) @ F.pad(v, (0, {pad}))
+
+def turned(x, w, b):
+    return (x @ w) * 2 + F.pad(b, (0, {pad})).t()
+
+inputs = {{
+    "attention": (torch.randn(2, 61, 32), torch.randn(2, 48, 32), at_end(2, 48, 16)),
+    "turned": (torch.randn(48 + {pad}, 64), torch.randn(64, 64), at_end(64, 48)),
+}}
+options = {{"race": "fused", "strict": True, "cache": False}}
+made = torch.compile({name}, backend="fusec", options=options)(*inputs["{name}"])
+torch.testing.assert_close(made, {name}(*inputs["{name}"]), atol=1e-4, rtol=1e-4)
+"""
+
+
+@pytest.mark.parametrize(("name", "pad"), [("attention", 16), ("attention", 112), ("turned", 80)])
+def test_nothing_is_read_behind_a_tensor_that_a_product_takes_padded(name: str, pad: int) -> None:
+    code = AT_THE_END.format(name=name, pad=pad)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
