@@ -5,8 +5,9 @@ and its loading, and the directory may be mounted noexec. So the verified bytes 
 anonymous file in memory, sealed, and opened as /proc/self/fd/N. Where such files are missing (not
 Linux) or forbidden, a private directory of this process, mode 0700, takes their place.
 
-The descriptor has to stay open for the life of the process: glibc recognises a loaded library by
-its path, so that a second library under a reused N would silently be the first.
+glibc recognises a loaded library by its path: a second library under a reused N would silently be
+the first. So the descriptor stays open for the life of the process, and no number is given out
+twice: whoever makes a daemon closes all descriptors that it knows nothing of.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import tempfile
 import threading
 from pathlib import Path
 
-_files: dict[str, Path] = {}
+_files: dict[str, tuple[Path, tuple[int, int] | None]] = {}
+"""Digest -> the path, and which file it has to be."""
 _files_lock = threading.Lock()
+_least = 0
+"""The descriptor from which on none was given out; a forked child goes on from there."""
 
 
 def as_file(content: bytes) -> Path:
@@ -34,10 +38,32 @@ def as_file(content: bytes) -> Path:
     """
     digest = hashlib.sha256(content).hexdigest()
     with _files_lock:
-        path = _files.get(digest)
-        if path is None:
-            path = _files[digest] = _in_memory(content) or _in_private_directory(digest, content)
+        known = _files.get(digest)
+        if known is not None and _identity(known[0]) == known[1]:
+            return known[0]
+        path = _in_memory(content) or _in_private_directory(digest, content)
+        _files[digest] = path, _identity(path)
         return path
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return which file a path leads to; None if it leads nowhere."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _own_number(descriptor: int) -> int:
+    """Return the descriptor under a number that this process has not given out before."""
+    global _least
+    if descriptor < _least:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _least)
+        os.close(descriptor)
+        descriptor = moved
+    _least = descriptor + 1
+    return descriptor
 
 
 def _in_memory(content: bytes) -> Path | None:
@@ -45,7 +71,7 @@ def _in_memory(content: bytes) -> Path | None:
     if not hasattr(os, "memfd_create"):
         return None
     try:
-        descriptor = os.memfd_create("fusec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = _own_number(os.memfd_create("fusec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError:  # out of descriptors, or vm.memfd_noexec=2
         return None
     path = Path(f"/proc/self/fd/{descriptor}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from contextlib import nullcontext
@@ -54,3 +55,15 @@ def test_libraries_load_from_their_files_each_its_own(
         assert ctypes.CDLL(str(path)).answer() == int(answer)
         if not memory:
             assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_path_is_given_out_twice_where_others_close_descriptors() -> None:
+    """A loader takes a path that it knows for what it has loaded from there."""
+    path = as_file(b"before a daemon closes all descriptors")
+    if not path.is_relative_to("/proc"):
+        pytest.skip("no files in memory")
+    os.close(int(path.name))
+    again = as_file(b"before a daemon closes all descriptors")
+    assert again != path and again.read_bytes() == b"before a daemon closes all descriptors"
+    os.close(int(again.name))
+    assert as_file(b"behind that") not in (path, again)
