@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,6 +92,7 @@ class Start:
         parts: the compiled graphs: "forward" and "backward", or "inference".
         said: returns the convention, given the backward's graph.
         now: what runs where there is a backward: AOTAutograd's wrapper until that is compiled.
+        lock: of ``parts``: threads that are first at a backward may each compile it.
     """
 
     gm: fx.GraphModule
@@ -99,6 +101,7 @@ class Start:
     parts: dict[str, CachedGraph] = field(default_factory=dict)
     said: Callable[[fx.GraphModule | None], Convention | None] | None = None
     now: Callable[..., Any] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
     def of(gm: fx.GraphModule, inputs: Sequence[Any], context: CompileContext) -> Start | None:
@@ -149,17 +152,28 @@ class Start:
         def note(gm: fx.GraphModule, inputs: Sequence[Any], *, name: str) -> Any:
             trace = Trace(name, phase=compile_phase)
             call = compile_one(gm, inputs, name=name, trace=trace)
-            self.parts[name] = CachedGraph(gm, call, trace)
+            part = CachedGraph(gm, call, trace)
             if name == "backward" and self.said is not None:
-                convention = self.said(gm)
-                self._store(convention)
-                if convention is not None and self.now is not None:
-                    made = convention.around(*self._calls())
-                    self.now = called_with_memory_only(made, self.gm.forward)
-                self.parts.clear()  # the backward's caller keeps this function, and so the graphs
+                self._keep_with(part)
+            else:
+                self.parts[name] = part
             return call
 
         return note
+
+    def _keep_with(self, backward: CachedGraph) -> None:
+        """Store the graphs with a backward that was compiled as it was called, the first one."""
+        assert self.said is not None
+        with self.lock:  # the backward's caller keeps `noting`'s function, and so these graphs
+            forward = self.parts.pop("forward", None)
+        if forward is None:
+            return
+        parts = {"forward": forward, "backward": backward}
+        convention = self.said(backward.gm)
+        self._store(convention, parts)
+        if convention is not None and self.now is not None:
+            made = convention.around(*_calls(parts))
+            self.now = called_with_memory_only(made, self.gm.forward)
 
     def keep(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Store the compiled graphs; return the callable for Dynamo, if need be ``compiled``."""
@@ -175,21 +189,17 @@ class Start:
         convention = self.said(None)
         if convention is None:
             return compiled
-        self._store(convention)
+        self._store(convention, self.parts)
         if observers_of(self.options):
             return compiled
-        return self._callable(convention.around(*self._calls()))
+        return self._callable(convention.around(*_calls(self.parts)))
 
-    def _calls(self) -> list[BoxedCall]:
-        """Return the compiled graphs, without their checks for fake tensors."""
-        return [unchecked(part.call) for part in self.parts.values()]
-
-    def _store(self, convention: Convention | None) -> None:
-        rows = {name: part.row() for name, part in self.parts.items()}
+    def _store(self, convention: Convention | None, parts: Mapping[str, CachedGraph]) -> None:
+        rows = {name: part.row() for name, part in parts.items()}
         whole = all(row["outside"] is not None for row in rows.values())
         if convention is None or not whole or not (self.key and self.options.cache):
             return
-        about = json.loads(next(iter(self.parts.values())).trace.blobs[ABOUT])
+        about = json.loads(next(iter(parts.values())).trace.blobs[ABOUT])
         blobs = {
             ABOUT: json.dumps({**about, "graph": "start"}).encode(),
             "convention.json": convention.to_json(),
@@ -229,3 +239,8 @@ def _read(blobs: Mapping[str, bytes]) -> tuple[Convention, list[Stored]]:
         return convention, read_parts(json.loads(blobs["parts.json"]), convention)
     except KeyError as error:
         raise ValueError(repr(error)) from error
+
+
+def _calls(parts: Mapping[str, CachedGraph]) -> list[BoxedCall]:
+    """Return the compiled graphs, without their checks for fake tensors."""
+    return [unchecked(part.call) for part in parts.values()]
