@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,26 @@ def test_a_target_of_another_device_is_for_looking_only() -> None:
     compiled = torch.compile(torch.tanh, backend="fusec", options={"target": "sm_90"})
     with pytest.warns(UserWarning, match="'sm_90' is for looking at code .* leave it out to run"):
         assert torch.equal(compiled(torch.ones(3)), torch.tanh(torch.ones(3)))
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_compiler_that_is_killed_is_tried_again(killed: int, tmp_path: Path) -> None:
+    """It has a session of its own: what a terminal's interrupt ends is the Python program."""
+    real, compiler = cpp_kernel.find_compiler(None), tmp_path / "g++"
+    (tmp_path / "left").write_text("x" * killed)
+    compiler.write_text(f"""#!{sys.executable}
+import os, pathlib, signal, sys
+left = pathlib.Path({str(tmp_path / "left")!r})
+if any(argument.endswith(".cpp") for argument in sys.argv) and left.read_text():
+    left.write_text(left.read_text()[1:])
+    assert os.getsid(0) == os.getpid()
+    os.kill(os.getpid(), signal.SIGINT if len(left.read_text()) else signal.SIGKILL)
+os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+""")
+    compiler.chmod(0o755)
+    build = partial(cpp_kernel.build, "int f;", Options(cxx=str(compiler)))
+    if killed == 1:
+        assert build().startswith(b"\x7fELF")
+    else:
+        with pytest.raises(EnvironmentProblem, match="ended from outside"):
+            build()

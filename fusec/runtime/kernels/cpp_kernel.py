@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -183,25 +184,45 @@ def _compile(command: list[str], source: str, more: Sequence[str]) -> bytes:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run programs at the same time and return what they print.
+    """Run programs at the same time and return what they print; once more alone, if one is killed.
 
     Raises:
         BuildError: if one fails.
+        EnvironmentProblem: if one is killed twice.
+    """
+    said = []
+    for command, (status, text) in zip(commands, _together(commands), strict=True):
+        if status < 0:  # by the kernel, say, as memory was short
+            ((status, text),) = _together([command])
+        if status < 0:
+            reason = signal.strsignal(-status) or f"signal {-status}"
+            raise EnvironmentProblem(
+                f"the C++ compiler {command[0]} was ended from outside: {reason}"
+            )
+        if status:
+            raise BuildError(command, text, status)
+        said.append(text)
+    return "".join(said)
+
+
+def _together(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+    """Return the exit statuses of programs, and what they print.
+
+    They have a session of their own: a terminal's interrupt is the process's to handle.
     """
     environment = {**os.environ, "LC_ALL": "C"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     running: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
-            running.append(subprocess.Popen(command, env=environment, **pipes))
+            running.append(
+                subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+            )
         said = [process.communicate()[0] for process in running]
     finally:
         for process in running:  # none is left behind, whatever was raised
             process.kill()
-    for command, process, text in zip(commands, running, said, strict=True):
-        if process.returncode:
-            raise BuildError(command, text, process.returncode)
-    return "".join(said)
+    return [(p.returncode, text) for p, text in zip(running, said, strict=True)]
 
 
 class CppKernel:

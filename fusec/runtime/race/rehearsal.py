@@ -165,6 +165,7 @@ def _start() -> _Helper:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a terminal's interrupt is this process's, no candidate's fault
     )
     theirs.close()
     return _Helper(process, ours)
