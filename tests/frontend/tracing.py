@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,16 @@ from fusec.driver.trace import Trace
 from fusec.frontend.aot.decompositions import decompositions
 from fusec.frontend.call import GraphBuilder
 from fusec.frontend.capture import capture
-from fusec.ir.graph import CallStep, Def, Extern, Graph, NodeConstant
+from fusec.ir.graph import CallStep, Def, Extern, Graph, NodeConstant, View
 from fusec.ir.index import Size
 from fusec.ir.text import print_graph
 from fusec.options import Options
 from fusec.passes.stage import fold
+from fusec.tools.interpreter.expression import Env, eval_scalar
 from fusec.tools.interpreter.graph import run_graph
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Interpret = Callable[[Graph, Sequence[Any], Any], list[Any]]
 
 
 class Captured:
@@ -210,8 +212,10 @@ def graph_of(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Graph
     return graph
 
 
-def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
-    """Run a captured graph on torch tensors by the reference interpreter."""
+def run(
+    gm: fx.GraphModule, graph: Graph, args: Sequence[Any], interpret: Interpret = run_graph
+) -> list[Any]:
+    """Run a captured graph on torch tensors by the reference interpreter, or what stands for it."""
     nodes = {node.name: node for node in gm.graph.nodes}
     placeholders = gm.graph.find_nodes(op="placeholder")
     originals = args
@@ -237,10 +241,20 @@ def run(gm: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> list[Any]:
         None if item is None else int(arg) if isinstance(item, Size) else to_array(arg)
         for item, arg in zip(graph.inputs, args, strict=True)
     ]
-    arrays = run_graph(graph, inputs, call)
+    arrays = interpret(graph, inputs, call)
     (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
     nodes_returned = returned if isinstance(returned, tuple | list) else (returned,)
-    return [as_traced(a, n) for a, n in zip(arrays, nodes_returned, strict=True)]
+    vals = (node.meta["val"] for node in placeholders)
+    sizes = {
+        val.node.expr: arg
+        for val, arg in zip(vals, originals, strict=True)
+        if isinstance(val, torch.SymInt)
+    }
+    given = dict(zip(graph.inputs, originals, strict=True))
+    return [
+        as_view(as_traced(array, node, sizes), output, given)
+        for array, node, output in zip(arrays, nodes_returned, graph.outputs, strict=True)
+    ]
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -264,14 +278,29 @@ def from_array(value: Any, gm: fx.GraphModule, nodes: dict[str, fx.Node]) -> Any
     return value
 
 
-def as_traced(array: Any, node: Any) -> Any:
-    """Return an output with the dtype and the strides that were traced."""
+def as_traced(array: Any, node: Any, sizes: Mapping[Any, int]) -> Any:
+    """Return an output with the dtype and the strides that were traced, for the call's sizes."""
     if not isinstance(array, np.ndarray | np.generic):
         return array
     traced = node.meta["val"]
     made = torch.from_numpy(np.array(array)).to(traced.dtype)
-    strides = [s if isinstance(s, int) else int(s.node.hint) for s in traced.stride()]
+    strides = [s if isinstance(s, int) else _actual(s, sizes) for s in traced.stride()]
     window = tuple(slice(None) if stride else slice(0, 1) for stride in strides)
     compact = made[window]
     dense = torch.empty_strided(compact.shape, [s or 1 for s in strides], dtype=made.dtype)
     return dense.copy_(compact).expand(made.shape)
+
+
+def _actual(size: torch.SymInt, sizes: Mapping[Any, int]) -> int:
+    found = size.node.expr.subs(sizes)
+    return int(size.node.hint if found.free_symbols else found)
+
+
+def as_view(made: Any, output: Any, given: Mapping[Any, Any]) -> Any:
+    """Return an output that is a view of an input as one of that tensor's memory."""
+    arg = given.get(output.buffer) if isinstance(output, View) else None
+    if not isinstance(arg, torch.Tensor) or arg.dtype is not made.dtype or arg.is_complex():
+        return made
+    env = Env(sizes={size: value for size, value in given.items() if isinstance(size, Size)})
+    offset = arg.storage_offset() + eval_scalar(output.offset, env)
+    return arg.detach().as_strided(made.shape, made.stride(), offset)
