@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tests.fuzz import indices, plans, test_products, training
-from tests.fuzz.programs import Program, as_file, draw, failure, shrunk
+from tests.fuzz import indices, lowered, plans, test_products, training
+from tests.fuzz.programs import SMALL, WIDE, Kit, Program, as_file, draw, failure, shrunk
 
 RIGHT, FAILED, CRASHED, HUNG = "right", "failed", "crashed", "hung"
 TOGETHER = 12
@@ -61,15 +61,25 @@ class Part:
     limit_s: float = 600.0
 
 
-def check_program(seed: int, compare: Callable[[Program], Exception | None] = failure) -> Verdict:
+def check_program(
+    seed: int,
+    compare: Callable[[Program], Exception | None] = failure,
+    kit: Kit = WIDE,
+    backend: str | None = None,
+) -> Verdict:
     """Return what became of a program; ``compare`` returns what is wrong with one."""
-    program = draw(seed)
+    program = draw(seed, kit)
     error = compare(program)
     if error is None:
         return Verdict()
     small = shrunk(program, lambda p: type(compare(p)) is type(error))
     error = compare(small) or error
-    return Verdict(FAILED, f"{type(error).__name__}: {error}", as_file(small, error))
+    return Verdict(FAILED, f"{type(error).__name__}: {error}", as_file(small, error, backend))
+
+
+def _lowered(seed: int, target: str) -> Verdict:
+    backend = lowered.backend_of(target, lowered.RACES[seed % 3 == 2])
+    return check_program(seed, partial(failure, backend=backend), SMALL, backend)
 
 
 def _models(seed: int, kind: str, backend: str = "triton_fused") -> Verdict:
@@ -140,6 +150,10 @@ PARTS: Mapping[str, Part] = {
     part.name: part
     for part in (
         Part("programs", check_program, share=20),
+        *(
+            Part(f"lowered_{target.replace(':', '_')}", partial(_lowered, target=target), share=5)
+            for target in lowered.TARGETS
+        ),
         Part("training", _training, share=2),
         Part("indices", _indices),
         Part("architectures", _architectures),

@@ -93,10 +93,11 @@ def check_pipeline(
     return schedule, programs
 
 
-def lower_all(schedule: Schedule, target: Target) -> dict[str, Program]:
+def lower_all(schedule: Schedule, target: Target, **chosen: Any) -> dict[str, Program]:
     """Return the verified program of each kernel."""
-    flat = flat_kernels(all_launches(schedule), context(target))
-    return dict(fold_each((*target.codegen.flat, *LOWER), flat, context(target)))
+    lowering = context(target, **chosen)
+    flat = flat_kernels(all_launches(schedule), lowering)
+    return dict(fold_each((*target.codegen.flat, *LOWER), flat, lowering))
 
 
 def run_programs(

@@ -11,6 +11,7 @@ runs on its own; see ``python -m tests.fuzz``.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import warnings
@@ -25,7 +26,10 @@ from torch._dynamo.exc import Unsupported
 from fusec.tools.bisect.smaller import shrink
 from tests.support import HALF, LAYOUTS, TOLERANCE, check, copy_inputs, values, with_layout
 
-EXTENTS = {"a": (4, 7), "b": (6, 9), "c": (17, 12), "d": (1, 1), "e": (130, 67), "f": (2, 3)}
+EXTENTS = {
+    "a": (4, 7), "b": (6, 9), "c": (17, 12), "d": (1, 1), "e": (130, 67), "f": (2, 3), "g": (8, 6),
+    "h": (16, 12),
+}  # fmt: skip
 """Extents by letter, and their other values in programs of dynamic sizes."""
 MOST_ELEMENTS = 40_000
 MOST_DIMS = 5
@@ -185,6 +189,62 @@ KINDS = (
     CASTS, INDEXING, IN_PLACE, IN_PLACE,
 )  # fmt: skip
 
+PAIRS = (
+    "torch.stack(({x}.sin(), {x}.cos()), -1)", "torch.stack(({x}, {x} * {k}), -1).flatten(-2)",
+    "torch.stack(({x}.sin(), {x}.cos()), -1) * {x}.sum(-1, keepdim=True)[..., None]",
+    "torch.stack(({x}, {x} * {k}), -1) / ({y}.abs().sum(-1, keepdim=True)[..., None] + 1)",
+    "{x}.unflatten(-1, (-1, 2))", "{x}.unflatten(-1, (2, -1))", "{x}[..., 1::2] * {x}[..., ::2]",
+    "torch.cat((-{x}[..., 1::2], {x}[..., ::2]), -1)", "torch.stack(({x}, {x} + {k}), {d})",
+    "torch.cat((-{x}[..., {x}.shape[-1] // 2:], {x}[..., :{x}.shape[-1] // 2]), -1)",
+    "torch.view_as_real(torch.complex({x}.float(), {x}.sin().float()) * (1 + {k}j))",
+    "(torch.view_as_complex({x}.float().unflatten(-1, (-1, 2)).contiguous()) ** 2).imag",
+    "torch.where(torch.arange({x}.shape[-1]) % 2 == 0, {x}, {x}.roll(1, -1))",
+)  # fmt: skip
+SHARED = (
+    "{x} / ({x}.abs().sum(-1, keepdim=True) + 1)", "{y} - {y}.mean(({d}, {e}), keepdim=True)",
+    "{x} / ({y}.abs().sum(-1, keepdim=True) + 1)", "{x} + {y}.mean({d}, keepdim=True)[..., None]",
+    "{x} * {y}.sum({d})[..., None]", "{x}.sum({d}) + {y}.sum({e})", "{x} * {x}.mean()",
+    "{x}.mean(1)", "torch.softmax({x} @ {x}.transpose(-1, -2) * 0.3, -1) @ {x}",
+    "{x}.unfold({d}, 2, 1).amax(-1)",
+    "{x} * ({x}.abs().sum(({d}, {e}), keepdim=True) + 1).rsqrt()",
+)  # fmt: skip
+"""Reductions beside what reads the same, or their own results."""
+PLACES = (
+    "{x}.flip({d}).cumsum({d}).flip({d})", "{x}.cummax({d})[0]", "{x}.logcumsumexp({d})",
+    "{x}.index_add({d}, torch.arange({x}.shape[{d}]) // 2, {x})",
+    "{x}.index_put((torch.arange({x}.shape[0]) // 2,), {x}, accumulate=True)",
+    "{x}.gather({d}, ({x} * 2).abs().long() % {x}.shape[{d}]) | {x} * 2 - ({x} * 2).round()",
+    "torch.zeros_like({x}).scatter_add({d}, {x}.abs().long() % {x}.shape[{d}], {x})"
+    " | {x} - {x}.round()", "{x}.to(torch.int8) | {x} - {x}.round()",
+    "{x}.index_select({d}, torch.arange({x}.shape[{d}]) // 2)", "F.pad({x}, ({n}, 1, 1, 0))",
+    "{x}.argmax({d}, keepdim=True) + {x} | gap({x}, {d})",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What programs are drawn from.
+
+    Attributes:
+        letters: of the extents of inputs.
+        elements: the most of a value.
+        others: the chance of an earlier value to be an output, too.
+    """
+
+    kinds: tuple[tuple[str, ...], ...] = KINDS
+    letters: str = "aabbcdef"
+    elements: int = MOST_ELEMENTS
+    others: float = 0.15
+
+
+WIDE = Kit()
+SMALL = Kit(
+    (POINTWISE, BINARY, VIEWS, JOINS, REDUCTIONS, NORMS, CASTS, INDEXING, IN_PLACE, PLACES,
+     PAIRS, PAIRS, SHARED, SHARED),
+    letters="aabdfggghhhh", elements=600, others=0.3,
+)  # fmt: skip
+"""For interpreters: few elements, and extents twice as long as others."""
+
 
 def gap(x: Tensor, dim: int) -> Tensor:
     """Return how far the two greatest, and the two smallest, values along a dimension are apart."""
@@ -203,10 +263,10 @@ class Refused(Exception):
     """A line that cannot stay in the program."""
 
 
-def draw(seed: int) -> Program:
+def draw(seed: int, kit: Kit = WIDE) -> Program:
     """Return the program of a seed: two to nine lines over one to three inputs."""
     pick = random.Random(seed)
-    inputs = tuple(_input(pick) for _ in range(pick.randint(1, 3)))
+    inputs = tuple(_input(pick, kit) for _ in range(pick.randint(1, 3)))
     floating = any(getattr(torch, one.dtype).is_floating_point for one in inputs)
     train, dynamic = floating and pick.random() < 0.5, pick.random() < 0.3
     program = Program(seed, inputs, (), tuple(f"a{k}" for k in range(len(inputs))), train, dynamic)
@@ -214,12 +274,11 @@ def draw(seed: int) -> Program:
     for _ in range(12 * lines):
         if len(program.lines) == lines:
             break
-        line, border, made = _line(pick, names, len(program.lines))
-        candidate = replace(
-            program, lines=(*program.lines, line), outputs=(made, *_others(pick, names))
-        )
+        line, border, made = _line(pick, names, len(program.lines), kit.kinds)
+        others = (name for name in names if pick.random() < kit.others)
+        candidate = replace(program, lines=(*program.lines, line), outputs=(made, *others))
         try:
-            _probe(candidate, border)
+            _probe(candidate, border, kit.elements)
         except Exception:  # whatever eager raises, too: that line is none of this program
             continue
         program = candidate
@@ -227,18 +286,22 @@ def draw(seed: int) -> Program:
     return program
 
 
-def _input(pick: random.Random) -> Input:
-    dims = "".join(pick.choice("aabbcdef") for _ in range(pick.choice((1, 2, 2, 2, 3, 3, 4))))
+def _input(pick: random.Random, kit: Kit) -> Input:
+    dims = "".join(pick.choice(kit.letters) for _ in range(pick.choice((1, 2, 2, 2, 3, 3, 4))))
     dims = dims.replace("e", "b") if dims.count("e") > 1 or len(dims) > 3 else dims
+    while math.prod(EXTENTS[letter][0] for letter in dims) > kit.elements:
+        dims = dims[1:]
     dtype = pick.choice(
         ("float32",) * 6 + ("bfloat16",) * 3 + ("float16", "float64", "int64", "bool")
     )
     return Input(dims, dtype, pick.choice(("contiguous",) * 6 + LAYOUTS))
 
 
-def _line(pick: random.Random, names: list[str], at: int) -> tuple[str, str, str]:
+def _line(
+    pick: random.Random, names: list[str], at: int, kinds: tuple[tuple[str, ...], ...]
+) -> tuple[str, str, str]:
     """Return a random line, what of it must not be near zero ("": nothing), and its result."""
-    template, _, border = pick.choice(pick.choice(KINDS)).partition(" | ")
+    template, _, border = pick.choice(pick.choice(kinds)).partition(" | ")
     recent = names[-1 - min(int(pick.expovariate(0.7)), len(names) - 1)]
     x, y = recent, pick.choice(names)
     filled = {
@@ -251,16 +314,12 @@ def _line(pick: random.Random, names: list[str], at: int) -> tuple[str, str, str
     return f"v{at} = {text}", border, f"v{at}"
 
 
-def _others(pick: random.Random, names: list[str]) -> Iterator[str]:
-    return (name for name in names if pick.random() < 0.15)
-
-
-def _probe(program: Program, border: str) -> None:
+def _probe(program: Program, border: str, most: int = MOST_ELEMENTS) -> None:
     """Raise unless the last line belongs in the program; see the module."""
     for given in program.sizes():
         runs = [_run(program, given, border, dtype) for dtype in (None, torch.float64)]
         for eager, exact in zip(*runs, strict=True):
-            _accept(eager, exact)
+            _accept(eager, exact, most)
 
 
 def _run(
@@ -302,9 +361,9 @@ def _is_near_zero(border: Tensor, given: Sequence[Tensor]) -> bool:
     return bool(near.any())
 
 
-def _accept(eager: Tensor, exact: Tensor) -> None:
+def _accept(eager: Tensor, exact: Tensor, most: int) -> None:
     """Raise if a value is large, many, not finite, or far from fp64."""
-    if eager.numel() > MOST_ELEMENTS or eager.dim() > MOST_DIMS or not eager.numel():
+    if eager.numel() > most or eager.dim() > MOST_DIMS or not eager.numel():
         raise Refused("size")
     a, r = eager.double(), exact.double()
     if not bool(torch.isfinite(a).all()) or float(a.abs().max()) > 1e4:
@@ -409,19 +468,21 @@ def _works_in_eager(program: Program) -> bool:
     return True
 
 
-def as_file(program: Program, error: Exception) -> str:
+def as_file(program: Program, error: Exception, backend: str | None = None) -> str:
     """Return a Python file that shows the failure again, run from the root of the repository."""
     said = "\n".join(f"# {line}" for line in str(error).splitlines()[:12])
+    chosen = f" backend={backend!r}," if backend else ""
+    registering = "import tests.fuzz.lowered  # registers backends\n" if backend else ""
     calls = [f"({', '.join(_input_text(program, k, other) for k in range(len(program.inputs)))},)"
              for other in range(1 + program.dynamic)]  # fmt: skip
     return (
         f"# A program that fusec gets wrong (seed {program.seed}):\n{said}\n"
         "import torch\nimport torch.nn.functional as F\n\n"
-        "from tests.support import check, values, with_layout\n\n\n"
+        f"{registering}from tests.support import check, values, with_layout\n\n\n"
         f"{program.source()}\n\n{program.exact_source().replace('program', 'exact', 1)}\n\n"
         f"first = {calls[0]}\nmore = [{', '.join(calls[1:])}]\n"
         f"check(\n    program, *first, more=more, train={program.train},"
-        f" dynamic={program.dynamic},\n    exact=exact, tol={program.tolerance()},\n)\n"
+        f" dynamic={program.dynamic},\n    exact=exact, tol={program.tolerance()},{chosen}\n)\n"
     )
 
 
