@@ -46,11 +46,11 @@ def is_in_range_everywhere(value: Index, extent: Index) -> bool:
 
 def is_in_range_as_traced(value: Index, extent: Index) -> bool:
     """Return True if ``0 <= value < extent`` is provable where each size has its traced value."""
-    value, extent = _as_traced((value, extent))
+    value, extent = as_traced((value, extent))
     return is_in_range(value, extent) or is_in_range_everywhere(value, extent)
 
 
-def _as_traced(values: Iterable[Index]) -> list[Index]:
+def as_traced(values: Iterable[Index]) -> tuple[Index, ...]:
     """Return indices with each size replaced by its hint, also in extents of axes."""
 
     @functools.cache
@@ -71,7 +71,7 @@ def _as_traced(values: Iterable[Index]) -> list[Index]:
     def whole(value: Index) -> Index:
         return index(0) + value.evaluate(atom)
 
-    return [whole(value) for value in values]
+    return tuple(whole(value) for value in values)
 
 
 def _coordinates(value: Index | None) -> Iterator[Axis | Runtime]:

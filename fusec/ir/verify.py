@@ -4,7 +4,7 @@ In an expression, wherever it stands:
 
 * its free axes, and the axes in limits of its ragged axes, are in scope;
 * every load is guarded, or provably in range; a gather's ``Runtime`` index is so by definition;
-  ``collect_unproven`` accepts what is in range for the traced sizes;
+  ``collect_unproven`` accepts what holds for the traced sizes;
 * a reduction binds distinct axes;
 * operations and reductions work in compute types (f32, f64, i32, i64, bool) that their row of
   ``scalar.py`` takes; nothing is opaque.
@@ -21,7 +21,7 @@ every axis of the grid and of the value (the race check, see ``disjoint.py``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -61,7 +61,7 @@ from fusec.ir.graph import (
 )
 from fusec.ir.index import Axis, Index, index, is_in_range, product
 from fusec.ir.monoid import ALL, ANY, ARGMAX, ARGMIN, PROD, RECURRENCE, Monoid
-from fusec.ir.points import is_in_range_as_traced, is_in_range_everywhere
+from fusec.ir.points import as_traced, is_in_range_as_traced, is_in_range_everywhere
 from fusec.ir.scalar import SCALAR_OPS
 
 
@@ -135,8 +135,17 @@ def verify_range(value: Index, extent: Index, what: str, line: str, *forms: Inde
     if any(is_in_range_everywhere(i, extent) for i in tried):
         return
     problem = f"{line}: {what} at {value} is not provably in [0, {extent}), nor guarded"
+    _accept_as_traced(problem, lambda: any(is_in_range_as_traced(i, extent) for i in tried))
+
+
+def _accept_as_traced(problem: str, holds: Callable[[], bool]) -> None:
+    """Note what no proof covers if it holds for the traced sizes and ``collect_unproven`` asks.
+
+    Raises:
+        InvalidIR: else.
+    """
     unproven = _unproven.get()
-    if unproven is None or not any(is_in_range_as_traced(i, extent) for i in tried):
+    if unproven is None or not holds():
         raise InvalidIR(problem)
     unproven.append(problem)
 
@@ -146,10 +155,10 @@ _unproven: ContextVar[list[str] | None] = ContextVar("_unproven", default=None)
 
 @contextmanager
 def collect_unproven() -> Iterator[list[str]]:
-    """Accept accesses that are in range for the traced sizes, provably or not for all sizes.
+    """Accept what holds for the traced sizes, provably or not for all: ranges, distinct elements.
 
     Dynamo may guard that two sizes have a relation which the proofs do not use. Yields the problems
-    of the accesses that were accepted so.
+    that were accepted so.
     """
     problems: list[str] = []
     before = _unproven.set(problems)
@@ -258,8 +267,11 @@ def _verify_store_type(value: Expr, buffer: Buffer, line: str) -> None:
 
 def _define(buffer: Buffer, defined: set[Buffer], line: str) -> None:
     check(buffer.base not in defined, line, f"{buffer} is defined twice")
-    check(has_distinct_elements(buffer.base), line, f"strides {buffer.base.strides} overlap")
-    defined.add(buffer.base)
+    if not has_distinct_elements(base := buffer.base):
+        problem = f"{line}: strides {base.strides} overlap, or no proof says that they do not"
+        traced = Buffer(base.name, as_traced(base.shape), as_traced(base.strides), base.dtype)
+        _accept_as_traced(problem, lambda: has_distinct_elements(traced))
+    defined.add(base)
 
 
 def _verify_call(node: CallStep, defined: set[Buffer]) -> None:
@@ -345,8 +357,11 @@ def _verify_store(store: Store, kernel: Kernel) -> None:
     verify_expr(store.expr, scope, line)
     written = store.expr.axes.union(kernel.grid, *(value.axes for value in store.indices))
     many = {axis for axis in written if axis.extent is not index(1)}
-    loose = frozenset(many) - determined_axes(store.indices)
-    check(not loose, line, f"different points of {_names(loose)} may write one element")
+    if loose := frozenset(many) - determined_axes(store.indices):
+        problem = f"{line}: different points of {_names(loose)} may write one element"
+        *places, points = as_traced((*store.indices, sum(map(index, many), index(0))))
+        known = determined_axes(tuple(places))
+        _accept_as_traced(problem, lambda: points.axes <= known)
 
 
 def _places(store: Store) -> tuple[Index, ...]:

@@ -190,3 +190,21 @@ def test_a_relation_of_sizes_that_dynamo_guards_is_no_fault(name):
             x, y = values(4, rows), values(4, rows + 3)
             torch.testing.assert_close(compiled(x, y, rows + 1), RELATED[name](x, y, rows + 1))
     assert not [str(warning.message) for warning in told if "fusec" in str(warning.message)]
+
+
+def test_rows_apart_by_a_symbolic_stride_are_no_fault():
+    """Nothing says that the stride of padded rows is at least their length."""
+
+    def fn(x):
+        x[..., 1:].mul_(2)
+        return x.sum()
+
+    torch._dynamo.reset()
+    options = {"verify": True, "cache": False}
+    compiled = torch.compile(fn, backend="fusec", dynamic=True, options=options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for rows in (5, 6):
+            x, same = (values(8, rows + 3)[:, :rows] for _ in range(2))
+            torch.testing.assert_close((compiled(x), x), (fn(same), same))
+    assert not [str(warning.message) for warning in told if "fusec" in str(warning.message)]
