@@ -229,14 +229,14 @@ class RowBody:
         if split is None:
             raise NotByRows(f"{load} is not one row")
         stride, rest = split
-        if not is_nonnegative(stride):
-            raise NotByRows(f"{load} reads rows in reverse")
         inner = self.made.get(load.buffer)
         if inner is not None:
             if stride is not inner.shape[1] or not is_in_range(rest, stride):
                 raise NotByRows(f"{load} reads other rows")
-        else:
+        elif is_nonnegative(stride):
             inner = self._slice(load.buffer, stride, rest)
+        else:
+            raise NotByRows(f"{load} reads rows in reverse")
         return Load(inner, (index(whole), rest), load.guard)
 
     def _slice(self, buffer: Buffer, stride: Index, rest: Index) -> Buffer:
