@@ -32,7 +32,8 @@ def cached_tilings(
     """
     tuning = machine.cached
     least = tuning.computed_tiles * machine.threads / around
-    shapes = _shapes(use, work, tuning, least, packs=machine.bf16 == "tiles")
+    packs = machine.bf16 == "tiles" and work.itemsize < F32.itemsize
+    shapes = _shapes(use, work, tuning, least, packs=packs)
     found = [_tiling(use, sides, step, machine.vector) for sides, step in shapes]
     fitting = [t for t in found if tile_bytes(work, t) <= machine.cache_bytes]
     return tuple(fitting[:1] or found[-1:])
@@ -54,7 +55,7 @@ def _shapes(
     sides = tuning.short_sides if short else tuning.sides
     if packs and work.computed:
         return [(s, tuning.terms) for s in tuning.converted_sides]
-    if work.computed or (packs and work.itemsize < F32.itemsize):
+    if work.computed or packs:
         tall = ((tuning.computed_rows, columns) for _, columns in sides)
         sides = *(s for s in tall if _programs(use, s) >= least), *sides
     return [(s, tuning.terms) for s in sides]

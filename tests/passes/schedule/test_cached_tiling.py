@@ -93,11 +93,30 @@ def test_both_of_two_crossed_loops_have_tiles() -> None:
 def test_rows_share_an_operand_that_is_computed_if_threads_have_enough_tiles(
     threads: int, around: int, computed: int, lanes: int
 ) -> None:
+    (m, n), use, work = converted(computed)
+    with_threads = replace(machine(1 << 20), threads=threads)
+    (tiling,) = cached_tilings(use, work, with_threads, around)
+    assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 128)
+
+
+@pytest.mark.parametrize(
+    ("computed", "itemsize", "lanes"), [(1, 2, (128, 32)), (0, 2, (128, 128)), (1, 4, (128, 128))]
+)
+def test_few_columns_are_converted_at_a_time_where_a_cpu_s_tiles_multiply_them(
+    computed: int, itemsize: int, lanes: tuple[int, int]
+) -> None:
+    """Tiles multiply types of 16 and 8 bits: products of f32 are as on other CPUs."""
+    (m, n), use, work = converted(computed, itemsize)
+    tiles = replace(machine(1 << 20), bf16="tiles", threads=2)
+    (tiling,) = cached_tilings(use, work, tiles)
+    assert (tiling.lanes[m], tiling.lanes[n]) == lanes
+
+
+def converted(computed: int, itemsize: int = 4) -> tuple[tuple[Axis, Axis], AxisUse, TileResources]:
+    """A product of 128 rows by 4096 x 4096 weights, which may be computed."""
     m, n, k = (Axis(name, index(e)) for name, e in zip("mnk", (128, 4096, 4096), strict=True))
     weights = frozenset((n, k))
     loads = tuple((axes, 4) for axes in (frozenset((m, k)), weights))
     held = ((frozenset((m, n)),), (), (), (), loads, (), (weights,) * computed, (), (), ())
-    work = TileResources(*held, 4, 8, 32, False, TileTuning())
-    with_threads = replace(machine(1 << 20), threads=threads)
-    (tiling,) = cached_tilings(AxisUse((m, n), k, (), ()), work, with_threads, around)
-    assert (tiling.lanes[m], tiling.lanes[n]) == (lanes, 128)
+    work = TileResources(*held, itemsize, 8, 32, False, TileTuning())
+    return (m, n), AxisUse((m, n), k, (), ()), work
