@@ -97,7 +97,7 @@ def compile_captured(
     if chosen.batch_invariant:
         check_named(gm)
     recompiles.warn_of_recompiles(gm)
-    if is_left_to_eager(gm, chosen):
+    if leave_to_eager(gm, chosen):
         return gm.forward
     recorder = cuda_graphs.Recorder() if chosen.cudagraphs and not chosen.verify else None
     compile_one = partial(compile_one_graph, options=chosen, recorder=recorder)
@@ -125,8 +125,8 @@ def compile_captured(
     return call
 
 
-def is_left_to_eager(gm: fx.GraphModule, options: Options) -> bool:
-    """Return True for a Dynamo graph that must run uncompiled; tell log and observers why.
+def leave_to_eager(gm: fx.GraphModule, options: Options) -> bool:
+    """Leave a Dynamo graph that must run uncompiled to eager: tell log and observers, return True.
 
     Raises:
         SkipFrame: if its frame must run in plain Python.

@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusec.codegen.targets import Target, find_target
-from fusec.driver.backend import is_left_to_eager, splitting, tell_kept
+from fusec.driver.backend import leave_to_eager, splitting, tell_kept
 from fusec.driver.compiler import explain_fallback, format_judge, run_eagerly
 from fusec.driver.context import CompileContext
 from fusec.driver.trace import Trace
@@ -110,7 +110,7 @@ class _Observer:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         name_in_model(gm)
-        if is_left_to_eager(gm, self.context.options):
+        if leave_to_eager(gm, self.context.options):
             return gm.forward
         called = calling()
         part = called if "(" in called else ""
