@@ -60,7 +60,8 @@ def round_to(dtype: DType) -> Operation:
 
     def rounded(values: Array) -> Array:
         wide = torch.from_numpy(np.array(values, np.float32)).clamp(-most, most)
-        return np.asarray(wide.to(kind).float().numpy())
+        # Vectors of torch give NaN a sign on some CPUs: each NaN stays as it is.
+        return np.asarray(wide.to(kind).float().where(wide == wide, wide).numpy())
 
     return rounded
 
