@@ -15,6 +15,10 @@ Likewise a sum over pairs, each of a byte with two weights, becomes the sum of t
     y[n] = sum(k, p: x[2*k + p] * f32(where(p < 1, w[n, k] & 15, w[n, k] >> 4)))
     y[n] = sum(k: x[2*k] * f32(w[n, k] & 15) + x[2*k + 1] * f32(w[n, k] >> 4))
 
+Halves of a byte may be weights of two columns. A product in tiles then becomes two, of bytes that
+are read once: of ``w[m, n] = where(p < 1, b[m, n] & 15, b[m, n] >> 4)`` for columns ``2*n + p``, or
+``N*p + n``.
+
 A product that runs as tiles sums along one axis. So the two are joined there: a tile's lanes run
 along whole rows, and its weights are stored in pairs (``codegen/cpp/vector_nest.py``)::
 
@@ -30,7 +34,7 @@ from dataclasses import replace
 from functools import reduce
 
 from fusec.ir.contraction import factors
-from fusec.ir.dtype import I32
+from fusec.ir.dtype import I8, I32, U8
 from fusec.ir.expr import (
     Expr,
     IndexValue,
@@ -60,6 +64,8 @@ def unroll_pairs(kernel: FlatKernel, machine: Machine) -> FlatKernel:
     """Return the kernel with an axis of pairs unrolled into stores, or into terms of its sums."""
     kernel = _unroll_sums(kernel, machine)
     axis = next((axis for axis in kernel.axes if _is_apart(kernel, axis)), None)
+    if axis is None:
+        axis = next((axis for axis in kernel.grid if _is_of_halves(kernel, axis, machine)), None)
     if axis is None:
         return kernel
     first, second = points((axis,))
@@ -166,6 +172,15 @@ def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:
     sums = kernel.reductions
     reduced = axis in serial_axes(sums) or any(axis in n.over for n in sums)
     return is_of_pairs(kernel, axis) and not reduced
+
+
+def _is_of_halves(kernel: FlatKernel, axis: Axis, machine: Machine) -> bool:
+    """Return True for an axis of two columns of products in tiles whose weights share bytes."""
+    if axis.extent is not _TWO or axis.limit is not None or unrolls_rows(kernel, machine):
+        return False
+    found = [n for n in kernel.reductions if factors(n) is not None and axis in n.axes]
+    narrow = [n for node in found for n in loads(node.bodies) if n.dtype in (I8, U8)]
+    return bool(narrow) and all(axis not in n.axes for n in narrow)
 
 
 def is_of_pairs(kernel: FlatKernel, axis: Axis) -> bool:

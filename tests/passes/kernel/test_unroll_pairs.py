@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from fusec.codegen.targets import CPU_MACHINE
-from fusec.ir.expr import Expr, Op, Reduce, Select
+from fusec.codegen.targets import CPU_MACHINE, find_target
+from fusec.ir.dtype import BF16, F32, I32, U8
+from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select
 from fusec.ir.graph import Def, Graph, Kernel, Schedule
 from fusec.ir.index import Axis, Size, index
 from fusec.ir.monoid import MAX, MIN, PROD, SUM, Monoid
@@ -103,6 +104,21 @@ def test_pairs_that_are_added_up_may_be_read_otherwise(monoid: Monoid, over: str
     before = graph((x,), (both, Def(other, kept, body)), total, other)
     after = Schedule(before, (unroll_pairs(kernel_of(before), CPU_MACHINE),))
     check_same(before, after, (numbers(8, 2),))
+
+
+@pytest.mark.parametrize("shared", (False, True), ids=("own bytes", "shared bytes"))
+def test_columns_that_share_bytes_are_products_of_their_own(*, shared: bool) -> None:
+    """y[m, p, n] = sum(k: x[m, k] * (w[n, k] & 15 if p < 1 else w[n, k] >> 4)), in tiles."""
+    x, w = buffer("x", 32, 64, dtype=BF16), buffer("w", 2, 48, 64, dtype=U8)
+    y = buffer("y", 32, 2, 48)
+    m, p, n, k = axes("m p n k", 32, 2, 48, 64)
+    byte = Cast(load(w, 0 if shared else p, n, k), I32)
+    half = Select(below(p, 1), Op("and", (byte, Const(15, I32))), Op("shr", (byte, Const(4, I32))))
+    body = Op("mul", (Cast(load(x, m, k), F32), Cast(half, F32)))
+    before = graph((x, w), (Def(y, (m, p, n), Reduce(SUM, (k,), body)),), y)
+    kernel = unroll_pairs(coalesce(kernel_of(before)), find_target("cpu:amx").machine)
+    assert len(kernel.stores) == 1 + shared
+    check_same(before, Schedule(before, (kernel,)), (numbers(32, 64), abs(numbers(2, 48, 64))))
 
 
 def test_two_axes_of_pairs_in_one_sum_are_both_unrolled() -> None:
