@@ -250,8 +250,10 @@ def double_negation(node: Op) -> Expr:
 
 
 def opposite_comparison(node: Op) -> Expr:
-    """``not(a < b)`` is ``a >= b``, for integers."""
+    """``not(a < b)`` is ``a >= b``, for integers; ``not(true)`` is false."""
     match node.args:
+        case (Const(value=value, dtype=kind),) if kind is BOOL:
+            return Const(not value, BOOL)
         case (Op(name=name, args=args),) if name in OPPOSITE and not args[0].dtype.is_float:
             return Op(OPPOSITE[name], args)
     return node

@@ -86,6 +86,13 @@ def test_comparisons_that_bounds_decide_are_constants() -> None:
     assert isinstance(simplified(undecided, i), Op)
 
 
+def test_the_negation_of_what_its_parts_decide_is_a_constant() -> None:
+    """A window's mask, ``~((n <= m) & (m - n < 7))`` at ``n = m``, hides no key there."""
+    (i,) = axes("i", 4)
+    both = Op("and", (Op("le", (position(i), position(i))), Op("lt", (position(i), position(7)))))
+    assert simplified(Op("not", (both,)), i) is Const(False, BOOL)
+
+
 @pytest.mark.parametrize(("divisor", "exact"), [(8.0, True), (3.0, False), (0.0, False)])
 def test_only_a_division_by_a_power_of_two_becomes_a_product(divisor: float, exact: bool) -> None:
     x = buffer("x", 4)
