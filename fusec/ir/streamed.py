@@ -221,11 +221,13 @@ class SumsOfGroups:
     Attributes:
         groups: the axes along which scales of the weights vary.
         inner: the others of the sum.
+        rows: the operand beside the weights.
         parts: factor -> terms that it multiplies, summed along ``inner``.
     """
 
     groups: tuple[Axis, ...]
     inner: tuple[Axis, ...]
+    rows: Expr
     parts: dict[Expr, Expr]
 
 
@@ -246,7 +248,7 @@ def sums_of_groups(node: Expr) -> SumsOfGroups | None:
             t is few or all(a is few or holds(BF16, a) for a in children(t)) for t in given.values()
         )
         if len(given) == len(parts) and all(held):
-            return SumsOfGroups(groups, inner, given)
+            return SumsOfGroups(groups, inner, few, given)
     return None
 
 

@@ -24,13 +24,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from fusec.codegen.lowering.band import loop_bounds, mask_free_part, needed_before, tile_groups
-from fusec.codegen.lowering.bounds import (
-    LoopBounds,
-    extent_if,
-    extent_times,
-    later,
-    not_below_zero,
-)
+from fusec.codegen.lowering.bounds import LoopBounds, extent_if, extent_times, later, not_below_zero
 from fusec.codegen.lowering.layout import below
 from fusec.codegen.lowering.tasks import (
     Accumulate,
@@ -458,6 +452,8 @@ class _Lowering(LoopBounds):
             ):
                 if self._folds(node) or [*self._masks_of(node.over)]:
                     return None
+                for factor in (*a.args, *b.args):
+                    self.value(factor)  # a sum among them would part the loop that adds
                 first = Op("add", (carry, self.value(a)))
                 return Op("add", (self._named(self.here, first), self.value(b)))
         return None

@@ -41,5 +41,7 @@ def _by_groups(node: Reduce) -> Expr:
     found = sums_of_groups(node)
     if found is None:
         return node
-    sums = (factor * Reduce(SUM, found.inner, term) for factor, term in found.parts.items())
+    # Products come first: what is added to them is computed in the loop that adds them.
+    parts = sorted(found.parts.items(), key=lambda part: part[1] is found.rows)
+    sums = (factor * Reduce(SUM, found.inner, term) for factor, term in parts)
     return Reduce(SUM, found.groups, reduce(operator.add, sums))

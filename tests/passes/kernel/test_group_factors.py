@@ -6,7 +6,7 @@ import pytest
 
 from fusec.codegen.targets import CPU_MACHINE, find_target
 from fusec.ir.dtype import BF16, F32, I8, I32, U8
-from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select
+from fusec.ir.expr import Cast, Const, Expr, Op, Reduce, Select, children, reductions
 from fusec.ir.graph import Def, FlatKernel, Graph, Schedule
 from fusec.ir.machine import Machine
 from fusec.ir.monoid import SUM
@@ -57,6 +57,14 @@ def test_a_group_is_summed_before_it_is_scaled(*, zero: bool, scaled: str) -> No
     assert [axis.name for axis in made.inside] == ["g", "k"]
     assert accepts_cpu(made, TILES)
     check_same(before, Schedule(before, (made,)), values(before))
+
+
+def test_what_is_added_to_a_product_stands_behind_it() -> None:
+    """The loop that adds computes both terms, in whichever order a model writes them."""
+    made = factor_groups(kernel_of(product(zero=True)), TILES)
+    (total,) = (n for n in made.reductions if [a.name for a in n.over] == ["g"])
+    first, second = (reductions(term) for term in children(total.body))
+    assert "w" in str(first) and "w" not in str(second)
 
 
 def nibbles(*, normalised: bool = False) -> Graph:
