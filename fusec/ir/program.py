@@ -50,7 +50,7 @@ from typing import TypeAlias
 
 from fusec.ir.dtype import BF16, I8
 from fusec.ir.expr import Buffer, Const, Dot, Expr, Load, Var, children, index_exprs, reach
-from fusec.ir.index import Axis, Index, Size, index
+from fusec.ir.index import Axis, Index, Size, index, mod
 from fusec.ir.machine import CodeTuning
 from fusec.ir.text import print_axes
 
@@ -125,9 +125,12 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix in memory, whose columns may lie in panels of W.
+    """A matrix in memory, whose columns may lie in panels of W, and whose rows in pairs.
 
     Its element i, j is ``buffer[start + i*row + (j // W)*panel + (j % W)*column]``.
+
+    Attributes:
+        pairs: two rows lie in one another, element by element: ``i*row`` is ``i//2*2*row + i%2``.
     """
 
     buffer: Buffer
@@ -135,10 +138,13 @@ class Matrix:
     row: Index
     column: Index
     panel: Index
+    pairs: bool = False
 
     def at(self, row: Index, panel: Index, column: Index) -> Index:
         """Return the offset of an element: its row, its panel, and its column in that."""
-        return self.start + row * self.row + panel * self.panel + column * self.column
+        odd = mod(row, index(2)) if self.pairs else index(0)
+        along = (row - odd) * self.row + odd
+        return self.start + along + panel * self.panel + column * self.column
 
 
 @dataclass(frozen=True, slots=True, eq=False)

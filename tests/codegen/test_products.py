@@ -33,11 +33,19 @@ extern "C" void multiply_f32(
 extern "C" void multiply_bf16(
     float *c, const m_bf16 *a, long long ar, long long ak, const m_bf16 *b, long long bk,
     long long bc, long long rows, long long columns, long long terms, bool adds) {
+  const fusec_tiles_in_use tiles;
   f_multiply_bf16(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
+}
+extern "C" void multiply_pairs(
+    float *c, const m_bf16 *a, long long ar, long long ak, const m_pair *b, long long bk,
+    long long rows, long long columns, long long terms, bool adds) {
+  const fusec_tiles_in_use tiles;
+  f_multiply_bf16(c, columns, FUSEC_W, a, ar, ak, b, bk, 1, rows, columns, terms, adds);
 }
 extern "C" void multiply_i8(
     int *c, const m_i8 *a, long long ar, long long ak, const m_i8 *b, long long bk,
     long long bc, long long rows, long long columns, long long terms, bool adds) {
+  const fusec_tiles_in_use tiles;
   f_multiply_i8(c, columns, FUSEC_W, a, ar, ak, b, bk, bc, rows, columns, terms, adds);
 }
 extern "C" void exp_rounded(float *y, const float *x, long long n) {
@@ -138,6 +146,27 @@ def test_a_product_of_bf16_is_that_of_its_values(library, shape, steps, adds):
         *integers(*b_steps, rows, columns, terms), ctypes.c_bool(adds),
     )  # fmt: skip
     np.testing.assert_allclose(found, left @ right + 1.5 * adds, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("adds", (False, True))
+@pytest.mark.parametrize("turned", (False, True))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_terms_that_lie_in_pairs_are_multiplied_as_others(library, shape, turned, adds):
+    width, functions = library
+    rows, terms = shape[0], shape[2]
+    columns = shape[1] * width
+    a_bits, a = bf16(*((terms, rows) if turned else (rows, terms)))
+    b_bits, b = bf16(terms, columns)
+    pairs = np.full(((terms + 1) // 2, columns, 2), 0x7FC0, np.uint16)  # NaN behind the last term
+    for half in range(2):
+        pairs[: (terms + 1 - half) // 2, :, half] = b_bits[half::2]
+    found = np.full((rows, columns), 1.5 if adds else np.nan, np.float32)
+    functions.multiply_pairs(
+        pointer(found), pointer(a_bits), *integers(*((1, rows) if turned else (terms, 1))),
+        pointer(pairs), *integers(columns // 2, rows, columns, terms), ctypes.c_bool(adds),
+    )  # fmt: skip
+    wanted = (a.T if turned else a) @ b + 1.5 * adds
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.sampled(3)

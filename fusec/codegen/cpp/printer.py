@@ -40,7 +40,7 @@ from fusec.codegen.cpp.unrolling import has_many_gathers, is_unrolled
 from fusec.errors import InternalError
 from fusec.ir.dtype import BF16, BOOL, F32, F64, I32, I64, Kind, compute_type
 from fusec.ir.expr import Buffer, Cast, Const, Expr, IndexValue, Load, Op, Reduce, Scan, Select, Var
-from fusec.ir.index import Axis, Index, Runtime, Size, index, most
+from fusec.ir.index import Axis, Index, Runtime, Size, floordiv, index, most
 from fusec.ir.names import Names
 from fusec.ir.program import (
     PACKED,
@@ -115,6 +115,9 @@ class CppPrinter:
             self.open_places()
         else:
             self.open_grid()
+        products = (s for s in statements(program.body) if isinstance(s, Multiply))
+        if any(product.right.buffer.dtype in PACKED for product in products):
+            self.emit("const fusec_tiles_in_use tiles;")
         self.block(program.body)
         indent = "  " * (2 if program.table else 1)
         self.lines[self.place : self.place] = [indent + q for q in self.index.definitions()]
@@ -250,6 +253,9 @@ class CppPrinter:
     def matrix(self, matrix: Matrix, *steps: Index) -> str:
         """Return the arguments for a matrix: a pointer to its start, and the given strides."""
         start = f"{self.name(matrix.buffer)} + {self.index.scalar(matrix.start)}"
+        if matrix.pairs:
+            start = f"(const m_pair *)({start})"
+            steps = tuple(floordiv(step, index(2)) for step in steps)
         return ", ".join((start, *map(self.index.scalar, steps)))
 
     def loop(self, loop: For) -> None:

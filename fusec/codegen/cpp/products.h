@@ -10,7 +10,9 @@
 //            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
 //            rows, columns, terms, adds)
+//                                 b may be of `m_pair`: two terms of each column, `2 * term` apart
 // f_multiply_i8(...)              the same of int8, accumulated in i32, which wraps
+// fusec_tiles_in_use tiles;       stands before these two, in a scope around them
 // st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
 // stp_operand_bf16(p, v, w)       the same of pairs: lane l at p[2 * l] and p[2 * l + 1]
 
@@ -118,6 +120,7 @@ FUSEC_INLINE void f_multiply(
 #define FUSEC_PAIRS
 #endif
 typedef int fusec_word __attribute__((may_alias));
+struct m_pair { m_bf16 terms[2]; };
 
 // Subnormals may become 0: instructions for bf16 treat them as 0, that which rounds as well.
 #if FUSEC_W == 16 && (defined(__AMX_BF16__) || defined(FUSEC_PAIRS)) && \
@@ -125,8 +128,12 @@ typedef int fusec_word __attribute__((may_alias));
 FUSEC_INLINE vu16 fusec_operand_halves(vf32 v) { return (vu16)__builtin_ia32_cvtneps2bf16_v16sf(v); }
 FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) { fusec_st((raw16 *)p, fusec_operand_halves(v)); }
 FUSEC_INLINE void stp_operand_bf16(m_bf16 *p, vf32 v, vf32 w) {
-  vu32 low = fusec_words(fusec_operand_halves(v)), high = fusec_words(fusec_operand_halves(w));
-  fusec_st((raw32 *)p, (vi32)(low | high << 16));
+  typedef FUSEC_VEC(unsigned short, 32) both;
+  const both turn = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  both halves;  // those of v, then those of w
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(w), "v"(v));
+  fusec_st((raw32 *)p, (vi32)__builtin_shuffle(halves, turn));
 }
 #else
 FUSEC_INLINE void st_operand_bf16(m_bf16 *p, vf32 v) { st_bf16(p, v); }
@@ -182,6 +189,15 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
   for (; k < all; k++)
     for (long long l = 0; l < FUSEC_W; l++)
       halves[(k / 2 * FUSEC_W + l) * 2 + k % 2] = k < terms ? b[k * bk + l * bc] : 0;
+}
+
+static __attribute__((noinline, unused)) void fusec_pack_pairs(
+    m_f32 *pairs, const m_pair *b, long long bk, long long, long long terms, long long all) {
+  for (long long k = 0; k < all; k += 2) {
+    m_f32 *to = pairs + k / 2 * FUSEC_W;
+    st_f32(to, k < terms ? ld_f32((const m_f32 *)(b + k * bk)) : v_f32(0));
+    for (long long l = 0; k + 1 == terms && l < FUSEC_W; l++) ((m_bf16 *)to)[2 * l + 1] = 0;
+  }
 }
 
 // Copies rows of a, `step` elements apart, each padded with zeros from `terms` up to `all`; terms
@@ -325,12 +341,22 @@ alignas(64) static const fusec_tile_shapes fusec_tiles = {
 // library is loaded, by one thread.
 static const bool fusec_may_tile = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 FUSEC_INLINE bool fusec_has_tiles() { return fusec_may_tile; }
+// Tiles are set up as long as one of these lives: for a point of the grid, in each thread. Set up by
+// each product they take a tenth of 16 rows by 4096 x 4096 packed weights of 4 bits (2026-11-30).
+struct fusec_tiles_in_use {
+  fusec_tiles_in_use() {
+    if (fusec_has_tiles()) asm volatile("ldtilecfg %0" : : "m"(fusec_tiles));
+  }
+  ~fusec_tiles_in_use() {
+    if (fusec_has_tiles()) asm volatile("tilerelease");
+  }
+};
 // Multiplies 16 * R rows by V * W columns; a row's terms are a multiple of 64 bytes.
 template <class T, int R, int V>
 static void fusec_block_tiles(
     m_f32 *c, long long cr, long long cp, const T *a, long long ar, const m_f32 *words,
-    long long terms, bool adds) {
-  long long step = cr * 4, side = ar * sizeof(T);
+    long long wk, long long wp, long long terms, bool adds) {
+  long long step = cr * 4, side = ar * sizeof(T), down = wk * 4;
   if (adds) {
     FUSEC_TILE_LOAD(0, c, step);
     if (R == 2) FUSEC_TILE_LOAD(1, c + 16 * cr, step);
@@ -342,13 +368,13 @@ static void fusec_block_tiles(
     FUSEC_TILE_ZERO(2);
     FUSEC_TILE_ZERO(3);
   }
-  for (const T *end = a + terms; a < end; a += 64 / sizeof(T), words += 16 * FUSEC_W) {
+  for (const T *end = a + terms; a < end; a += 64 / sizeof(T), words += 16 * wk) {
     FUSEC_TILE_LOAD(4, a, side);
     if (R == 2) FUSEC_TILE_LOAD(5, a + 16 * ar, side);
-    FUSEC_TILE_LOAD(6, words, 64);
+    FUSEC_TILE_LOAD(6, words, down);
     FUSEC_TILE_ADD(0, 4, 6);
     if (R == 2) FUSEC_TILE_ADD(1, 5, 6);
-    if (V == 2) FUSEC_TILE_LOAD(7, words + FUSEC_TILE_BYTES / 4 * FUSEC_W, 64);
+    if (V == 2) FUSEC_TILE_LOAD(7, words + wp, down);
     if (V == 2) FUSEC_TILE_ADD(2, 4, 7);
     if (R == 2 && V == 2) FUSEC_TILE_ADD(3, 5, 7);
   }
@@ -361,9 +387,9 @@ static void fusec_block_tiles(
 template <class T, int R>
 static __attribute__((noinline, unused)) void fusec_rows_tiles(
     m_f32 *c, long long cr, long long cp, const T *a, long long ar, const m_f32 *words,
-    long long rows, long long panels, long long terms, bool adds) {
+    long long wk, long long wp, long long rows, long long panels, long long terms, bool adds) {
   m_f32 sum[2][16 * FUSEC_W];
-  for (; panels > 0; panels -= 2, c += 2 * cp, words += FUSEC_TILE_BYTES / 2 * FUSEC_W) {
+  for (; panels > 0; panels -= 2, c += 2 * cp, words += 2 * wp) {
     bool two = panels > 1, few = rows < 16;
     m_f32 *to = few ? sum[0] : c;
     long long tr = few ? FUSEC_W : cr, tp = few ? 16 * FUSEC_W : cp;
@@ -372,9 +398,9 @@ static __attribute__((noinline, unused)) void fusec_rows_tiles(
         for (int v = 0; v <= two; v++)
           __builtin_memcpy(sum[v] + r * FUSEC_W, c + r * cr + v * cp, 4 * FUSEC_W);
     if (two)
-      fusec_block_tiles<T, R, 2>(to, tr, tp, a, ar, words, terms, adds);
+      fusec_block_tiles<T, R, 2>(to, tr, tp, a, ar, words, wk, wp, terms, adds);
     else
-      fusec_block_tiles<T, R, 1>(to, tr, tp, a, ar, words, terms, adds);
+      fusec_block_tiles<T, R, 1>(to, tr, tp, a, ar, words, wk, wp, terms, adds);
     if (few)
       for (long long r = 0; r < rows; r++)
         for (int v = 0; v <= two; v++)
@@ -382,8 +408,9 @@ static __attribute__((noinline, unused)) void fusec_rows_tiles(
   }
 }
 // Packs the words of W columns; those from `terms` up to `all` are 0.
+template <class B>
 FUSEC_INLINE void fusec_pack_words(
-    m_f32 *words, const m_bf16 *b, long long bk, long long bc, long long terms, long long all) {
+    m_f32 *words, const B *b, long long bk, long long bc, long long terms, long long all) {
   fusec_pack_pairs(words, b, bk, bc, terms, all);
 }
 FUSEC_INLINE void fusec_pack_words(
@@ -392,53 +419,59 @@ FUSEC_INLINE void fusec_pack_words(
 }
 // Tiles read rows where they lie, also a page apart, if these are contiguous and whole: a copy for
 // each panel takes as long as it saves (128 rows of 4096 x 4096: 1.5 ms of 9.5; Xeon, 2026-11-30).
-template <class T>
+template <class T, class B>
 static __attribute__((noinline, unused)) void fusec_part_tiles(
-    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const B *b,
     long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
   alignas(64) T copy[FUSEC_ROWS * fusec_at_once<T>];
-  alignas(64) m_f32 words[8 * FUSEC_TILE_BYTES / 4 * FUSEC_W];
+  alignas(64) m_f32 packed[8 * FUSEC_TILE_BYTES / 4 * FUSEC_W];
   long long all = (terms + fusec_whole<T> - 1) / fusec_whole<T> * fusec_whole<T>;
   long long from = ak != 1 || terms != all ? 0 : rows / 16 * 16;  // rows before it are not copied
   if (from < rows) fusec_copy_rows(copy, all, a + from * ar, ar, ak, rows - from, terms, all);
   for (long long panels = columns / FUSEC_W, n; panels > 0; panels -= n, c += n * cp) {
     n = fusec_least(8, panels);
-    for (long long v = 0; v < n; v++, b += FUSEC_W * bc)
-      fusec_pack_words(words + v * FUSEC_TILE_BYTES / 4 * FUSEC_W, b, bk, bc, terms, all);
+    const m_f32 *words = packed;
+    long long wk = FUSEC_W, wp = FUSEC_TILE_BYTES / 4 * FUSEC_W;
+    if (sizeof(B) == 4 && terms == all)
+      words = (const m_f32 *)b, wk = 2 * bk, wp = FUSEC_W, b += n * FUSEC_W;
+    else
+      for (long long v = 0; v < n; v++, b += FUSEC_W * bc)
+        fusec_pack_words(packed + v * wp, b, bk, bc, terms, all);
     for (long long i = 0, some; i < rows; i += some) {
       some = rows - i >= 32 ? 32 : fusec_least(16, rows - i);
       const T *at = i < from ? a + i * ar : copy + (i - from) * all;
       long long step = i < from ? ar : all;
       if (some == 32)
-        fusec_rows_tiles<T, 2>(c + i * cr, cr, cp, at, step, words, some, n, all, adds);
+        fusec_rows_tiles<T, 2>(c + i * cr, cr, cp, at, step, words, wk, wp, some, n, all, adds);
       else
-        fusec_rows_tiles<T, 1>(c + i * cr, cr, cp, at, step, words, some, n, all, adds);
+        fusec_rows_tiles<T, 1>(c + i * cr, cr, cp, at, step, words, wk, wp, some, n, all, adds);
     }
   }
 }
-template <class T>
+template <class T, class B>
 static __attribute__((noinline, unused)) void fusec_multiply_tiles(
-    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const T *b,
+    m_f32 *c, long long cr, long long cp, const T *a, long long ar, long long ak, const B *b,
     long long bk, long long bc, long long rows, long long columns, long long terms, bool adds) {
-  asm volatile("ldtilecfg %0" : : "m"(fusec_tiles));
   for (long long k = 0; k == 0 || k < terms; k += fusec_at_once<T>, adds = true)
     for (long long i = 0; i < rows; i += FUSEC_ROWS)
       fusec_part_tiles(c + i * cr, cr, cp, a + i * ar + k * ak, ar, ak, b + k * bk, bk, bc,
                        fusec_least(FUSEC_ROWS, rows - i), columns,
                        fusec_least(fusec_at_once<T>, terms - k), adds);
-  asm volatile("tilerelease");
 }
 #else
 FUSEC_INLINE bool fusec_has_tiles() { return false; }
-template <class T> FUSEC_INLINE void fusec_multiply_tiles(
-    m_f32 *, long long, long long, const T *, long long, long long, const T *, long long,
+struct fusec_tiles_in_use {
+  fusec_tiles_in_use() {}
+};
+template <class T, class B> FUSEC_INLINE void fusec_multiply_tiles(
+    m_f32 *, long long, long long, const T *, long long, long long, const B *, long long,
     long long, long long, long long, long long, bool) {}
 #endif
 
 // Multiplies by V * W columns; the rows of a have terms padded to a multiple of 32.
-template <int V>
+template <int V, class B>
 FUSEC_INLINE void fusec_columns_bf16(
-    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const m_bf16 *b,
+    float *c, long long cr, long long cp, const m_bf16 *a, long long ar, const B *b,
     long long bk, long long bc, long long rows, long long terms, bool adds) {
   alignas(64) m_f32 pairs[V][FUSEC_TERMS / 2 * FUSEC_W];
   long long all = (terms + 31) / 32 * 32;
@@ -446,9 +479,10 @@ FUSEC_INLINE void fusec_columns_bf16(
     fusec_pack_pairs(pairs[v], b + v * FUSEC_W * bc, bk, bc, terms, all);
   fusec_rows_pairs<V>(c, cr, cp, a, ar, pairs[0], rows, all, adds);
 }
+template <class B>
 static __attribute__((noinline, unused)) void fusec_part_bf16(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, long long ak,
-    const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
+    const B *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
   alignas(64) m_bf16 copy[FUSEC_ROWS * FUSEC_TERMS];
   if (ak != 1 || terms % 32 || ar % 1024 == 0) {
@@ -464,9 +498,10 @@ static __attribute__((noinline, unused)) void fusec_part_bf16(
   FUSEC_COLUMNS(1)
 #undef FUSEC_COLUMNS
 }
+template <class B>
 FUSEC_INLINE void f_multiply_bf16(
     float *c, long long cr, long long cp, const m_bf16 *a, long long ar, long long ak,
-    const m_bf16 *b, long long bk, long long bc, long long rows, long long columns,
+    const B *b, long long bk, long long bc, long long rows, long long columns,
     long long terms, bool adds) {
   terms = terms < 0 ? 0 : terms;
   if (fusec_has_tiles())

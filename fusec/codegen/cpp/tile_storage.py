@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from fusec.codegen.cpp.lane_order import LaneOrder
 from fusec.codegen.cpp.tile_uses import TileUses
+from fusec.ir.dtype import BF16
 from fusec.ir.expr import Cast, Dot, Expr, Load, Op, Reduce, Select, Var, children, reach
 from fusec.ir.index import Axis
 from fusec.ir.program import PACKED
@@ -29,12 +30,14 @@ class Storage:
     Attributes:
         stored: values in row-major arrays; reductions included.
         panels: copies in panels: value -> pairs of a row and a column axis.
+        paired: those of ``stored`` whose rows, terms of products of bf16, lie in pairs.
     """
 
     uses: TileUses
     order: LaneOrder
     stored: set[Var] = field(default_factory=set)
     panels: dict[Var, list[tuple[Axis, Axis]]] = field(default_factory=dict)
+    paired: set[Var] = field(default_factory=set)
 
     @staticmethod
     def of(uses: TileUses, order: LaneOrder) -> Storage:
@@ -115,6 +118,8 @@ class Storage:
             if var is right and self.uses.direct(var, terms, column, right=True) is None:
                 if right.dtype in PACKED:
                     self.stored.add(var)
+                    if self._lies_in_pairs(var, terms, column):
+                        self.paired.add(var)
                 elif self.uses.load(var) is not None:
                     self._copy(var, (terms, column))
                 else:
@@ -123,6 +128,14 @@ class Storage:
                         self._copy(var, (terms, column))
             if var is left and self.uses.direct(var, row, terms, right=False) is None:
                 self.stored.add(var)
+
+    def _lies_in_pairs(self, var: Var, terms: Axis, column: Axis) -> bool:
+        """Return True for an operand that is stored for products alone, whole, as they pack it."""
+        products = [dot for _, dot in self.uses.dots(var)]
+        alike = all(self.order.sides(dot)[1] is var and dot.over == (terms,) for dot in products)
+        rows = self.order.sorted((terms, column)) == (terms, column)
+        whole = terms not in self.uses.ends and terms.extent.const % 2 == 0
+        return var.dtype is BF16 and alike and rows and whole and not self.uses.elementwise(var)
 
     def _changes_later(self, var: Var) -> bool:
         """Return True if a carry that a value depends on is updated after it in its block."""

@@ -65,6 +65,7 @@ class TileArray:
     Attributes:
         row: None for a tile with one lane axis.
         start: offset of its first element in a larger array, for a row-major tile.
+        pairs: each two rows are one, of their elements in turn: as a product packs its terms.
     """
 
     buffer: Buffer
@@ -72,6 +73,7 @@ class TileArray:
     column: Axis
     panels: bool = False
     start: Index = _BEGINNING
+    pairs: bool = False
 
     def offset(self, at: Mapping[Axis, Index], width: int) -> Index:
         """Return the offset of the element at some coordinates."""
@@ -79,6 +81,9 @@ class TileArray:
         if self.row is None:
             return column
         row = at[self.row]
+        if self.pairs:
+            pair = floordiv(row, index(2)) * self.column.extent + column
+            return pair * 2 + mod(row, index(2))
         if not self.panels:
             return self.start + row * self.column.extent + column
         panel = floordiv(column, index(width)) * self.row.extent
@@ -90,6 +95,8 @@ class TileArray:
         if self.panels:
             return Matrix(self.buffer, index(0), index(width), index(1), self.row.extent * width)
         row, column = self.column.extent, index(1)
+        if self.pairs:
+            return Matrix(self.buffer, index(0), row, index(2), index(2 * width), pairs=True)
         if rows is not self.row:
             row, column = column, row
         return Matrix(self.buffer, self.start, row, column, column * width)
@@ -313,6 +320,8 @@ class Nest:
         if not free:
             return {(None, False)}
         lanes = self.writer.storage.order.sorted(domain)
+        if isinstance(item, Let) and item.var in self.writer.storage.paired:
+            return {(lanes[-1], True)}  # the rows of an iteration are stored together
         if len(lanes) == 1:
             return {(lanes[0], True), (lanes[0], False)}
         return {(lane, lane is lanes[-1]) for lane in free}

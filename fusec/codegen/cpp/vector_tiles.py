@@ -171,7 +171,8 @@ class _Rewrite:
         """Declare the array of a tile."""
         *rows, column = self.order.sorted(var.axes & self.uses.lanes)
         made = self.scratch(var.name, (*rows, column), held_type(var.dtype))
-        self.writer.arrays[var] = TileArray(made, rows[0] if rows else None, column)
+        pairs = var in self.storage.paired
+        self.writer.arrays[var] = TileArray(made, rows[0] if rows else None, column, pairs=pairs)
         if not rows and self.bounds.partial(column, self.width):
             self.fill(self.writer.arrays[var])  # its last vector may be read, and written in part
         return self.writer.arrays[var]

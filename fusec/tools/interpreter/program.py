@@ -187,7 +187,8 @@ def _elements(matrix: Matrix, rows: Array, columns: Array, width: int, run: _Pro
     )
     panels, within = (columns // width, columns % width) if width else (0, columns)
     along = panels * panel + within * column
-    offsets: Array = start + rows[:, None] * row + along[None, :]
+    odd = rows % 2 if matrix.pairs else 0
+    offsets: Array = start + ((rows - odd) * row + odd)[:, None] + along[None, :]
     base = matrix.buffer.base
     if offsets.size and not 0 <= offsets.min() <= offsets.max() < run.env.storage[base].size:
         raise InternalError(f"a product leaves {base}", stage=STAGE)
