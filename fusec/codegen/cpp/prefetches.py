@@ -16,7 +16,7 @@ fetch what they read in the next trip of the loop over terms, while the tile is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fusec.ir.expr import Buffer, Load, postorder, substitute
 from fusec.ir.index import Axis, Index, index
@@ -84,6 +84,17 @@ def own_loads(loop: For) -> list[Load]:
     inside: set[object] = {s.var for s in statements(loop.body) if isinstance(s, Let)}
     loads = (s.value for s in loop.body if isinstance(s, Let) and isinstance(s.value, Load))
     return [load for load in dict.fromkeys(loads) if inside.isdisjoint(postorder(load.gathers))]
+
+
+def lines_of(places: Mapping[Load, Index | None], line: int) -> dict[Load, Index]:
+    """Return the places to fetch without those behind another one within ``line`` bytes."""
+    found: dict[Load, Index] = {}
+    for load, at in sorted(places.items(), key=lambda place: place[1].const if place[1] else 0):
+        size = load.buffer.dtype.itemsize
+        near = (at - other for n, other in found.items() if at and n.buffer is load.buffer)
+        if at is not None and not any(n.is_constant and n.const * size < line for n in near):
+            found[load] = at
+    return found
 
 
 def lines_apart(offset: Index, loop: Axis, line: int) -> int:

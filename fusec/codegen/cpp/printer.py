@@ -22,6 +22,8 @@ Worked example::
 
 from __future__ import annotations
 
+from functools import partial
+
 from fusec.codegen.cpp.fields import fields
 from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.index import IndexPrinter
@@ -29,6 +31,7 @@ from fusec.codegen.cpp.pairs import half_of_pair, paired_puts
 from fusec.codegen.cpp.prefetches import (
     iterations_ahead,
     lines_apart,
+    lines_of,
     next_tile,
     own_loads,
     points_ahead,
@@ -282,8 +285,8 @@ class CppPrinter:
         tiles = self.tiles
         if any(isinstance(statement, Multiply) for statement in loop.body):
             self.tiles = loop.axis
-        for load in own_loads(loop) if self.program.stages > 1 or self.tiles else ():
-            self.prefetch(load)
+        if self.program.stages > 1 or self.tiles:
+            self.prefetch(own_loads(loop))
         self.block(loop.body)
         self.loops.pop()
         self.tiles = tiles
@@ -331,19 +334,23 @@ class CppPrinter:
         self.emit(f"{kind} *{name} = ({kind} *)fusec_allocate({size});")
         self.frees.append(f"fusec_free({name});")
 
-    def prefetch(self, load: Load) -> None:
-        """Print a prefetch of a later iteration's load, once for each line of a cache."""
-        at = self.fetched.get(load)
+    def prefetch(self, loads: list[Load]) -> None:
+        """Print prefetches of a later iteration's loads, once for each line of a cache."""
+        places: dict[Load, Index | None] = {}
+        inside = self.loops[-1:]
         if self.tiles is not None:
-            at = next_tile(load, self.tiles, self.lane)
-        elif load not in self.fetched:
-            at = iterations_ahead(load, self.loops, self.program, self.lane)
-        if at is not None:
-            size = load.buffer.dtype.itemsize
-            every = lines_apart(at, self.loops[-1], self.code.cache_line // size)
-            once = f"if ({self.name(self.loops[-1])} % {every} == 0) " if every > 1 else ""
+            inside = self.loops[self.loops.index(self.tiles) + 1 :]
+            places = {load: next_tile(load, self.tiles, self.lane) for load in loads}
+        else:
+            for load in loads:
+                ahead = partial(iterations_ahead, load, self.loops, self.program, self.lane)
+                places[load] = self.fetched[load] if load in self.fetched else ahead()
+        for load, at in lines_of(places, self.code.cache_line).items():
+            line = self.code.cache_line // load.buffer.dtype.itemsize
+            apart = ((self.name(loop), lines_apart(at, loop, line)) for loop in inside)
+            once = " && ".join(f"{i} % {every} == 0" for i, every in apart if every > 1)
             place = f"{self.name(load.buffer)} + {self.index.scalar(at)}"
-            self.emit(f"{once}__builtin_prefetch({place});")
+            self.emit(f"{f'if ({once}) ' if once else ''}__builtin_prefetch({place});")
 
     # -- values ------------------------------------------------------------------------------------
 

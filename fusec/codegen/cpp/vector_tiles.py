@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusec.codegen.cpp.lane_order import lane_order
+from fusec.codegen.cpp.shared_operands import join_operands
 from fusec.codegen.cpp.tile_bounds import TileBounds, drop_operand_masks
 from fusec.codegen.cpp.tile_storage import Storage
 from fusec.codegen.cpp.tile_uses import TileUses
@@ -76,7 +77,7 @@ def vector_tiles(program: Program, width: int) -> Program:
     if in_memory or (len(program.lanes) < 2 and not program.multiplies):
         rounded = tuple(rounded_forms(program, "erf", "ndtr").items())
         return replace(program, approximate=rounded) if rounded else program
-    program = drop_operand_masks(program, width)
+    program = join_operands(drop_operand_masks(program, width))
     rewrite = _Rewrite(program, width)
     body = _without_unread(rewrite.block(program.body))
     approximate = tuple(rewrite.writer.formed)

@@ -12,6 +12,7 @@ import fusec
 from fusec.codegen.cpp.prefetches import (
     iterations_ahead,
     lines_apart,
+    lines_of,
     next_tile,
     own_loads,
     points_ahead,
@@ -45,6 +46,18 @@ def test_a_tile_s_operand_is_fetched_a_trip_of_the_loop_ahead() -> None:
     assert next_tile(load, STEP, LANE) == load.indices[0] - index(LANE) + 8
     assert next_tile(load, PART, LANE) is None
     assert next_tile(load, STEP, None) is None
+
+
+def test_places_of_one_line_are_fetched_once() -> None:
+    _, _, load = stream(parts=True)
+    (first,) = load.indices
+    other = Load(Buffer("v", (index(64),), (index(1),), F32), (first,))
+    places = {
+        Load(load.buffer, (first + n,)): None if n == 24 else first + n for n in (32, 0, 8, 24, 16)
+    }
+    found = lines_of({**places, other: first}, 64)
+    assert sorted((at - first).const for at in found.values()) == [0, 0, 16, 32]
+    assert other in found
 
 
 @pytest.mark.parametrize("inside", [False, True])
