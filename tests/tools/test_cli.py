@@ -441,6 +441,15 @@ def test_cache_is_shown_and_emptied(capsys, monkeypatch, tmp_path) -> None:
     assert run(capsys, "cache", "clear")[:2] == (0, "removed 0 files\n")
 
 
+def test_a_cache_that_is_no_directory_is_said_by_the_exit_code(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "file"))
+    for action in ("stats", "list", "clear"):
+        assert run(capsys, "cache", action)[0] == 4
+    monkeypatch.setenv("FUSEC_CACHE", "0")
+    assert run(capsys, "cache")[0] == 0
+
+
 def test_the_cache_is_listed_by_model_and_target(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("FUSEC_CACHE_DIR", str(tmp_path / "listed"))
     assert run(capsys, "cache", "list")[1] == "the cache is empty\n"

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do one action on this user's cache."""
+    """Do one action on this user's cache; return 4 if the disk is to hold it and does not."""
     if arguments.json and arguments.action != "list":
         raise UsageError("--json is of `fusec cache list`.")
     cache = open_cache(Options.from_compile(None, None))
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             show(f"removed {cache.clear()} files")
         case unknown:
             raise UsageError.unknown("action", unknown, ACTIONS)
-    return 0
+    stats = cache.stats()
+    return EnvironmentProblem.exit_code if stats.limit_bytes and stats.problem else 0
 
 
 def _describe(cache: Cache) -> list[str]:
