@@ -57,7 +57,7 @@ TRITON = {
     "another operation": ("v_sum_1 - v_amax", "v_amax - v_sum_1"),
     "rows that overlap": ("i0 * 512 + r1i)", "i0 * 511 + r1i)"),
     "lanes folded by another monoid": ("= tl.sum(", "= tl.max("),
-    "another number": ("v_t * 0.5", "v_t * 0.25"),
+    "another number": ("1.0 - tail", "0.5 - tail"),
     "a lane too many": ("tl.arange(0, 512)", "1 + tl.arange(0, 512)"),
 }
 
