@@ -17,6 +17,28 @@
 
 /* -- files -------------------------------------------------------------------------------------- */
 
+/* Read a file to memory of our own: what is checked is what runs, whoever writes the file. */
+int fusec_read(const char *path, fusec_text *file, fusec_error *error) {
+  struct stat status;
+  int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  int known = descriptor >= 0 && !fstat(descriptor, &status);
+  size_t size = known ? (size_t)status.st_size : 0, done = 0;
+  char *at = known ? malloc(size + 1) : NULL;
+  ssize_t count = 1;
+  while (at && done < size && count > 0) {
+    count = read(descriptor, at + done, size - done);
+    done += count > 0 ? (size_t)count : 0;
+  }
+  int code = FUSEC_OK;
+  if (known && !at) code = fusec_fail(error, FUSEC_NO_MEMORY, "no memory for %s", path);
+  else if (!known || count < 0)
+    code = fusec_fail(error, FUSEC_CANNOT_READ, "cannot read %s: %s", path, strerror(errno));
+  if (descriptor >= 0) close(descriptor);
+  if (code) free(at);
+  else *file = (fusec_text){at, done};
+  return code;
+}
+
 int fusec_map(const char *path, fusec_text *file, fusec_error *error) {
   struct stat status;
   int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -112,14 +134,27 @@ static void keep_threads(void *handle) {
   if (function && dladdr(function, &info)) dlopen(info.dli_fname, RTLD_NOW | RTLD_NODELETE);
 }
 
+/* Write a path of an open file that no library has had in this process: dlopen knows a library by
+   its path, and the number of a file that was closed is given again. Each bit of a counter, and of
+   its place, for a process may have this code twice, is a "/" or a "./", which lead nowhere else. */
+static void path_of(int file, char path[400]) {
+  static unsigned long loads;
+  unsigned long bits[2] = {(unsigned long)&loads, __atomic_add_fetch(&loads, 1, __ATOMIC_RELAXED)};
+  char *end = path + sprintf(path, "/proc/self/fd/");
+  for (int k = 0; k < 2; ++k)
+    for (unsigned long rest = bits[k]; rest; rest >>= 1) end += sprintf(end, rest & 1 ? "./" : "/");
+  sprintf(end, "%d", file);
+}
+
 int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *error) {
-  char path[40];
-  *library = (fusec_library){NULL, memory_file(content), NULL, NULL, NULL};
-  if (library->file < 0)
+  char path[400]; /* two for each of 128 bits, and what is around them */
+  int file = memory_file(content);
+  *library = (fusec_library){NULL, NULL, NULL, NULL};
+  if (file < 0)
     return fusec_fail(error, FUSEC_NO_MEMORY, "no file in memory: %s", strerror(errno));
-  /* The C library knows a library by its path, so that the file stays open as long as that. */
-  snprintf(path, sizeof path, "/proc/self/fd/%d", library->file);
+  path_of(file, path);
   library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  close(file); /* what is mapped stays */
   if (!library->handle) {
     fusec_fail(error, FUSEC_OTHER_MACHINE, "the kernels cannot be loaded: %s", dlerror());
     fusec_unload_library(library);
@@ -137,7 +172,5 @@ int fusec_load_library(fusec_text content, fusec_library *library, fusec_error *
 
 void fusec_unload_library(fusec_library *library) {
   if (library->handle) dlclose(library->handle);
-  if (library->file >= 0) close(library->file);
   library->handle = NULL;
-  library->file = -1;
 }

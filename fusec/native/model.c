@@ -30,12 +30,12 @@ static int check_pin(fusec_text file, const char *sha256, fusec_error *error) {
 
 static void close_source(source *from) {
   free(from->archive.blobs);
-  fusec_unmap(from->file);
+  free((void *)from->file.at);
 }
 
 static int open_source(const char *path, const char *sha256, source *from, fusec_error *error) {
   memset(from, 0, sizeof *from);
-  int code = fusec_map(path, &from->file, error);
+  int code = fusec_read(path, &from->file, error);
   if (code) return code;
   if (sha256) code = check_pin(from->file, sha256, error);
   if (!code) code = fusec_open(from->file, &from->archive, error);
@@ -272,7 +272,7 @@ static int find_weights(fusec_model *model, const char *path, fusec_error *error
   for (size_t k = 0; k < model->argument_count; ++k) {
     const argument *argument = &model->arguments[k];
     if (argument->kind == WEIGHT)
-      weights[count++] = (fusec_weight){argument->names, &argument->type, NULL};
+      weights[count++] = (fusec_weight){argument->names, &argument->type, NULL, 0};
   }
   int code = FUSEC_OK;
   if (count && !path) code = fusec_fail(error, FUSEC_BAD_WEIGHTS, "the model has weights");
@@ -401,7 +401,6 @@ int fusec_load(fusec_model **model, const char *archive, const char *weights, co
   fusec_model *made = calloc(1, sizeof *made);
   if (made) {
     fusec_text target = from.archive.target;
-    made->library.file = -1;
     snprintf(made->target, sizeof made->target, "%.*s", (int)target.left, target.at);
     code = load_from(made, &from, weights, error);
   } else {

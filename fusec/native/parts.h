@@ -23,7 +23,7 @@ int fusec_take(fusec_text *text, size_t count, fusec_text *taken);
 int fusec_skip(fusec_text *text, const char *literal);
 /* Cut what stands before a character, which is gone past. Returns 0 if there is none. */
 int fusec_until(fusec_text *text, char end, fusec_text *taken);
-/* Cut a number of 1 to 18 decimal digits. Returns 0 for fewer or more. */
+/* Cut a number, which 63 bits hold. Returns 0 if there is none. */
 int fusec_number(fusec_text *text, uint64_t *number);
 int fusec_equal(fusec_text text, const char *literal);
 int fusec_same(fusec_text one, fusec_text other);
@@ -102,16 +102,21 @@ int fusec_find(const fusec_archive *archive, const char *folder, fusec_text name
 
 /* A weight that the model needs, and where in the file it lies.
 
-   names: of the weight, and of others that share its memory, one a line: "a", then "or b". */
+   names: of the weight, and of others that share its memory, one a line: "a", then "or b".
+   found, rank: the values, and which name the file has them by: the first that it has counts. */
 typedef struct {
   fusec_text names;
   const fusec_tensor *type;
   const void *found;
+  size_t rank;
 } fusec_weight;
 
 int fusec_find_weights(fusec_text file, fusec_weight *weights, size_t count, fusec_error *error);
 
 /* -- machine.c: the operating system and the processor ------------------------------------------ */
+
+/* Read a file to memory that `free` takes. */
+int fusec_read(const char *path, fusec_text *file, fusec_error *error);
 
 /* Map a file, to be read. */
 int fusec_map(const char *path, fusec_text *file, fusec_error *error);
@@ -126,7 +131,6 @@ typedef long long (*fusec_count)(const long long *);
 /* A shared library that was loaded from memory. */
 typedef struct {
   void *handle;
-  int file;
   fusec_function run;
   fusec_count bytes; /* of a workspace; -1 where 64 bits do not hold it */
   const char *signature;

@@ -80,9 +80,9 @@ void fusec_sha256_of(fusec_text text, unsigned char result[32]) {
 }
 
 static int hexadecimal(char digit) {
-  static const char digits[] = "0123456789abcdef";
+  static const char digits[] = "0123456789abcdef0123456789ABCDEF";
   const char *found = digit ? strchr(digits, digit) : NULL;
-  return found ? (int)(found - digits) : -1;
+  return found ? (int)(found - digits) % 16 : -1;
 }
 
 int fusec_digest(fusec_text *text, unsigned char result[32]) {

@@ -12,7 +12,7 @@
 
 #include "parts.h"
 
-enum { DEEPEST = 100 };
+enum { DEEPEST = 1000 };
 
 static const char *const arithmetic[] = {"+ ", "* ", "min ", "// ", "% ", NULL};
 static const char *const comparisons[] = {"== ", "!= ", "< ", "<= ", "> ", ">= ", NULL};

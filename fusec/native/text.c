@@ -42,12 +42,14 @@ int fusec_until(fusec_text *text, char end, fusec_text *taken) {
 
 int fusec_number(fusec_text *text, uint64_t *number) {
   int digits = 0;
+  int64_t value = 0;
   fusec_text digit;
-  for (*number = 0; text->left && *text->at >= '0' && *text->at <= '9'; ++digits) {
-    if (digits == 18) return 0;
-    *number = *number * 10 + (uint64_t)(*text->at - '0');
+  for (; text->left && *text->at >= '0' && *text->at <= '9'; ++digits) {
+    if (__builtin_mul_overflow(value, 10, &value)) return 0;
+    if (__builtin_add_overflow(value, *text->at - '0', &value)) return 0;
     fusec_take(text, 1, &digit);
   }
+  *number = (uint64_t)value;
   return digits > 0;
 }
 

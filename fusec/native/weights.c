@@ -116,10 +116,11 @@ static int fail(const fusec_weight *weight, const char *problem, fusec_error *er
                     problem);
 }
 
-static int has_name(const fusec_weight *weight, fusec_text name) {
+/* Return which of a weight's names one is, from 1; 0 if it is none. */
+static size_t rank_of(const fusec_weight *weight, fusec_text name) {
   fusec_text names = weight->names, one;
-  while (fusec_until(&names, '\n', &one)) {
-    if (fusec_same(one, name)) return 1;
+  for (size_t rank = 1; fusec_until(&names, '\n', &one); ++rank) {
+    if (fusec_same(one, name)) return rank;
     fusec_skip(&names, "or ");
   }
   return 0;
@@ -164,9 +165,12 @@ int fusec_find_weights(fusec_text file, fusec_weight *weights, size_t count, fus
     int is_row = !fusec_equal(name, "__metadata__");
     if (!(is_row ? take_row(&header, &row) : skip_metadata(&header)))
       return fusec_fail(error, FUSEC_BAD_WEIGHTS, "%s", damaged);
-    for (size_t k = 0; is_row && k < count; ++k)
-      if (has_name(&weights[k], name) && take_weight(&row, file, &weights[k], error))
-        return FUSEC_BAD_WEIGHTS;
+    for (size_t k = 0; is_row && k < count; ++k) {
+      size_t rank = rank_of(&weights[k], name);
+      if (!rank || (weights[k].found && weights[k].rank < rank)) continue;
+      weights[k].rank = rank;
+      if (take_weight(&row, file, &weights[k], error)) return FUSEC_BAD_WEIGHTS;
+    }
     more = skip(&header, ",");
     if (!more && !skip(&header, "}")) return fusec_fail(error, FUSEC_BAD_WEIGHTS, "%s", damaged);
   }

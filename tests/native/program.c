@@ -1,11 +1,13 @@
 /* Loads a model and runs it: `program ARCHIVE WEIGHTS|- THREADS IN... -- OUT...`, with files of
    elements. Prints what the model takes. Callers at the same time: the environment's CALLERS. Sizes
-   that are chosen: its SIZES, as "B=3 T=5". */
+   that are chosen: its SIZES, as "B=3 T=5". An archive that is loaded before, after which files are
+   closed as a daemon does: its BEFORE. */
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fusec.h"
 
@@ -75,11 +77,13 @@ static int finish(int code, const fusec_error *error) {
 int main(int count, char **given) {
   static call calls[MOST];
   pthread_t threads[MOST];
-  fusec_model *model, *whole = NULL;
+  fusec_model *model, *whole = NULL, *before = NULL;
   fusec_error error;
   const char *callers = getenv("CALLERS");
   int all = callers ? atoi(callers) : 1, code;
   if (count < 4) return 98;
+  if (getenv("BEFORE") && fusec_load(&before, getenv("BEFORE"), NULL, NULL, &error)) return 96;
+  for (int file = 3; before && file < 64; ++file) close(file);
   code = fusec_load(&model, given[1], strcmp(given[2], "-") ? given[2] : NULL, getenv("PIN"), &error);
   if (code) return finish(code, &error);
   show_sizes(model);
@@ -129,5 +133,6 @@ int main(int count, char **given) {
   if (getenv("WORKSPACE")) printf("workspace %zu\n", fusec_workspace(model));
   fusec_free(model);
   fusec_free(whole);
+  fusec_free(before);
   return 0;
 }
