@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusec.errors import UsageError
+from fusec.errors import NotWritable, UsageError
 from fusec.options import Options, environment_variables
 from fusec.runtime.cache.store import open_cache
 from fusec.tools.cli import COMMANDS, main
 from fusec.tools.cli.inputs import TensorInput, parse_spec
 from fusec.tools.cli.model import load_callable
-from fusec.tools.cli.output import _style
+from fusec.tools.cli.output import _style, replacing
 from fusec.tools.report.observe import new_fake_mode, observe
 from fusec.tools.report.stages import STAGES
 from fusec.torch_interior import FakeTensor
@@ -428,6 +428,23 @@ def test_a_model_too_big_for_the_machine_is_traced_without_its_weights(models) -
     weights = 8 * 65536 * 65536 * 4
     assert sum(g["bytes_eager"] for g in json.loads(done.stdout)["graphs"]) > weights
     assert int(done.stderr.split()[-1]) * 1024 < 2e9
+
+
+# files that are written
+
+
+def test_who_reads_a_file_that_is_replaced_keeps_it_whole(tmp_path: Path) -> None:
+    """A server maps the weights that a build writes anew."""
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"old")
+    with path.open("rb") as reader:
+        with replacing(path) as file:
+            file.write_bytes(b"new")
+        assert (reader.read(), path.read_bytes()) == (b"old", b"new")
+    with pytest.raises(NotWritable, match="cannot write"), replacing(path) as file:
+        file.write_bytes(b"half")
+        raise OSError("the disk is full")
+    assert path.read_bytes() == b"new" and [*tmp_path.iterdir()] == [path]
 
 
 # cache, doctor, help

@@ -30,7 +30,7 @@ from fusec.options import Options
 from fusec.tools.cli.dump import add_model_arguments
 from fusec.tools.cli.inputs import TensorInput, leaves, parse_named_sizes
 from fusec.tools.cli.line import check_model_line, check_target_name, forced_options, known_target
-from fusec.tools.cli.output import check_writable, progress, show, user_code, write_file, writing
+from fusec.tools.cli.output import check_writable, progress, replacing, show, user_code
 from fusec.tools.terminal import format_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         fn = load_callable(arguments.model, len(given), memory)
         # Options again, after the settings of torch in the model's file.
         content = build(fn, _call(arguments, mode), options(), mode)
-    write_file(path, content)
+    with replacing(path) as file:
+        file.write_bytes(content)
     show(f"{path}: {len(content) / 1e3:.0f} kB")
     show(f"sha256: {hashlib.sha256(content).hexdigest()}")
     variants = (decode(KEY, content) or {}).values()
@@ -153,7 +154,7 @@ def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
         raise EnvironmentProblem(
             "--with-weights needs safetensors: pip install 'fusec[weights]'"
         ) from error
-    with writing(path):
-        save_file(weights, path)
+    with replacing(path) as file:
+        save_file(weights, file)
     size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     show(f"{path}: {format_bytes(size)}")

@@ -106,6 +106,26 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file that takes a path's place when the block ends: who reads that keeps it whole.
+
+    Raises:
+        NotWritable: if that fails.
+    """
+    target = path.resolve()
+    made = target.with_name(f".{target.name}.{os.getpid()}")
+    with writing(path):
+        if path.exists() and not path.is_file():  # a pipe
+            yield path
+            return
+        try:
+            yield made
+            made.replace(target)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+@contextmanager
 def user_code(arguments: argparse.Namespace) -> Iterator[None]:
     """Run user code in a block: it prints to stderr, and torch is quiet without --traceback."""
     with redirect_stdout(sys.stderr), nullcontext() if arguments.traceback else quiet_torch():
