@@ -239,6 +239,10 @@ class Model:
                 tensor = self._weights[number]
             if tensor is None:
                 problems.append(f"{weight} is missing")
+            elif not isinstance(tensor, torch.Tensor):
+                problems.append(f"{weight} is wanted, a {type(tensor).__name__} was given")
+            elif tensor.layout is not torch.strided or tensor.is_meta:
+                problems.append(f"{weight} is wanted, one without plain memory was given")
             elif spec_of(tensor)[:2] != (weight.spec or ())[:2]:
                 problems.append(f"{weight} is wanted, {shown(spec_of(tensor))} was given")
             else:
@@ -246,12 +250,13 @@ class Model:
         if problems:
             more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UsageError(f"The weights do not fit: {'; '.join(problems[:5])}{more}.")
-        _refuse_shared(chosen, [k - len(self._calling.tensors) for k in self._written])
+        refuse_shared(chosen, [k - len(self._calling.tensors) for k in self._written])
         self._weights = chosen
 
     def _placed(self, tensor: torch.Tensor, weight: Weight) -> torch.Tensor:
         with torch.no_grad():
-            placed = with_strides(tensor.to(self.device), wanted_of(weight.spec, {})[2])
+            plain = tensor.to(self.device).resolve_conj().resolve_neg()
+            placed = with_strides(plain, wanted_of(weight.spec, {})[2])
         if weight.parameter and self.trains and not placed.requires_grad:
             placed = placed.detach().requires_grad_()
         return placed
@@ -269,6 +274,8 @@ class Model:
         if self._written:
             self._refuse_written(fitting)
         everything = [*fitting, *self._weights]
+        if self.trains and not torch.is_grad_enabled():  # what it calls turns gradients on
+            everything = [tensor.detach() for tensor in everything]
         given = (everything[k] if isinstance(k, int) else wanted_of(k, sizes)
                  for k in self._calling.graph)  # fmt: skip
         made = self._call(*given)
@@ -441,7 +448,7 @@ def _shape(spec: Spec) -> tuple[SizeFormula, ...]:
     return spec[1]
 
 
-def _refuse_shared(weights: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+def refuse_shared(weights: Sequence[torch.Tensor], written: Sequence[int]) -> None:
     """Raise UsageError if a weight that is written to shares memory with another."""
     rows = sorted((t.data_ptr(), _end(t), k) for k, t in enumerate(weights) if t.numel())
     end, owner = 0, -1

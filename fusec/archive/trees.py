@@ -56,6 +56,13 @@ def describe(value: Any, path: str, leaf: Callable[[torch.Tensor, str], Tree]) -
             )
 
 
+def is_same(value: Any, other: Any) -> bool:
+    """Return True for two equal values of one type: of floats zeros have a sign, and NaN is NaN."""
+    if type(value) is not type(other):
+        return False
+    return repr(value) == repr(other) if isinstance(value, float) else bool(value == other)
+
+
 def is_plain(value: Any) -> bool:
     """Return True for a number, a text or None."""
     return type(value) in _VALUES
@@ -82,7 +89,7 @@ def take(tree: Tree, value: Any, path: str, tensors: list[Any]) -> None:
                 raise _wrong(path, value, "a tensor")
             tensors.append(value)
         case "value":
-            if type(value) is not type(inner) or value != inner:
+            if not is_same(value, inner):
                 raise _wrong(path, value, f"{inner!r}, which it was built with,")
         case "tuple" | "list":
             if not isinstance(value, tuple | list) or len(value) != len(inner):

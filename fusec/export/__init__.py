@@ -29,6 +29,7 @@ from fusec.export.native import NAMES, SIGNATURE, describe_native
 from fusec.export.packing import pack
 from fusec.export.tracing import (
     Seen,
+    alike,
     bound_arguments,
     compile_graph,
     describe,
@@ -37,6 +38,7 @@ from fusec.export.tracing import (
     name_sizes,
     tracing,
 )
+from fusec.frontend.aliasing.overlap import memory_of
 from fusec.options import Options
 from fusec.runtime.cache.entry import encode
 from fusec.runtime.kernels.processor import needed_features
@@ -112,7 +114,7 @@ def weights_of(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name in first.values():
-        tensor = named[name].detach().contiguous()
+        tensor = named[name].detach().resolve_conj().resolve_neg().contiguous()
         place = tensor.untyped_storage().data_ptr()
         weights[name] = tensor.clone() if place in places else tensor  # no views in the file
         places.add(place)
@@ -127,16 +129,32 @@ def _variant(
         fn.train(call.train)
     target = _target_of(options)
     traced = target.device if torch.cuda.is_available() else "cpu"
-    move = partial(faked, mode=mode, device=torch.device(traced), moved={})
+    move = partial(faked, mode=mode, device=torch.device(traced))
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    tensors = named_tensors(fn).values() if isinstance(fn, nn.Module) else ()
+    places = {memory_of(tensor) for tensor in tensors}
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        """Return an argument's own fake: a call may give others for arguments that are one here."""
+        fake = move(tensor, moved={})
+        made.append((tensor, alike(fake, mode) if memory_of(tensor) in places else fake))
+        places.add(memory_of(tensor))
+        return made[-1][1]
+
     seen = Seen()
     with tracing(mode, call.train):
-        fake = fake_module(fn, mode, move)
-        given = list(call.args), dict(call.named)
-        args, named = pytree.tree_map_only(torch.Tensor, move, given)
-        sizes = {id(move(tensor)): names for tensor, names in call.sizes}
-        for tensor, names in call.sizes:
-            for axis in (k for k, name in enumerate(names) if name is not None):
-                maybe_mark_dynamic(move(tensor), axis)
+        fake = fake_module(fn, mode, partial(move, moved={}))
+        args, named = pytree.tree_map_only(torch.Tensor, own, (list(call.args), dict(call.named)))
+        sizes = {
+            id(argument): names
+            for tensor, names in call.sizes
+            for given, argument in made
+            if given is tensor
+        }
+        for argument in (argument for _, argument in made):
+            for axis, name in enumerate(sizes.get(id(argument), ())):
+                if name is not None:
+                    maybe_mark_dynamic(argument, axis)
         compiled = torch.compile(
             fake, backend=partial(compile_graph, seen, options), fullgraph=True, dynamic=False
         )

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 
 from fusec.archive import trees
 from fusec.archive.graph import Spec, formulas_in, spec_of
-from fusec.archive.model import HELD, named_tensors
+from fusec.archive.model import HELD, named_tensors, refuse_shared
 from fusec.archive.sizes import SizeCondition, names_in
 from fusec.codegen.targets import find_target
 from fusec.driver.backend import compile_with, context_of
@@ -223,20 +223,34 @@ def faked(
     return fake
 
 
+def alike(fake: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """Return a fake tensor like another, in memory of its own."""
+    with mode, torch.no_grad():
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+    return made.requires_grad_(fake.requires_grad)
+
+
 def fake_module(
     fn: Callable[..., Any], mode: FakeTensorMode, move: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[..., Any]:
-    """Return a copy of a module whose tensors are fake, on another device; a function as it is."""
+    """Return a copy of a module whose tensors are fake, on another device; a function as it is.
+
+    Buffers that are expanded are dense in it, as they are in a file of weights.
+    """
     if not isinstance(fn, nn.Module):
         return fn
     with FakeCopyMode(mode):
         made = copy.deepcopy(fn)
+    dense: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for part in made.modules():
         tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
         for table in tables:
             for name, value in table.items():
                 if isinstance(value, torch.Tensor):
-                    table[name] = move(value)
+                    whole = value
+                    if 0 in value.stride() and not isinstance(value, nn.Parameter):
+                        whole = dense.setdefault(id(value), (value.contiguous(), value))[0]
+                    table[name] = move(whole)
     return made
 
 
@@ -249,11 +263,13 @@ def name_sizes(
         sizes: names of extents by the identity of a given tensor.
         may_fix: as in ``Call``.
     Raises:
-        UsageError: for a name whose extent the model fixes.
+        UsageError: for a name whose extent the model fixes, and what is no name.
     """
     names: dict[str, str] = {}
     for given, traced in zip(seen.given, seen.traced, strict=True):
         for axis, name in enumerate(sizes.get(id(given), ())):
+            if name is not None and not (name.isascii() and name.isidentifier()):
+                raise UsageError(f"{name!r} is no name of a size: letters, digits and _, as `N`.")
             symbol = str(traced.shape[axis])
             if name is not None and symbol.isdigit() and not may_fix:
                 raise UsageError(f"the model runs for {name} = {symbol} alone: write the number.")
@@ -436,8 +452,8 @@ def bound_arguments(
                 found += [(key, by, part, False) for key, part in value.items()]
             case _ if name in given or trees.is_plain(value):
                 by = "name" if by == "either" and not ordered else by
-                is_like = trees.is_plain(value) and type(value) is type(parameter.default)
-                found.append((name, by, value, is_like and value == parameter.default))
+                is_default = trees.is_plain(value) and trees.is_same(value, parameter.default)
+                found.append((name, by, value, is_default))
             case _:  # a default that is no data: later arguments are passed by name
                 ordered = False
     return found
@@ -469,6 +485,11 @@ def _weights(
         parameter = isinstance(tensor, nn.Parameter) and tensor.requires_grad
         row = {"names": own, "spec": spec_of(tensor), "parameter": parameter, "held": kept}
         rows.append((tensor, row))
+    if seen.convention is not None:
+        written = {id(seen.given[k]) for k in seen.convention.written}
+        values = [real[names[key][0]] for key in read]
+        if not any(isinstance(value, FakeTensor) for value in values):
+            refuse_shared(values, [k for k, key in enumerate(read) if key in written])
     return rows, held
 
 
@@ -499,5 +520,5 @@ def _content(name: str, tensor: torch.Tensor) -> bytes:
             f"{name} is in no state_dict, so that the archive holds its value, and the model was "
             "built without memory: give --with-weights."
         )
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

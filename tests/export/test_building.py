@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -140,6 +141,117 @@ def test_complex_weights_and_arguments_are_those_of_the_model(load: Any) -> None
     for result in (found, wanted):
         result.abs().sum().backward()
     torch.testing.assert_close(own.turn.grad, expected.turn.grad)
+
+
+def test_arguments_that_were_one_tensor_may_be_others(load: Any) -> None:
+    """Also a weight that is an argument, and a view of an argument that is written to."""
+
+    def step(c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        c.add_(1)
+        return d * 2
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(values(4))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * self.w + y
+
+    scaled, x, y = Scaled(), values(4), values(4, seed=1)
+    torch._dynamo.reset()
+    model = load(build(lambda q, k: q * 2 + k, Call((x, x)), HERE))
+    torch.testing.assert_close(model(x, y), x * 2 + y)
+    model = load(build(scaled, Call((x, scaled.w)), HERE), weights=scaled)
+    torch.testing.assert_close(model(x, y), scaled(x, y))
+    pairs = values(4, 4)
+    model = load(build(step, Call((pairs, pairs[0])), HERE))
+    torch.testing.assert_close(model(pairs.clone(), y), y * 2)
+    with pytest.raises(UsageError, match="shares memory with what the model writes to"):
+        model(pairs, pairs[0])
+
+
+@pytest.mark.parametrize("name", ["N-1", "1a", "\u00df"])
+def test_what_is_no_name_of_a_size_is_refused(name: str) -> None:
+    torch._dynamo.reset()
+    x = values(4, 3)
+    with pytest.raises(UsageError, match="is no name of a size"):
+        build(lambda x: x * 2, Call((x,), sizes=((x, (name, None)),)), HERE)
+
+
+def test_a_model_that_trains_has_no_gradient_where_none_is_wanted(load: Any) -> None:
+    linear, x = nn.Linear(6, 3), values(5, 6)
+    torch._dynamo.reset()
+    model = load(build(linear, Call((x,), {}, True), HERE), weights=linear)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = model(x)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, linear(x).detach())
+    assert model(x).requires_grad
+
+
+@pytest.mark.parametrize(("built", "others"), [(0.0, (-0.0, 1.0)), (math.nan, (0.0,))])
+def test_a_number_is_the_one_that_it_was_built_with(
+    load: Any, built: float, others: tuple[float, ...]
+) -> None:
+    def scaled(x: torch.Tensor, s: float = 0.0) -> torch.Tensor:
+        return torch.full_like(x, s).reciprocal()
+
+    torch._dynamo.reset()
+    x = values(3)
+    model = load(build(scaled, Call((x, built)), HERE))
+    torch.testing.assert_close(model(x, built), scaled(x, built), equal_nan=True)
+    for other in others:
+        with pytest.raises(UsageError, match="which it was built with"):
+            model(x, other)
+
+
+class Shift(nn.Module):
+    def __init__(self, shift: torch.Tensor, *, kept: bool) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift, persistent=kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+@pytest.mark.parametrize("kept", (True, False))
+@pytest.mark.parametrize(
+    "shift", [torch.ones(1).expand(4), torch._neg_view(torch.ones(4))], ids=("expanded", "negative")
+)
+def test_buffers_of_any_layout_are_those_of_the_model(
+    load: Any, tmp_path: Path, shift: torch.Tensor, *, kept: bool
+) -> None:
+    torch._dynamo.reset()
+    module, x = Shift(shift, kept=kept), values(3, 4)
+    content = build(module, Call((x,)), HERE)
+    for weights in (module, weights_of(module)):
+        torch.testing.assert_close(load(content, weights=weights)(x), module(x))
+
+
+def test_weights_without_plain_memory_are_refused(load: Any) -> None:
+    torch._dynamo.reset()
+    content = build(Shift(torch.ones(4), kept=True), Call((values(3, 4),)), HERE)
+    for other in (torch.ones(4).to_sparse(), torch.ones(4, device="meta"), torch.ones(4).numpy()):
+        with pytest.raises(UsageError, match="shift: f32\\[4\\] is wanted"):
+            load(content, weights={"shift": other})
+
+
+def test_a_written_buffer_in_the_memory_of_another_weight_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(values(4), requires_grad=False)
+            self.register_buffer("first", self.w.data[:2])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first.add_(1)
+            return x * self.w
+
+    torch._dynamo.reset()
+    with pytest.raises(UsageError, match="shares memory with another weight"):
+        build(Counting(), Call((values(3, 4),)), HERE)
 
 
 def order(row: tuple[str, torch.Tensor]) -> int:
