@@ -234,6 +234,7 @@ class Model:
         found = named_tensors(weights) if isinstance(weights, nn.Module) else weights
         chosen, problems = [], []
         for number, weight in enumerate(self._calling.weights):
+            tensor: Any  # of a user
             tensor = next((found[name] for name in weight.names if name in found), None)
             if tensor is None and weight.held and self._weights:
                 tensor = self._weights[number]

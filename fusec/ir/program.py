@@ -130,7 +130,8 @@ class Matrix:
     Its element i, j is ``buffer[start + i*row + (j // W)*panel + (j % W)*column]``.
 
     Attributes:
-        pairs: two rows lie in one another, element by element: ``i*row`` is ``i//2*2*row + i%2``.
+        pairs: rows 2i and 2i + 1 are interleaved, ``b[0, 0] b[1, 0] b[0, 1] b[1, 1] ...``: in
+            place of ``i*row`` above stands ``i//2*2*row + i%2``.
     """
 
     buffer: Buffer

@@ -87,7 +87,7 @@ def own_loads(loop: For) -> list[Load]:
 
 
 def lines_of(places: Mapping[Load, Index | None], line: int) -> dict[Load, Index]:
-    """Return the places to fetch without those behind another one within ``line`` bytes."""
+    """Return the places to fetch without those less than ``line`` bytes behind another one."""
     found: dict[Load, Index] = {}
     for load, at in sorted(places.items(), key=lambda place: place[1].const if place[1] else 0):
         size = load.buffer.dtype.itemsize

@@ -10,9 +10,10 @@
 //            a, row, term,        along terms or rows, and b along terms or columns
 //            b, term, column,
 //            rows, columns, terms, adds)
-//                                 b may be of `m_pair`: two terms of each column, `2 * term` apart
+//                                 b may be of `m_pair`, two terms of a column: those of the columns
+//                                 are contiguous, and `term`, in pairs, is half of what they take
 // f_multiply_i8(...)              the same of int8, accumulated in i32, which wraps
-// fusec_tiles_in_use tiles;       stands before these two, in a scope around them
+// fusec_tiles_in_use tiles;       must be in scope where either of these two is called
 // st_operand_bf16(p, v)           a store to a private operand: subnormals may become 0
 // stp_operand_bf16(p, v, w)       the same of pairs: lane l at p[2 * l] and p[2 * l + 1]
 
@@ -432,7 +433,7 @@ static __attribute__((noinline, unused)) void fusec_part_tiles(
     n = fusec_least(8, panels);
     const m_f32 *words = packed;
     long long wk = FUSEC_W, wp = FUSEC_TILE_BYTES / 4 * FUSEC_W;
-    if (sizeof(B) == 4 && terms == all)
+    if (sizeof(B) == sizeof(m_pair) && terms == all)
       words = (const m_f32 *)b, wk = 2 * bk, wp = FUSEC_W, b += n * FUSEC_W;
     else
       for (long long v = 0; v < n; v++, b += FUSEC_W * bc)
@@ -461,7 +462,7 @@ static __attribute__((noinline, unused)) void fusec_multiply_tiles(
 #else
 FUSEC_INLINE bool fusec_has_tiles() { return false; }
 struct fusec_tiles_in_use {
-  fusec_tiles_in_use() {}
+  fusec_tiles_in_use() {}  // else it is a variable that nothing uses
 };
 template <class T, class B> FUSEC_INLINE void fusec_multiply_tiles(
     m_f32 *, long long, long long, const T *, long long, long long, const B *, long long,

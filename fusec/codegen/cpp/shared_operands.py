@@ -1,7 +1,7 @@
 """Compute operands of products together where they read the same elements.
 
-Halves of a byte are weights of two columns, so two products read each byte. One loop over the bytes
-computes both operands if both are defined before the first product.
+One loop over the elements computes both operands if both are defined before the first product: two
+products read each byte whose halves are weights of two columns.
 
 Worked example::
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir.expr import Dot, Expr, Load, reach
-from fusec.ir.program import For, Let, Program, Put, Statement, Update, reads
+from fusec.ir.program import Carry, For, Let, Program, Put, Statement, Update, reads, statements
 
 
 def join_operands(program: Program) -> Program:
@@ -30,20 +30,21 @@ def _joined(body: Sequence[Statement]) -> tuple[Statement, ...]:
     body = tuple(replace(s, body=_joined(s.body)) if isinstance(s, For) else s for s in body)
     definitions = [s for s in body if isinstance(s, Let | Update)]
     products = {s.value: s for s in definitions if isinstance(s.value, Dot)}
-    if len(products) < 2 or any(isinstance(s, Put) for s in body):
+    inside = list(statements(body))
+    if len(products) < 2 or any(isinstance(s, Put) for s in inside):
         return body
     made: dict[Expr, Let] = {s.var: s for s in body if isinstance(s, Let)}
-    changed = {s.var for s in body if isinstance(s, Update)}
-    loaded: set[Expr] = set()
-    early: set[Expr] = set()
+    changed = {s.var for s in inside if isinstance(s, Update | Carry)}
+    loaded: set[Expr] = set()  # by computed operands so far
+    early: set[Expr] = set()  # what the operands that move are made of
     for side in (side for dot in products for side in (dot.left, dot.right)):
         nodes = reach((side,), lambda node: reads(made[node]) if node in made else ())
         values = {node: made[node].value for node in nodes if node in made}
         loads = {node for node, value in values.items() if isinstance(value, Load)}
         if side not in values or side in loads:
             continue
-        later = any(isinstance(value, Dot) for value in values.values())
-        if not loads.isdisjoint(loaded) and not later and changed.isdisjoint(nodes):
+        follows = any(isinstance(value, Dot) for value in values.values())
+        if not loads.isdisjoint(loaded) and not follows and changed.isdisjoint(nodes):
             early.update(values)
         loaded |= loads
     first = body.index(next(iter(products.values())))

@@ -22,7 +22,7 @@ CPP_FLAT = (
     ),
     _on_flat(
         "unroll_pairs",
-        "unroll an innermost axis of two, or join it: pairs are read and stored together (CPU)",
+        "unroll an axis of two, or join it: pairs, and halves of a byte, are read together (CPU)",
         lambda flat, context: unroll_pairs(flat, context.machine),
     ),
     _on_flat(

@@ -130,12 +130,12 @@ class Storage:
                 self.stored.add(var)
 
     def _lies_in_pairs(self, var: Var, terms: Axis, column: Axis) -> bool:
-        """Return True for an operand that is stored for products alone, whole, as they pack it."""
+        """Return True for an operand that only products read, each along all of its rows."""
         products = [dot for _, dot in self.uses.dots(var)]
         alike = all(self.order.sides(dot)[1] is var and dot.over == (terms,) for dot in products)
-        rows = self.order.sorted((terms, column)) == (terms, column)
+        are_rows = self.order.sorted((terms, column)) == (terms, column)
         whole = terms not in self.uses.ends and terms.extent.const % 2 == 0
-        return var.dtype is BF16 and alike and rows and whole and not self.uses.elementwise(var)
+        return var.dtype is BF16 and alike and are_rows and whole and not self.uses.elementwise(var)
 
     def _changes_later(self, var: Var) -> bool:
         """Return True if a carry that a value depends on is updated after it in its block."""

@@ -65,7 +65,7 @@ class TileArray:
     Attributes:
         row: None for a tile with one lane axis.
         start: offset of its first element in a larger array, for a row-major tile.
-        pairs: each two rows are one, of their elements in turn: as a product packs its terms.
+        pairs: rows 2i and 2i + 1 are interleaved, element by element, as a product packs terms.
     """
 
     buffer: Buffer
@@ -96,6 +96,7 @@ class TileArray:
             return Matrix(self.buffer, index(0), index(width), index(1), self.row.extent * width)
         row, column = self.column.extent, index(1)
         if self.pairs:
+            assert rows is self.row
             return Matrix(self.buffer, index(0), row, index(2), index(2 * width), pairs=True)
         if rows is not self.row:
             row, column = column, row

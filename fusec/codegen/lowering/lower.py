@@ -453,7 +453,7 @@ class _Lowering(LoopBounds):
                 if self._folds(node) or [*self._masks_of(node.over)]:
                     return None
                 for factor in (*a.args, *b.args):
-                    self.value(factor)  # a sum among them would part the loop that adds
+                    self.value(factor)  # a sum between the two adds would split their loop
                 first = Op("add", (carry, self.value(a)))
                 return Op("add", (self._named(self.here, first), self.value(b)))
         return None

@@ -1,4 +1,4 @@
-"""Unroll an innermost axis of two, or join it with that of the pairs: lanes run along both (CPU).
+"""Unroll an axis of two, or join it with that of the pairs: lanes run along both (CPU).
 
 Spec: ``flat kernel -> flat kernel``, the same values. Two elements do not fill a vector, and where
 they are computed differently (the parts of a complex number, features that are rotated in pairs)
@@ -15,9 +15,10 @@ Likewise a sum over pairs, each of a byte with two weights, becomes the sum of t
     y[n] = sum(k, p: x[2*k + p] * f32(where(p < 1, w[n, k] & 15, w[n, k] >> 4)))
     y[n] = sum(k: x[2*k] * f32(w[n, k] & 15) + x[2*k + 1] * f32(w[n, k] >> 4))
 
-Halves of a byte may be weights of two columns. A product in tiles then becomes two, of bytes that
-are read once: of ``w[m, n] = where(p < 1, b[m, n] & 15, b[m, n] >> 4)`` for columns ``2*n + p``, or
-``N*p + n``.
+Halves of a byte may be weights of two columns. A product in tiles becomes two, which share bytes::
+
+    y[m, N*p + n] = sum(k: x[m, k] * f32(where(p < 1, w[k, n] & 15, w[k, n] >> 4)))
+    y[m, n] = sum(k: x[m, k] * f32(w[k, n] & 15));  y[m, N + n] = ... w[k, n] >> 4 ...
 
 A product that runs as tiles sums along one axis. So the two are joined there: a tile's lanes run
 along whole rows, and its weights are stored in pairs (``codegen/cpp/vector_nest.py``)::
@@ -175,8 +176,14 @@ def _is_apart(kernel: FlatKernel, axis: Axis) -> bool:
 
 
 def _is_of_halves(kernel: FlatKernel, axis: Axis, machine: Machine) -> bool:
-    """Return True for an axis of two columns of products in tiles whose weights share bytes."""
+    """Return True for an axis of two along which products in tiles read the same bytes of weights.
+
+    Its stores are a known distance apart, so that they are seen to be.
+    """
     if axis.extent is not _TWO or axis.limit is not None or unrolls_rows(kernel, machine):
+        return False
+    steps = [store.indices[0].coefficient(axis) for store in kernel.stores]
+    if not all(step is not None and step.is_constant for step in steps):
         return False
     found = [n for n in kernel.reductions if factors(n) is not None and axis in n.axes]
     narrow = [n for node in found for n in loads(node.bodies) if n.dtype in (I8, U8)]

@@ -121,6 +121,20 @@ def test_columns_that_share_bytes_are_products_of_their_own(*, shared: bool) -> 
     check_same(before, Schedule(before, (kernel,)), (numbers(32, 64), abs(numbers(2, 48, 64))))
 
 
+def test_columns_that_are_a_symbolic_distance_apart_stay_one_product() -> None:
+    """Stores at ``2*N*m + n`` and ``N`` behind it are not seen to be apart."""
+    columns = Size("N", 48)
+    x, w = buffer("x", 32, 64, dtype=BF16), buffer("w", columns, 64, dtype=U8)
+    y = buffer("y", 32, 2, columns)
+    m, p, n, k = axes("m p n k", 32, 2, columns, 64)
+    byte = Cast(load(w, n, k), I32)
+    half = Select(below(p, 1), Op("and", (byte, Const(15, I32))), Op("shr", (byte, Const(4, I32))))
+    body = Op("mul", (Cast(load(x, m, k), F32), Cast(half, F32)))
+    before = graph((x, w), (Def(y, (m, p, n), Reduce(SUM, (k,), body)),), y)
+    kernel = coalesce(kernel_of(before))
+    assert unroll_pairs(kernel, find_target("cpu:amx").machine) is kernel
+
+
 def test_two_axes_of_pairs_in_one_sum_are_both_unrolled() -> None:
     x, w, y = buffer("x", 8, 2), buffer("w", 8, 2), buffer("y")
     i, p, q = axes("i p q", 8, 2, 2)
