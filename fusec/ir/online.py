@@ -21,8 +21,9 @@ division is moved out of the sum: ``sum(n: exp(s - m)/l * v)`` is ``sum(n: exp(s
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import TypeAlias
 
 from fusec.errors import InternalError
@@ -188,14 +189,24 @@ def _moved(node: Reduce, around: tuple[Outside, ...]) -> Expr | None:
         return None
     if shift is None:
         return _applied((*outside, *around), inner)
-    top, base = shift
-    outside = [partial(merged, scale=ONE, top=top, maximum=base), *outside, *around]
+    top, less = shift
+    outside = [partial(_shifted_back, top=top, less=less), *outside, *around]
     result = _applied(outside, inner)
     if is_known_nan(result, {top: math.inf, inner: math.inf}):
         return result  # whatever the sum is there
     if not _is_plain(body, top):
         return None
     return _applied(outside, select(op("eq", top, math.inf), 1.0, inner))
+
+
+def _shifted_back(total: Expr, top: Expr, less: tuple[Expr, ...]) -> Expr:
+    """Return a sum of ``exp(s - top)`` as one of ``exp(s - a - b)``, where ``less`` is (a, b).
+
+    They are subtracted in turn, as from the scores: ``m + log(l)`` is m where m is far from 0.
+    """
+    nothing = op("eq", top, -math.inf) & op("gt", reduce(operator.add, less), -math.inf)
+    weight = op("exp", reduce(operator.sub, less, top))
+    return select(nothing, 0, op("mul", total, weight))
 
 
 def _applied(outside: Iterable[Outside], total: Expr) -> Expr:
@@ -238,19 +249,21 @@ ONLINE_RULES = Rules(
 """Rules by which a sum can run in the loop of its maximum."""
 
 
-def _by_own_maximum(body: Expr, over: frozenset[Axis]) -> tuple[Expr, tuple[Reduce, Expr] | None]:
-    """Return terms relative to their scores' own maximum, that, and what they were relative to.
+def _by_own_maximum(
+    body: Expr, over: frozenset[Axis]
+) -> tuple[Expr, tuple[Reduce, tuple[Expr, ...]] | None]:
+    """Return terms relative to their scores' own maximum, that, and what was subtracted from them.
 
     ``exp(s - u)`` of an attention with a sink, where u is ``maximum(max(n: s), sink)``.
     """
     for factor in _factors(body):
-        score, base = _shifted(factor, over)
-        for top in () if base is None else postorder((base,)):
+        score, less = _shifted(factor, over)
+        for top in postorder(less):
             if not isinstance(top, Reduce) or top.monoid is not MAX or set(top.over) != over:
                 continue
-            if base is not top and base is not None and _at_most(score, top.body, frozenset()):
+            if less != (top,) and _at_most(score, top.body, frozenset()):
                 (own,) = replace_nodes((body,), {factor: op("exp", score - top)})
-                return own, (top, base)
+                return own, (top, less)
     return body, None
 
 
@@ -264,15 +277,16 @@ def _factors(root: Expr) -> Iterator[Expr]:
             yield root
 
 
-def _shifted(node: Expr, over: frozenset[Axis]) -> tuple[Expr, Expr | None]:
-    """Return the scores of an exponential, and what is subtracted from them; else None for that."""
+def _shifted(node: Expr, over: frozenset[Axis]) -> tuple[Expr, tuple[Expr, ...]]:
+    """Return the scores of an exponential, and what is subtracted from them, in turn."""
+    less: tuple[Expr, ...] = ()
     if not isinstance(node, Op) or node.name != "exp":
-        return node, None
-    (score,), base = node.args, None
+        return node, less
+    (score,) = node.args
     while isinstance(score, Op) and score.name == "sub" and score.args[1].axes.isdisjoint(over):
-        score, less = score.args
-        base = less if base is None else less + base
-    return score, base
+        score, last = score.args
+        less = (last, *less)
+    return score, less
 
 
 def _split(root: Expr, over: frozenset[Axis]) -> tuple[Expr, list[Outside]]:

@@ -21,7 +21,7 @@ from fusec.ir.rewrite import rewrite
 from fusec.ir.strides import contiguous_strides
 from fusec.tools.interpreter.graph import run_graph
 from tests.ir.graphs import graph
-from tests.support import check, tune, values
+from tests.support import FUSED, check, tune, values
 
 LOWEST = Const(float("-inf"), F32)
 
@@ -252,6 +252,18 @@ def test_weights_beside_a_sink(sink: float, hidden: str):
     if hidden == "all":
         scores[1] = -math.inf
     check(_with_sink, scores, torch.tensor(sink), v)
+
+
+@pytest.mark.parametrize("fill", (-1e4, -1e9, torch.finfo(torch.float32).min))
+def test_rows_far_from_zero_keep_the_weights_of_a_log_softmax(fill: float):
+    """``m + log(l)`` is m there: each of 64 hidden keys had a weight of 1 in place of 1/64."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.mT).masked_fill(torch.arange(16)[:, None] < 8, fill)
+        return torch.log_softmax(scores, -1).exp() @ v
+
+    q, k, v = (values(n, 16, seed=s) for s, n in enumerate((16, 64, 64)))
+    check(attend, q, k, v, backend=FUSED)
 
 
 BASES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
