@@ -49,7 +49,8 @@ def test_parts_come_together_as_in_eager(name: str) -> None:
     "name", sorted(set(PARTS) - {"diagonal_scatter", "one hot", "eye", "arange"})
 )
 def test_parts_of_symbolic_sizes_come_together_as_in_eager(name: str) -> None:
-    check(PARTS[name], X, dynamic=True)
+    """A scatter that is returned lies where its argument does, which may be anywhere."""
+    check(PARTS[name], X, dynamic=True, externs=int(name.endswith("_scatter")))
 
 
 GATHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
