@@ -236,6 +236,10 @@ class BoundSize:
     axis: int | None
 
 
+_OWN = frozenset({"aten", "mkl", "mkldnn", "prims", "_c10d_functional", "higher_order"})
+"""Libraries of operations that torch itself describes."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Extern:
     """A call of the eager kernel of one FX node, with the reason why it is not lowered.
@@ -273,6 +277,13 @@ class Extern:
         return print_call(self)
 
     @property
+    def is_custom(self) -> bool:
+        """Whether a user or another library has said, by a fake kernel, what it returns."""
+        space, *name = self.target.split(".")
+        own = space in _OWN or len(name) != 2
+        return not (own or self.library or self.bound_sizes or self.is_pending)
+
+    @property
     def arguments(self) -> tuple[Argument, ...]:
         """All arguments, keyword arguments last."""
         return (*self.args, *(value for _, value in self.kwargs))
@@ -297,6 +308,8 @@ class Extern:
         """The symbolic sizes that it needs, by name."""
         needed = sizes_in(i for arg in self.arguments for i in argument_indices(arg))
         needed |= sizes_in(stride for buffer in self.writes for stride in buffer.strides)
+        if self.is_custom:
+            needed |= sizes_in(extent for buffer in self.writes for extent in buffer.shape)
         return by_name(needed - {bound.size for bound in self.bound_sizes})
 
     @property

@@ -78,7 +78,8 @@ from fusec.ir.program import Program
 _BOUND = {
     "args", "call", "empty", "zeros", "window", "restride", "strided", "constant", "aten", "mkl",
     "mkldnn", "ops", "float", "min", "add_product", "_", "view_as_real", "view_as_complex",
-    "unconjugated", "conjugated", "negated", "negative", "hooked", "relaid", "plain",
+    "unconjugated", "conjugated", "negated", "negative", "hooked", "relaid", "plain", "expected",
+    "counted",
 }  # fmt: skip
 _RESERVED = _BOUND | set(DTYPES) | set(keyword.kwlist)
 _LOOP = {"start", "rows", "part", "range", "turn"}
@@ -267,16 +268,17 @@ class _Wrapper:
             return
         if not extern.many and len(made) == 1:
             assert made[0] is not None
-            value = call if extern.is_pending else self._restride(made[0], call)
+            value = call if extern.is_pending else self._restride(made[0], call, extern)
             self.lines.append(f"{self.names(made[0])} = {value}")
             return
         unused = len(used) < len(made)
         targets = [self.names(b) if b is not None and b in used else "_" for b in made]
+        call = f"counted({call}, {len(made)}, {extern.target!r})" if extern.is_custom else call
         self.lines.append(f"{_items(targets)} = {call}")
         self.lines += ["del _"] if unused else []
         for buffer in () if extern.is_pending else used:
             name = self.names(buffer)
-            self.lines.append(f"{name} = {self._restride(buffer, name)}")
+            self.lines.append(f"{name} = {self._restride(buffer, name, extern)}")
 
     def _sized(self, extern: Extern, call: str) -> None:
         """Print a call with data-dependent result sizes, and bind these sizes."""
@@ -291,7 +293,7 @@ class _Wrapper:
                 self.lines.append(f"{name} = {results[bound.result]}.shape[{bound.axis}]")
         for buffer, name in zip(extern.outputs, results, strict=False):
             if buffer is not None:
-                self.lines.append(f"{name} = {self._restride(buffer, name)}")
+                self.lines.append(f"{name} = {self._restride(buffer, name, extern)}")
 
     def _native_loop(self, statement: HostLoop, run: RunCode) -> None:
         """Print the launch of all iterations of a loop, with what its body allocates around it."""
@@ -362,8 +364,11 @@ class _Wrapper:
         strides = _tuple(view.strides, self.names)
         return f"window({self._base(view)}, ({', '.join(sizes)},), {strides}, {first})"
 
-    def _restride(self, buffer: Buffer, value: str) -> str:
-        _, strides, _ = _layout(whole_view(buffer))
+    def _restride(self, buffer: Buffer, value: str, extern: Extern) -> str:
+        shape, strides, _ = _layout(whole_view(buffer))
+        if extern.is_custom:
+            dtype = COMPLEX_OF[buffer.dtype] if buffer.form.is_complex else buffer.dtype
+            value = f"expected({value}, {_tuple(shape, self.names)}, {dtype}, {extern.target!r})"
         return _received(buffer, f"restride({value}, {_tuple(strides, self.names)})")
 
     def _return(self, graph: Graph) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fusec.errors import UsageError
 from fusec.runtime.calls.outside import GraphReferences
 from fusec.runtime.calls.ranges import BoxedCall as BoxedCall
 from fusec.runtime.calls.ranges import Hook, Ranges
@@ -53,6 +54,31 @@ DTYPES = {
 def window(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
     """Return a strided view of ``base``, ``offset`` elements from its first."""
     return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
+
+
+def expected(made: Any, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> torch.Tensor:
+    """Return a result of a user's operation, which has to be what its fake kernel said.
+
+    Kernels would read behind it, or its elements as others.
+    """
+    if not isinstance(made, torch.Tensor):
+        raise UsageError(f"{what} returned a {type(made).__name__}, where a tensor was traced.")
+    if made.shape != shape or made.dtype != dtype:
+        seen, said = (f"{t}{list(s)}" for t, s in ((made.dtype, made.shape), (dtype, shape)))
+        raise UsageError(
+            f"{what} returned {seen}, and its fake kernel {said}: correct its register_fake."
+        )
+    return made
+
+
+def counted(made: Sequence[Any], count: int, what: str) -> Sequence[Any]:
+    """Return the results of a user's operation, as many as its fake kernel has returned."""
+    if len(made) != count:
+        raise UsageError(
+            f"{what} returned {len(made)} results, and its fake kernel {count}: correct its "
+            "register_fake."
+        )
+    return made
 
 
 def restride(made: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -196,7 +222,7 @@ def bind(
     namespace: dict[str, Any] = {
         "empty": empty,
         "zeros": zeros,
-        **{f.__name__: f for f in (window, restride, add_product)},
+        **{f.__name__: f for f in (window, restride, expected, counted, add_product)},
         **{f.__name__: f for f in (unconjugated, conjugated, negated, hooked, relaid, plain)},
         "negative": negative,
         "strided": reinterpret,

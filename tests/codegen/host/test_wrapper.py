@@ -70,6 +70,8 @@ class Slots:
             "empty": self.empty,
             "window": lambda slot, *_: slot,
             "restride": lambda slot, strides: slot,
+            "expected": lambda slot, *_: slot,
+            "counted": lambda slots, *_: slots,
             "strided": self.again,
             **{d: d for d in ("bool", "i32", "i64", "f16", "bf16", "f32", "f64")},
         }

@@ -282,3 +282,49 @@ def test_a_model_with_a_decomposition_is_shipped_without_the_operation(tmp_path:
     model = fusec.load(path)
     fusec.register_decomposition("own::gated")(lambda x: x[:, ::2] * 0)  # what is shipped stays
     torch.testing.assert_close(model(x), gate_and_scale(x))
+
+
+# -- operations that are not what their fake kernels said ------------------------------------------
+
+LIBRARY.define("unlike(Tensor x, str how) -> Tensor")
+LIBRARY.define("many(Tensor x, int count) -> Tensor[]")
+UNLIKE = {
+    "shape": lambda x: x[:-1].clone(),
+    "rank": lambda x: x.sum(),
+    "type": lambda x: x.double(),
+    "": lambda x: x.clone(),
+}
+LIBRARY.impl("unlike", lambda x, how: UNLIKE[how](x), "CPU")
+LIBRARY.impl("many", lambda x, count: [x * k for k in range(count)], "CPU")
+torch.library.register_fake("own::unlike", lambda x, how: torch.empty_like(x))
+torch.library.register_fake("own::many", lambda x, count: [x.new_empty(x.shape) for _ in range(3)])
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("how", UNLIKE)
+def test_a_result_that_is_not_its_fake_is_an_error(how: str, *, dynamic: bool) -> None:
+    """Kernels would read behind it, or its elements as others."""
+
+    def model(x: Tensor) -> Tensor:
+        made: Tensor = torch.ops.own.unlike(x, how)
+        return made * 2
+
+    compiled, x = compile_with(model, dynamic=dynamic), torch.randn(3, 4)
+    if not how:
+        torch.testing.assert_close(compiled(x), x * 2)
+        return
+    with pytest.raises(
+        UsageError, match=r"own.unlike.default returned .* correct its register_fake"
+    ):
+        compiled(x)
+
+
+def test_fewer_results_than_the_fake_kernel_s_are_an_error() -> None:
+    def model(x: Tensor, count: int) -> Tensor:
+        made: Tensor = torch.ops.own.many(x, count)[1]
+        return made + 1
+
+    compiled, x = compile_with(model, dynamic=False), torch.randn(3)
+    torch.testing.assert_close(compiled(x, 3), x + 1)
+    with pytest.raises(UsageError, match="returned 2 results, and its fake kernel 3"):
+        compiled(x, 2)
