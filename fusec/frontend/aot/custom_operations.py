@@ -28,6 +28,7 @@ import torch
 from torch import fx
 
 from fusec.errors import UsageError
+from fusec.frontend.aliasing.overlap import memory_of
 from fusec.frontend.fx_passes.dynamo_graph import call_instead, graphs_in
 from fusec.frontend.fx_passes.flex_attention import spell_out_attention
 from fusec.frontend.fx_passes.fx_nodes import hint_of
@@ -105,11 +106,50 @@ def _without_gradient(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run the decomposition of an operation that writes its arguments, without gradients."""
+    """Run the decomposition of an operation that writes its arguments, without gradients.
+
+    A result that the schema says is an argument is that argument.
+
+    Raises:
+        UsageError: if it writes an argument that the operation does not.
+    """
+    given = bound_arguments(target, args, kwargs)
+    parameters = {a.name: a for a in target._schema.arguments}
+    written = [given[name] for name, a in parameters.items() if _is_written(a)]
+    places = {memory_of(tensor) for tensor in tensors_in(written)}
+    kept = [
+        (name, tensor)
+        for name in parameters
+        for tensor in tensors_in(given[name])
+        if memory_of(tensor) not in places
+    ]
+    before = [tensor._version for _, tensor in kept]
     with torch.no_grad():
         made = _called(target, function, args, kwargs)
-    _check_results(target, pytree.tree_leaves(made), declared)
+    for (name, tensor), version in zip(kept, before, strict=True):
+        if tensor._version != version:
+            raise UsageError(
+                f"the decomposition of {target} writes {name}, which the operation does not: "
+                "its schema says what it writes."
+            )
+    results, spec = pytree.tree_flatten(made)
+    _check_results(target, results, declared)
+    same = {alias: given[n] for n, a in parameters.items() for alias in _aliases(a)}
+    aliases = [next(iter(_aliases(result)), "") for result in target._schema.returns]
+    if len(aliases) == len(results) and any(aliases):
+        own = _apart(results, (args, kwargs))
+        results = [same.get(a, r) for a, r in zip(aliases, own, strict=True)]
+        return pytree.tree_unflatten(results, spec)
     return _apart(made, (args, kwargs))
+
+
+def _aliases(part: Any) -> frozenset[str]:
+    """Return the names of an argument's or result's memory in a schema: ``a`` of ``(a!)``."""
+    return frozenset(part.alias_info.before_set) if part.alias_info is not None else frozenset()
+
+
+def _is_written(part: Any) -> bool:
+    return part.alias_info is not None and part.alias_info.is_write
 
 
 def _decomposed(target: OpOverload, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -171,14 +211,14 @@ def _laid_out(made: Any, declared: Any) -> Any:
 
 def _apart(made: Any, given: Any) -> Any:
     """Return results, each that shares memory with an argument or an earlier result copied."""
-    seen = {t.untyped_storage()._cdata for t in tensors_in(given)}
+    seen = {memory_of(tensor) for tensor in tensors_in(given)}
 
     def alone(result: Any) -> Any:
         if not isinstance(result, torch.Tensor):
             return result
-        if result.untyped_storage()._cdata in seen:
+        if memory_of(result) in seen:
             result = result.clone()
-        seen.add(result.untyped_storage()._cdata)
+        seen.add(memory_of(result))
         return result
 
     return pytree.tree_map(alone, made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +328,60 @@ def test_fewer_results_than_the_fake_kernel_s_are_an_error() -> None:
     torch.testing.assert_close(compiled(x, 3), x + 1)
     with pytest.raises(UsageError, match="returned 2 results, and its fake kernel 3"):
         compiled(x, 2)
+
+
+# -- decompositions beside the schema --------------------------------------------------------------
+
+LIBRARY.define("tripled_(Tensor(a!) x) -> Tensor(a!)")
+LIBRARY.define("doubled(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+LIBRARY.define("moved(Tensor(a!) out, Tensor x) -> ()")
+LIBRARY.impl("tripled_", lambda x: x.mul_(3), "CPU")
+LIBRARY.impl("doubled", lambda x, *, out: out.copy_(x * 2), "CPU")
+LIBRARY.impl("moved", lambda out, x: (out.copy_(x * 2), None)[1], "CPU")
+for written in ("tripled_", "doubled"):
+    torch.library.register_fake(f"own::{written}", lambda x, out=None: x if out is None else out)
+torch.library.register_fake("own::moved", lambda out, x: None)
+
+
+def written_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x * 2
+    same = torch.ops.own.tripled_(made)
+    same.add_(1)
+    return made, same
+
+
+def returned_out(x: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros_like(x)
+    same = torch.ops.own.doubled(x, out=out)
+    out.add_(1)
+    return out, same * 2
+
+
+@pytest.mark.parametrize("model", (written_twice, returned_out))
+def test_a_result_that_is_an_argument_stays_it(
+    model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"tripled_": lambda x: x.mul_(3), "doubled": lambda x, *, out: out.copy_(x * 2)}
+    for name, function in known.items():
+        operation = getattr(torch.ops.own, name).default
+        monkeypatch.setitem(DECOMPOSITIONS, operation, function)
+    x = torch.randn(3)
+    found = compile_with(model, dynamic=False, cache=False)(x.clone())
+    for ours, wanted in zip(found, model(x.clone()), strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_a_decomposition_that_writes_more_than_its_operation_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def model(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        torch.ops.own.moved(out, x)
+        return out
+
+    def into(out: Tensor, x: Tensor) -> None:
+        out.copy_(x.mul_(2))
+
+    monkeypatch.setitem(DECOMPOSITIONS, torch.ops.own.moved.default, into)
+    with pytest.raises(Exception, match="writes x, which the operation does not"):
+        compile_with(model, dynamic=False, cache=False)(torch.randn(3))
