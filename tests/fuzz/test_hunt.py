@@ -81,6 +81,11 @@ def test_a_child_tells_of_a_part_that_raises(capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_a_seed_of_each_part_is_right(name):
-    verdict = PARTS[name].run(0)
-    assert verdict.kind == RIGHT, verdict.said
-    assert verdict.programs >= 1
+    ran = 0
+    for seed in range(3):  # transformers builds not all architectures small
+        verdict = PARTS[name].run(seed)
+        assert verdict.kind == RIGHT, verdict.said
+        ran += verdict.programs
+        if ran:
+            return
+    raise AssertionError("no seed had a program")

@@ -147,7 +147,7 @@ def _pairs(kernel: FlatKernel) -> tuple[Axis, Axis, Sequence[Substitution]] | No
         even = axis.limit is None and mod(axis.extent, index(2)) is index(0)
         if stored and even and all(offset.steps_by_one(axis) for offset in stored):
             place = Axis(axis.name, floordiv(axis.extent, index(2)))
-            both = index(place) * 2
+            both = index(0) if place.extent is index(1) else index(place) * 2
             return axis, place, [{axis: both}, {axis: both + 1}]
     return None
 

@@ -190,6 +190,18 @@ def turned(*, normed: bool = False, whole: bool = False) -> FlatKernel:
     return coalesce(kernel_of(graph((x, c), tuple(lines), *(line.buffer for line in lines))))
 
 
+def test_one_pair_has_no_axis_left() -> None:
+    """y[d] = x[1], -x[0] for d of 2, told apart by a quotient: the gradient of a turned pair."""
+    x, y = buffer("x", 2), buffer("y", 2)
+    (d,) = axes("d", 2)
+    odd = Op("eq", (IndexValue(index(d) - (index(d) + 1) // 2 * 2 + 1), IndexValue(index(0))))
+    value = Select(odd, Op("neg", (load(x, 0),)), load(x, 1))
+    kernel = coalesce(kernel_of(graph((x,), (Def(y, (d,), value),), y)))
+    found = unroll_parts(kernel, GPU)
+    assert [str(store.indices[0]) for store in found.stores] == ["0", "1"]
+    np.testing.assert_array_equal(run(found)["y"], run(kernel)["y"])
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_pairs_are_stored_side_by_side_on_a_gpu(normed: bool, whole: bool) -> None:
