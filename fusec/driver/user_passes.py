@@ -172,6 +172,9 @@ def _checked(name: str, graph: Graph, made: Any) -> Graph:
         verify_graph(made)
     except InvalidIR as error:
         raise PassError(name, f"returned a graph that is not legal: {error.args[0]}") from None
+    except Exception as error:  # parts of it are no parts of a graph
+        said = f"{type(error).__name__}: {error}"
+        raise PassError(name, f"returned a graph that cannot be read: {said}") from error
     names = Counter(b.name for line in made.nodes for b in line.writes)
     names.update(item.name for item in made.inputs if isinstance(item, Buffer))
     problem = (

@@ -308,6 +308,7 @@ def badly_typed(graph: Graph) -> Graph:
 REFUSED: dict[str, tuple[Callable[[Graph], Any], str]] = {
     "nothing": (lambda graph: None, r"None: return a Graph, the given one where"),
     "a list": (lambda graph: list(graph.nodes), r"an object of type list: return a Graph"),
+    "no line": (lambda graph: replace(graph, nodes=(None, *graph.nodes)), "cannot be read: Attr"),
     "lines that are missing": (without(Def), r"is not legal: .*is not defined yet"),
     "a load out of range": (out_of_range, r"is not legal: .*is not provably in \[0, 4\)"),
     "a value of another type": (badly_typed, r"is not legal: .*bool into a buffer of f32"),

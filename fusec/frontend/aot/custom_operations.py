@@ -196,9 +196,13 @@ def _check_results(target: OpOverload, made: Sequence[Any], declared: Sequence[A
 
 def _described(results: Sequence[Any]) -> str:
     """Return types and shapes in words, symbolic sizes by their hints."""
-    tensors = (r for r in results if isinstance(r, torch.Tensor))
-    kinds = [f"{str(t.dtype).removeprefix('torch.')}{[*map(hint_of, t.shape)]}" for t in tensors]
-    return ", ".join(kinds) or "nothing"
+
+    def kind(result: Any) -> str:
+        if isinstance(result, torch.Tensor):
+            return f"{str(result.dtype).removeprefix('torch.')}{[*map(hint_of, result.shape)]}"
+        return "None" if result is None else type(result).__name__
+
+    return "nothing" if [*results] in ([], [None]) else ", ".join(map(kind, results))
 
 
 def _laid_out(made: Any, declared: Any) -> Any:

@@ -371,6 +371,20 @@ def test_a_result_that_is_an_argument_stays_it(
         torch.testing.assert_close(ours, wanted)
 
 
+@pytest.mark.parametrize(
+    ("made", "seen"),
+    [(lambda x: (gated(x), 3), r"float32\[2, 4\], int"), (lambda x: None, "nothing")],
+)
+def test_results_of_another_structure_are_an_error(
+    made: Callable[..., Any], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DECOMPOSITIONS, torch.ops.own.gated.default, made)
+    with pytest.raises(Exception, match=f"returns {seen}, where the operation returns"):
+        compile_with(lambda x: torch.ops.own.gated(x) * 2, dynamic=False, cache=False)(
+            torch.randn(2, 8)
+        )
+
+
 def test_a_decomposition_that_writes_more_than_its_operation_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
