@@ -95,7 +95,7 @@ EXAMPLES: dict[str, Expr] = {
     "random_comparison": op("lt", op("mul", RANDOM, f32(2.0**-24)), f32(0.3)),
     "known_condition": op("and", Q, const(True, BOOL)),
     "double_negation": op("neg", op("neg", X)),
-    "opposite_comparison": op("not", op("lt", N, const(3, I64))),
+    "negation": op("not", op("lt", N, const(3, I64))),
     "index_arithmetic": op("add", position(M), const(3, I64)),
     "neutral_operand": op("mul", f32(1), X),
     "masked_number": op("mul", Cast(Q, F32), f32(-2)),

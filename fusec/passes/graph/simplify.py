@@ -249,7 +249,7 @@ def double_negation(node: Op) -> Expr:
     return inner.args[0] if is_op(inner, node.name) else node
 
 
-def opposite_comparison(node: Op) -> Expr:
+def negation(node: Op) -> Expr:
     """``not(a < b)`` is ``a >= b``, for integers; ``not(true)`` is false."""
     match node.args:
         case (Const(value=value, dtype=kind),) if kind is BOOL:
@@ -448,7 +448,7 @@ VALUE_RULES = Rules(
     (random_comparison, "lt", "ge"),
     (known_condition, "and", "or"),
     (double_negation, "neg", "not"),
-    (opposite_comparison, "not"),
+    (negation, "not"),
     (index_arithmetic, "add", "sub", "mul"),
     (neutral_operand, *_NEUTRAL),
     (masked_number, "mul"),
