@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fusec.errors import InternalError
-from fusec.ir.dtype import BOOL, F4X2, F8, F16, DType
+from fusec.ir.dtype import BF16, BOOL, F4X2, F8, F16, DType
 from fusec.ir.monoid import EXPSUM, MIN, RECURRENCE, Monoid
 from fusec.ir.scalar import COARSE_TERMS, ROUND
 
@@ -60,8 +60,10 @@ def round_to(dtype: DType) -> Operation:
 
     def rounded(values: Array) -> Array:
         wide = torch.from_numpy(np.array(values, np.float32)).clamp(-most, most)
-        # Vectors of torch give NaN a sign on some CPUs: each NaN stays as it is.
-        return np.asarray(wide.to(kind).float().where(wide == wide, wide).numpy())
+        narrow = wide.to(kind).float()
+        if dtype is BF16:  # vectors of torch give NaN a sign on some CPUs: each stays as it is
+            narrow = narrow.where(wide == wide, wide)
+        return np.asarray(narrow.numpy())
 
     return rounded
 

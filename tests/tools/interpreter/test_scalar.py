@@ -22,7 +22,9 @@ def test_values_are_rounded_as_torch_does(dtype: DType) -> None:
     wanted = narrowed(torch.from_numpy(x), dtype).float().numpy()
     found = round_to(dtype)(x)
     np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    numbers = ~np.isnan(x) if dtype is BF16 else np.full(x.shape, True)  # a NaN keeps its sign
+    np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(wanted[numbers]))
+    np.testing.assert_array_equal(np.signbit(found[~numbers]), np.signbit(x[~numbers]))
 
 
 def test_codes_of_four_bits_stand_for_sixteen_numbers() -> None:
