@@ -95,8 +95,12 @@ def merged(total: Expr, scale: Scale, top: Expr, maximum: Expr) -> Expr:
 
     A part without a score above -inf contributes 0, unless the whole row has none: that is NaN.
     """
-    nothing = op("eq", top, -math.inf) & op("gt", maximum, -math.inf)
-    return select(nothing, 0, op("mul", total, growth(scale, top, maximum)))
+    return _weighted(total, growth(scale, top, maximum), top, maximum)
+
+
+def _weighted(total: Expr, weight: Expr, top: Expr, base: Expr) -> Expr:
+    nothing = op("eq", top, -math.inf) & op("gt", base, -math.inf)
+    return select(nothing, 0, op("mul", total, weight))
 
 
 def scale_outside_mask(node: Select) -> Expr:
@@ -204,9 +208,8 @@ def _shifted_back(total: Expr, top: Expr, less: tuple[Expr, ...]) -> Expr:
 
     They are subtracted in turn, as from the scores: ``m + log(l)`` is m where m is far from 0.
     """
-    nothing = op("eq", top, -math.inf) & op("gt", reduce(operator.add, less), -math.inf)
     weight = op("exp", reduce(operator.sub, less, top))
-    return select(nothing, 0, op("mul", total, weight))
+    return _weighted(total, weight, top, reduce(operator.add, less))
 
 
 def _applied(outside: Iterable[Outside], total: Expr) -> Expr:

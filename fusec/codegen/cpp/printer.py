@@ -22,8 +22,6 @@ Worked example::
 
 from __future__ import annotations
 
-from functools import partial
-
 from fusec.codegen.cpp.fields import fields
 from fusec.codegen.cpp.gathers import steady_gathers
 from fusec.codegen.cpp.index import IndexPrinter
@@ -337,14 +335,15 @@ class CppPrinter:
     def prefetch(self, loads: list[Load]) -> None:
         """Print prefetches of a later iteration's loads, once for each line of a cache."""
         places: dict[Load, Index | None] = {}
-        inside = self.loops[-1:]
-        if self.tiles is not None:
-            inside = self.loops[self.loops.index(self.tiles) + 1 :]
-            places = {load: next_tile(load, self.tiles, self.lane) for load in loads}
-        else:
-            for load in loads:
-                ahead = partial(iterations_ahead, load, self.loops, self.program, self.lane)
-                places[load] = self.fetched[load] if load in self.fetched else ahead()
+        for load in loads:
+            if self.tiles is not None:
+                places[load] = next_tile(load, self.tiles, self.lane)
+            elif load in self.fetched:
+                places[load] = self.fetched[load]
+            else:
+                places[load] = iterations_ahead(load, self.loops, self.program, self.lane)
+        outside = self.loops.index(self.tiles) + 1 if self.tiles else len(self.loops) - 1
+        inside = self.loops[outside:]
         for load, at in lines_of(places, self.code.cache_line).items():
             line = self.code.cache_line // load.buffer.dtype.itemsize
             apart = ((self.name(loop), lines_apart(at, loop, line)) for loop in inside)

@@ -192,6 +192,7 @@ static __attribute__((noinline, unused)) void fusec_pack_pairs(
       halves[(k / 2 * FUSEC_W + l) * 2 + k % 2] = k < terms ? b[k * bk + l * bc] : 0;
 }
 
+// The same of terms that lie in pairs.
 static __attribute__((noinline, unused)) void fusec_pack_pairs(
     m_f32 *pairs, const m_pair *b, long long bk, long long, long long terms, long long all) {
   for (long long k = 0; k < all; k += 2) {
